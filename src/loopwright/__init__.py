@@ -1,0 +1,61 @@
+"""loopwright: the training loop you can read on one screen, as fast as the hardware, that never loses a run.
+
+Importing this package imports nothing else: every name is looked up when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import notebook_launcher
+    from accelerate.utils import set_seed
+
+    from loopwright.checkpoint import Checkpointing
+    from loopwright.errors import LoopwrightError, StopTrainingError
+    from loopwright.trainer import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
+
+_HOMES = {
+    "Checkpointing": "loopwright.checkpoint",
+    "LoopwrightError": "loopwright.errors",
+    "StopTrainingError": "loopwright.errors",
+    "Trainer": "loopwright.trainer",
+    "TrainerPlaceholderValues": "loopwright.schedulers",
+    "TrainerWithTimmScheduler": "loopwright.trainer",
+    "notebook_launcher": "accelerate",
+    "set_seed": "accelerate.utils",
+}
+
+__all__ = [
+    "Checkpointing",
+    "LoopwrightError",
+    "StopTrainingError",
+    "Trainer",
+    "TrainerPlaceholderValues",
+    "TrainerWithTimmScheduler",
+    "__version__",
+    "logger",
+    "notebook_launcher",
+    "set_seed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        try:
+            return importlib.metadata.version("loopwright")
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+    if name == "logger":
+        import logging
+
+        return logging.getLogger("loopwright")
+    raise AttributeError(f"module 'loopwright' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

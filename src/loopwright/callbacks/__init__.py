@@ -1,0 +1,61 @@
+"""Callbacks: what happens around the loop, without touching it."""
+
+from loopwright.callbacks.base import (
+    EVENTS,
+    CallbackHandler,
+    CallbackMethodNotImplementedError,
+    StopTrainingError,
+    TrainerCallback,
+)
+from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback
+from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
+from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
+from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
+from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
+from loopwright.callbacks.progress import ProgressBarCallback
+from loopwright.callbacks.saving import (
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    WSDCheckpointCallback,
+)
+from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+
+DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
+    MoveModulesToDeviceCallback,
+    TerminateOnNaNCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    LogMetricsCallback,
+)
+
+
+def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
+    """Return the callbacks a trainer has by default, with or without the progress bar."""
+    return tuple(cls for cls in DEFAULT_CALLBACKS if progress_bar or cls is not ProgressBarCallback)
+
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "EVENTS",
+    "CallbackHandler",
+    "CallbackMethodNotImplementedError",
+    "ConvertSyncBatchNormCallback",
+    "EarlyStoppingCallback",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "LogMetricsCallback",
+    "ModelEma",
+    "ModelEmaCallback",
+    "MoveModulesToDeviceCallback",
+    "PrintMetricsCallback",
+    "PrintProgressCallback",
+    "ProgressBarCallback",
+    "SaveBestModelCallback",
+    "SaveTrainingStateCallback",
+    "StepBasedEvaluationCallback",
+    "StopTrainingError",
+    "TerminateOnNaNCallback",
+    "TrainerCallback",
+    "WSDCheckpointCallback",
+    "get_default_callbacks",
+]

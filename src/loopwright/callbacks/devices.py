@@ -1,0 +1,37 @@
+"""Callbacks that put modules where they belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.protocols import TrainerLike
+
+
+class MoveModulesToDeviceCallback(TrainerCallback):
+    """Moves every module that is an attribute of the trainer (losses, metrics), except the model, to its device."""
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Move them before training."""
+        _move_modules(trainer)
+
+    def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Move them before an evaluation run."""
+        _move_modules(trainer)
+
+
+class ConvertSyncBatchNormCallback(TrainerCallback):
+    """Converts the model's batch norms to SyncBatchNorm at the start of a run on several GPUs."""
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Convert them, where that means anything: SyncBatchNorm has no CPU version."""
+        if trainer.run_config.is_distributed and trainer.device.type != "cpu":
+            trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)
+
+
+def _move_modules(trainer: TrainerLike) -> None:
+    for name, value in vars(trainer).items():
+        if isinstance(value, nn.Module) and name != "model":
+            value.to(trainer.device)

@@ -1,0 +1,160 @@
+"""An exponential moving average of the model, kept, evaluated and saved beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.saving import SaveBestModelCallback
+from loopwright.protocols import TrainerLike
+
+
+class ModelEma(nn.Module):
+    """A moving average of a model's weights and buffers: average = decay * average + (1 - decay) * new.
+
+    Attributes:
+        module: the average, a copy of the model in eval mode without gradients.
+        decay: how much of the old average stays.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take a step towards the model's current weights; called after each update."""
+        if type(self).update_fn is not ModelEma.update_fn:
+            self._assign(model, self.update_fn)
+            return
+        averages: list[Tensor] = []
+        news: list[Tensor] = []
+        for average, new in zip(self._tensors(self.module), self._tensors(model), strict=True):
+            if average.is_floating_point():
+                averages.append(average)
+                news.append(new.to(average.device, average.dtype))
+            else:
+                average.copy_(new)
+        if averages:
+            # All weights in two kernels' worth of launches instead of two per tensor.
+            torch._foreach_mul_(averages, self.decay)
+            torch._foreach_add_(averages, news, alpha=1 - self.decay)
+
+    @torch.no_grad()
+    def set(self, model: nn.Module) -> None:
+        """Make the average a copy of the model."""
+        self._assign(model, lambda average, new: new)
+
+    def update_fn(self, ema_model_weights: Tensor, updated_model_weights: Tensor) -> Tensor:
+        """Return the new average of one tensor; override it for another rule."""
+        return self.decay * ema_model_weights + (1 - self.decay) * updated_model_weights
+
+    def _assign(self, model: nn.Module, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+        for average, new in zip(self._tensors(self.module), self._tensors(model), strict=True):
+            average.copy_(rule(average, new.to(average.device)))
+
+    @staticmethod
+    def _tensors(module: nn.Module) -> Iterable[Tensor]:
+        yield from module.parameters()
+        yield from module.buffers()
+
+
+class ModelEmaCallback(SaveBestModelCallback):
+    """Keeps a moving average of the model, updated after every update, and saves the best of it.
+
+    Args:
+        decay: how much of the old average stays at each update.
+        evaluate_during_training: evaluate the average after each epoch's evaluation, under the metric
+            prefix `ema_model_`; without it the average is saved after every epoch.
+        save_path: the file.
+        watch_metric: the metric that decides which average is best.
+        greater_is_better: whether larger values are better.
+        model_ema: makes the average: called with the model and `decay=`.
+        callbacks: active while the average is evaluated.
+        update_every: updates between two steps of the average.
+
+    Attributes:
+        ema_model: the average; None before the first run.
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.99,
+        evaluate_during_training: bool = True,
+        save_path: str | Path = "ema_model.pt",
+        watch_metric: str = "ema_model_eval_loss_epoch",
+        greater_is_better: bool = False,
+        model_ema: Callable[..., Any] = ModelEma,
+        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
+        update_every: int = 1,
+    ) -> None:
+        super().__init__(
+            save_path=save_path,
+            watch_metric=watch_metric,
+            greater_is_better=greater_is_better,
+            reset_on_train=False,
+            save_optimizer=False,
+        )
+        self.decay = decay
+        self.evaluate_during_training = evaluate_during_training
+        self.model_ema = model_ema
+        self.callbacks = tuple(callbacks)
+        self.update_every = update_every
+        self.ema_model: Any = None
+        self._in_training_run = False
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start the average as a copy of the model."""
+        super().on_training_run_start(trainer, **kwargs)
+        self.ema_model = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=self.decay)
+        if self.evaluate_during_training:
+            self.ema_model.to(trainer.device)
+        self._in_training_run = True
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Take a step towards the new weights."""
+        if trainer.progress.update % self.update_every == 0:
+            self.ema_model.update(trainer.get_model(keep_torch_compile=False))
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Evaluate the average too, after an epoch's own evaluation."""
+        if self._in_training_run and self.evaluate_during_training and not is_intermediate:
+            trainer.evaluate_copy(self.ema_model.module, self.callbacks, metric_prefix="ema_model_")
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Save the average if it is the best so far, or always if it is not evaluated."""
+        if self.evaluate_during_training:
+            super().on_training_run_epoch_end(trainer, **kwargs)
+        else:
+            self._save(trainer, {})
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Leave the trained model as it is: the average is never loaded into it."""
+        self._in_training_run = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, its epoch, and the average itself."""
+        weights = None if self.ema_model is None else dict(self.ema_model.module.state_dict())
+        return {**super().state_dict(), "ema_model": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the saved average."""
+        super().load_state_dict(state)
+        if state["ema_model"] is not None and self.ema_model is not None:
+            self.ema_model.module.load_state_dict(state["ema_model"])
+
+    def _save(self, trainer: TrainerLike, metadata: dict[str, Any]) -> None:
+        trainer.save_checkpoint(
+            self.save_path,
+            metadata,
+            save_optimizer=self.save_optimizer,
+            save_scheduler=self.save_scheduler,
+            model=self.ema_model.module,
+        )

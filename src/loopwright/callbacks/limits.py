@@ -1,0 +1,53 @@
+"""Callbacks that cut epochs short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.protocols import TrainerLike
+
+
+class LimitBatchesCallback(TrainerCallback):
+    """Limits training and evaluation epochs to the first batches, for a quick look at whether things run.
+
+    The run config, the placeholders and the progress bar all know of the limit.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self.num_batches = num_batches
+
+    def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
+        """Limit everything."""
+        return self.num_batches
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Say so."""
+        trainer.print(f"Limiting epochs to {self.num_batches} batches")
+
+
+class LimitEvalStepsCallback(TrainerCallback):
+    """Limits evaluation during training to `num_eval_steps` batches over all processes.
+
+    Args:
+        num_eval_steps: batches in all; each process runs its part, at least one.
+        limit_intermediate_only: leave the evaluation after each epoch whole.
+    """
+
+    def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
+        self.num_eval_steps = num_eval_steps
+        self.limit_intermediate_only = limit_intermediate_only
+
+    def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
+        """Limit evaluation epochs; only intermediate ones unless told otherwise."""
+        if training or (self.limit_intermediate_only and not is_intermediate):
+            return None
+        return self._steps_per_process(trainer)
+
+    def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Say so."""
+        if is_intermediate or not self.limit_intermediate_only:
+            trainer.print(f"Limiting evaluation to {self._steps_per_process(trainer)} steps per process")
+
+    def _steps_per_process(self, trainer: TrainerLike) -> int:
+        return max(self.num_eval_steps // int(trainer.run_config.num_processes), 1)

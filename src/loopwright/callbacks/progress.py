@@ -1,0 +1,65 @@
+"""The progress bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.protocols import TrainerLike
+
+
+class ProgressBarCallback(TrainerCallback):
+    """A tqdm bar for each training and evaluation epoch, on one process per node.
+
+    Attributes:
+        pbar: the bar of the current training epoch.
+        eval_pbar: the bar of the current evaluation epoch.
+    """
+
+    def __init__(self) -> None:
+        self.pbar: Any = None
+        self.eval_pbar: Any = None
+
+    def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Open the training bar, where the epoch is resumed if it is."""
+        self.pbar = _bar(trainer, trainer.train_loader, initial=trainer.progress.batch)
+
+    def on_train_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Count a micro-batch."""
+        self.pbar.update(1)
+
+    def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Close the training bar."""
+        self.pbar.close()
+
+    def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Open the evaluation bar."""
+        self.eval_pbar = _bar(trainer, trainer.eval_loader)
+
+    def on_eval_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Count an evaluation batch."""
+        self.eval_pbar.update(1)
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Close the evaluation bar."""
+        self.eval_pbar.close()
+
+    def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Close what a stopped run left open."""
+        for bar in (self.eval_pbar, self.pbar):
+            if bar is not None:
+                bar.close()
+
+
+def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
+    try:
+        total = len(loader)
+    except TypeError:
+        total = None
+    return tqdm(total=total, initial=initial, disable=not trainer.run_config.is_local_process_zero)

@@ -1,0 +1,267 @@
+"""Callbacks that save: the best model, training states, and a warmup-stable-decay schedule's checkpoints."""
+
+from __future__ import annotations
+
+import math
+import operator
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.errors import ConfigError
+from loopwright.protocols import TrainerLike
+
+
+class SaveBestModelCallback(TrainerCallback):
+    """Saves the model whenever a metric is better than before, and loads the best one at the end of the run.
+
+    Args:
+        save_path: the file; ".safetensors" writes weights only, anything else the documented dict.
+        watch_metric: its name in the run history.
+        greater_is_better: whether larger values are better.
+        reset_on_train: forget the best value at the start of a run.
+        save_optimizer: also save the optimizer's state.
+        save_scheduler: also save the scheduler's state.
+        load_saved_checkpoint: load the best model at the end of the run.
+
+    Attributes:
+        best_metric: the best value so far, or None.
+        best_metric_epoch: its epoch, or None.
+        operator: compares a new value with the best.
+    """
+
+    def __init__(
+        self,
+        save_path: str | Path = "best_model.pt",
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        load_saved_checkpoint: bool = True,
+    ) -> None:
+        self.save_path = save_path
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.load_saved_checkpoint = load_saved_checkpoint
+        self.operator = operator.gt if greater_is_better else operator.lt
+        self.best_metric: float | None = None
+        self.best_metric_epoch: int | None = None
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start anew, unless told not to."""
+        if self.reset_on_train:
+            self.best_metric = None
+            self.best_metric_epoch = None
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Save if the metric is better than ever; a nan never is."""
+        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+        if math.isnan(value) or (self.best_metric is not None and not self.operator(value, self.best_metric)):
+            return
+        previous = "" if self.best_metric is None else f" from {self.best_metric}"
+        trainer.print(f"\n{self.watch_metric} improved{previous} to {value}. Saving to {self.save_path}")
+        self.best_metric = value
+        self.best_metric_epoch = trainer.run_history.current_epoch
+        self._save(trainer, {self.watch_metric: value})
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Load what was saved; nothing if nothing was."""
+        if not self.load_saved_checkpoint or self.best_metric is None:
+            return
+        trainer.print(
+            f"Loading checkpoint with {self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
+        )
+        trainer.load_checkpoint(self.save_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and its epoch."""
+        return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the saved best value."""
+        self.best_metric = state["best_metric"]
+        self.best_metric_epoch = state["best_metric_epoch"]
+
+    def _save(self, trainer: TrainerLike, metadata: dict[str, Any]) -> None:
+        trainer.save_checkpoint(
+            self.save_path, metadata, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+        )
+
+
+class SaveTrainingStateCallback(TrainerCallback):
+    """Saves everything needed to continue the run, every so many epochs or micro-batches and at the end.
+
+    States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`.
+    They are written at update boundaries.
+
+    Args:
+        save_dir: the folder.
+        save_every_n_epochs: None for none.
+        save_every_n_steps: None for none; with accumulation, the first boundary after so many micro-batches.
+        save_at_end: also write `final`, after a stopped run as well.
+        max_checkpoints: keep only this many of the states written here, the newest; None keeps all.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | Path = "training_states",
+        save_every_n_epochs: int | None = None,
+        save_every_n_steps: int | None = None,
+        save_at_end: bool = True,
+        max_checkpoints: int | None = None,
+    ) -> None:
+        self.save_dir = Path(save_dir)
+        self.save_every_n_epochs = save_every_n_epochs
+        self.save_every_n_steps = save_every_n_steps
+        self.save_at_end = save_at_end
+        self.max_checkpoints = max_checkpoints
+        self._batches_before = 0
+        self._asked: set[Path] = set()
+        self._written: list[Path] = []
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Make the folder."""
+        self.save_dir.mkdir(parents=True, exist_ok=True)
+        self._batches_before = trainer.progress.total_batches
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Ask for a state when another n micro-batches are over."""
+        if self.save_every_n_steps is None:
+            return
+        batches = trainer.progress.total_batches
+        if batches // self.save_every_n_steps > self._batches_before // self.save_every_n_steps:
+            self._ask(trainer, f"step_{batches}")
+        self._batches_before = batches
+
+    def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Ask for a state of this epoch; it is written when the epoch is over, evaluation included."""
+        epoch = trainer.run_history.current_epoch
+        if self.save_every_n_epochs is not None and epoch % self.save_every_n_epochs == 0:
+            self._ask(trainer, f"epoch_{epoch}")
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Ask for the final state."""
+        if self.save_at_end:
+            self._ask(trainer, "final")
+
+    def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
+        """Say so, and remove the oldest states beyond `max_checkpoints`."""
+        saved = Path(path)
+        if saved not in self._asked:
+            return
+        self._asked.discard(saved)
+        trainer.print(f"\nSaved training state to {saved}")
+        self._written = [other for other in self._written if other != saved] + [saved]
+        if self.max_checkpoints is None:
+            return
+        while len(self._written) > self.max_checkpoints:
+            oldest = self._written.pop(0)
+            if trainer.run_config.is_world_process_zero:
+                shutil.rmtree(oldest, ignore_errors=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states written so far, oldest first."""
+        return {"written": [str(path) for path in self._written]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting the states that an earlier process wrote and that are still there."""
+        self._written = [Path(path) for path in state["written"] if Path(path).is_dir()]
+
+    def _ask(self, trainer: TrainerLike, name: str) -> None:
+        self._asked.add(self.save_dir / name)
+        trainer.request_save(self.save_dir / name, {"global_step": trainer.progress.total_batches})
+
+
+class WSDCheckpointCallback(TrainerCallback):
+    """Saves around each decay phase of a warmup-stable-decay schedule.
+
+    Before a decay phase a full training state (`checkpoint_{n}_wsd_pre_decay`), from which training can
+    go on in the stable phase; at its end the decayed model (`checkpoint_{n}_wsd_post_decay.pt`).
+
+    Args:
+        save_dir: the folder; it is made at once.
+        save_optimizer: whether the post-decay file holds the optimizer's state.
+        save_scheduler: whether the post-decay file holds the scheduler's state.
+        initial_checkpoint: a state (folder) or file to start from.
+
+    Attributes:
+        last_checkpoint_step: the last update saved at, or None.
+        checkpoint_steps: all updates that end a decay phase.
+        decay_fraction: the share of a period that decays.
+        decay_info: the schedule's periods.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | Path = "checkpoints",
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        initial_checkpoint: str | Path | None = None,
+    ) -> None:
+        self.save_dir = Path(save_dir)
+        self.save_dir.mkdir(parents=True, exist_ok=True)
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
+        self.last_checkpoint_step: int | None = None
+        self.checkpoint_steps: set[int] = set()
+        self.decay_fraction: float | None = None
+        self.decay_info: list[dict[str, Any]] | None = None
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Load the initial checkpoint, and read the schedule."""
+        scheduler = trainer.scheduler
+        if not hasattr(scheduler, "get_checkpoint_steps"):
+            raise ConfigError(
+                "Scheduler must implement get_checkpoint_steps() for WSDCheckpointCallback, got "
+                f"{type(scheduler).__name__}. Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()."
+            )
+        if self.initial_checkpoint is not None and self.initial_checkpoint.exists():
+            is_state = self.initial_checkpoint.is_dir()
+            load = trainer.load_training_state if is_state else trainer.load_checkpoint
+            self.last_checkpoint_step = load(self.initial_checkpoint).get("step")
+        self.checkpoint_steps = set(scheduler.get_checkpoint_steps())
+        self.decay_info = scheduler.get_decay_info()
+        self.decay_fraction = scheduler.decay_phase_ratio
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Save where a decay phase begins or ends."""
+        step = trainer.scheduler.get_current_step()
+        if step == self.last_checkpoint_step:
+            return
+        phase = trainer.scheduler.get_phase_info(step)
+        if step == phase["pre_decay_step"]:
+            self.last_checkpoint_step = step
+            metadata = self._metadata(trainer, step, "wsd_pre_decay")
+            trainer.request_save(self.save_dir / f"checkpoint_{step}_wsd_pre_decay", metadata)
+        if step == phase["period_end"]:
+            self.last_checkpoint_step = step
+            trainer.save_checkpoint(
+                self.save_dir / f"checkpoint_{step}_wsd_post_decay.pt",
+                self._metadata(trainer, step, "wsd_post_decay"),
+                save_optimizer=self.save_optimizer,
+                save_scheduler=self.save_scheduler,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last update saved at."""
+        return {"last_checkpoint_step": self.last_checkpoint_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the last update saved at."""
+        self.last_checkpoint_step = state["last_checkpoint_step"]
+
+    def _metadata(self, trainer: TrainerLike, step: int, kind: str) -> dict[str, Any]:
+        return {
+            "step": step,
+            "checkpoint_type": kind,
+            "total_steps": trainer.run_config.max_num_train_steps,
+            "decay_fraction": self.decay_fraction,
+            "timestamp": datetime.now(timezone.utc).isoformat(),
+        }

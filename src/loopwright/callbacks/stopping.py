@@ -1,0 +1,121 @@
+"""Callbacks that end a run."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.errors import StopTrainingError
+from loopwright.protocols import TrainerLike
+
+
+class EarlyStoppingCallback(TrainerCallback):
+    """Stops the run when a metric has not improved for some epochs.
+
+    Args:
+        early_stopping_patience: epochs without improvement before the run stops.
+        early_stopping_threshold: the metric must change by more than this to count as improved.
+        watch_metric: its name in the run history.
+        greater_is_better: whether larger values are better.
+        reset_on_train: forget best value and counter at the start of a run.
+
+    Attributes:
+        best_metric: the best value so far, or None.
+        early_stopping_patience_counter: epochs since it improved.
+    """
+
+    def __init__(
+        self,
+        early_stopping_patience: int = 1,
+        early_stopping_threshold: float = 0.01,
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+    ) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.operator = operator.gt if greater_is_better else operator.lt
+        self.best_metric: float | None = None
+        self.early_stopping_patience_counter = 0
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start anew, unless told not to."""
+        if self.reset_on_train:
+            self.best_metric = None
+            self.early_stopping_patience_counter = 0
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Compare, count, and stop the run when patience is at its end."""
+        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+        if self.best_metric is None and not math.isnan(value):
+            self.best_metric = value
+            self.early_stopping_patience_counter = 0
+            return
+        if self.best_metric is not None and self._improved(value, self.best_metric):
+            trainer.print(f"\nImprovement of {abs(value - self.best_metric)} observed, resetting counter.")
+            self.best_metric = value
+            self.early_stopping_patience_counter = 0
+        else:
+            trainer.print("\nNo improvement above threshold observed, incrementing counter.")
+            self.early_stopping_patience_counter += 1
+        counter, patience = self.early_stopping_patience_counter, self.early_stopping_patience
+        trainer.print(f"Early stopping counter: {counter}/{patience}")
+        if counter >= patience:
+            raise StopTrainingError(f"Stopping training due to no improvement after {patience} epochs")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and the counter."""
+        return {"best_metric": self.best_metric, "counter": self.early_stopping_patience_counter}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the saved best value and counter."""
+        self.best_metric = state["best_metric"]
+        self.early_stopping_patience_counter = state["counter"]
+
+    def _improved(self, value: float, best: float) -> bool:
+        # A nan compares false with everything, so it never counts as an improvement.
+        return self.operator(value, best) and abs(value - best) > self.early_stopping_threshold
+
+
+class TerminateOnNaNCallback(TrainerCallback):
+    """Stops the run when a loss is nan or infinite, and says at which update.
+
+    The check rides on the log, where losses reach the host anyway, so it costs nothing per update.
+
+    Attributes:
+        triggered: whether it stopped the current run.
+    """
+
+    def __init__(self) -> None:
+        self.triggered = False
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start anew."""
+        self.triggered = False
+
+    def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
+        """Stop if a loss since the start of the epoch was not finite."""
+        update = kwargs.get("first_nonfinite_update")
+        if update is not None:
+            self._stop("training", f" (first at update {update})")
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Stop if a loss of this evaluation was not finite."""
+        if kwargs.get("has_nonfinite_loss", False):
+            self._stop("validation", "")
+
+    def check_for_nan_after_batch(self, batch_output: dict[str, Any], step: str | None = None) -> None:
+        """Check one batch's loss now; this waits for the device. For loops and callbacks of your own."""
+        if not torch.isfinite(torch.as_tensor(batch_output["loss"])).all():
+            self._stop(step or "training", "")
+
+    def _stop(self, phase: str, where: str) -> None:
+        self.triggered = True
+        raise StopTrainingError(f"Stopping training due to NaN loss in {phase} step{where}")

@@ -1,0 +1,112 @@
+"""State as JSON plus tensors, and back, without pickle.
+
+`encode` replaces every tensor by a reference to its key path and tags what JSON does not have (tuples,
+sets, bytes, dicts with keys that are not strings, nan). What it cannot keep it refuses by key path.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from loopwright.errors import CheckpointError
+
+_TAG = "$"
+
+
+def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") -> Any:
+    """Return the value as JSON types; tensors go into `tensors` under their key paths.
+
+    numpy scalars become Python ones and paths become strings.
+
+    Raises:
+        CheckpointError: the value holds something that cannot be saved; it names the key path and type.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {_TAG: "float", "v": repr(float(value))}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return _encode_array(value, tensors, path)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, bytes):
+        return {_TAG: "bytes", "v": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, tensors, path)
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        kind = next(name for name, cls in _SEQUENCES.items() if isinstance(value, cls))
+        ordered = sorted(value, key=repr) if kind in ("set", "frozenset") else value
+        items = [encode(item, tensors, f"{path}.{index}") for index, item in enumerate(ordered)]
+        return items if kind == "list" else {_TAG: kind, "v": items}
+    raise CheckpointError(
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved. "
+        "Saved state holds tensors, arrays, numbers, strings, bytes, None, and lists, tuples, sets and dicts of them."
+    )
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return what `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return {name: decode(item, tensors) for name, item in value.items()}
+    payload = value["v"]
+    if kind == "tensor":
+        return tensors[payload]
+    if kind == "ndarray":
+        return tensors[payload].numpy()
+    if kind == "float":
+        return float(payload)
+    if kind == "bytes":
+        return base64.b64decode(payload)
+    if kind in ("dict", "Counter", "OrderedDict"):
+        pairs = [(decode(name, tensors), decode(item, tensors)) for name, item in payload]
+        return _MAPPINGS[kind](pairs) if kind != "Counter" else Counter(dict(pairs))
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](decode(item, tensors) for item in payload)
+    raise CheckpointError(f"saved state holds an unknown kind {kind!r}; it was written by a newer version")
+
+
+_SEQUENCES: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+_MAPPINGS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+
+def _encode_array(value: torch.Tensor | np.ndarray[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:
+    kind = "tensor"
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise CheckpointError(f"{path} is a numpy array of {value.dtype}, which cannot be saved")
+        kind, value = "ndarray", torch.from_numpy(np.ascontiguousarray(value))
+    tensors[path] = value.detach()
+    return {_TAG: kind, "v": path}
+
+
+def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:
+    kind = type(value).__name__ if isinstance(value, (Counter, OrderedDict)) else "dict"
+    if kind == "dict" and all(isinstance(name, str) for name in value) and _TAG not in value:
+        return {name: encode(item, tensors, f"{path}.{name}") for name, item in value.items()}
+    pairs = [
+        [encode(name, tensors, f"{path}.key"), encode(item, tensors, f"{path}.{name}")] for name, item in value.items()
+    ]
+    return {_TAG: kind if kind in _MAPPINGS else "dict", "v": pairs}

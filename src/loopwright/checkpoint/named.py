@@ -1,0 +1,79 @@
+"""Model and optimizer state by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopwright.errors import CheckpointError
+
+
+def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Split a state dict into tensors that are each stored once, and the names of those tied to them.
+
+    Returns:
+        The tensors by name, and for every further name of one of them the name it is stored under.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in state.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in seen:
+            tied[name] = seen[place]
+        else:
+            seen[place] = name
+            kept[name] = tensor
+    return kept, tied
+
+
+def parameter_names(**modules: Any) -> dict[int, str]:
+    """Return the name of every parameter of these modules by its id; the first module's names have no prefix."""
+    names: dict[int, str] = {}
+    for index, (prefix, module) in enumerate(modules.items()):
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), name if index == 0 else f"{prefix}.{name}")
+    return names
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the optimizer's state with parameters by name instead of by number."""
+    plain = optimizer.state_dict()
+    name_of = _numbered_names(optimizer, names)
+    groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in plain["param_groups"]]
+    return {
+        "state": {name_of[index]: entry for index, entry in plain["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> None:
+    """Give the optimizer a state from `optimizer_state`, whatever the order of its parameters now.
+
+    Raises:
+        CheckpointError: the optimizer holds other parameters than those saved; it names them.
+    """
+    name_of = _numbered_names(optimizer, names)
+    saved_group = {name: group for group in saved["param_groups"] for name in group["params"]}
+    missing = [name for name in name_of.values() if name not in saved_group]
+    extra = sorted(set(saved_group) - set(name_of.values()))
+    if missing or extra:
+        raise CheckpointError(
+            "the optimizer does not hold the parameters that were saved. "
+            f"Not in the saved state: {missing[:5] or 'none'}; only in the saved state: {extra[:5] or 'none'}."
+        )
+    groups = []
+    for group in optimizer.state_dict()["param_groups"]:
+        options = saved_group[name_of[group["params"][0]]] if group["params"] else group
+        groups.append({**options, "params": group["params"]})
+    state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _numbered_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, str]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {index: names.get(id(parameter), f"unnamed.{index}") for index, parameter in enumerate(parameters)}

@@ -1,0 +1,19 @@
+"""Data: the pure order of samples, and loaders that can start anywhere in it."""
+
+from loopwright.data.loader import Guarantee, Loader, OrderedLoader, Piece, ReplayLoader, Window, adopt
+from loopwright.data.order import Permutation, Plan, Sequential, Share, Shuffled
+
+__all__ = [
+    "Guarantee",
+    "Loader",
+    "OrderedLoader",
+    "Permutation",
+    "Piece",
+    "Plan",
+    "ReplayLoader",
+    "Sequential",
+    "Share",
+    "Shuffled",
+    "Window",
+    "adopt",
+]

@@ -1,0 +1,397 @@
+"""Loaders that can start anywhere: from a position in an epoch to windows of micro-batches.
+
+`adopt` takes any DataLoader (the default one, one with a sampler or batch_sampler of the user's, a
+ready-made one) or any other iterable of batches, and returns a `Loader` that yields the same
+samples as windows, one per update:
+
+* `OrderedLoader` for map-style datasets. The order is computed, not drawn; fetching is seeded by
+  position; resume costs nothing (an own sampler's ids are drawn again, but nothing is fetched).
+* `ReplayLoader` for everything else. Resume reads the skipped batches again and drops them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, sample_ids
+from loopwright.engine.nested import num_rows, to_device
+from loopwright.engine.seeding import (
+    generator_states,
+    preserved_generators,
+    restore_generator_states,
+    seed_generators,
+)
+from loopwright.keys import key
+
+_STREAM_CHUNK = 1024
+
+
+class Piece(NamedTuple):
+    """One micro-batch as this process runs it.
+
+    Attributes:
+        batch: what the dataset and collate function made, on the host.
+        position: of its first sample in the epoch.
+        rows: samples that count; 0 for a pad, which a process runs to keep step with the others.
+    """
+
+    batch: Any
+    position: int
+    rows: int
+
+
+class Window(NamedTuple):
+    """What one update consumes here, and how many samples it consumes over all processes."""
+
+    pieces: list[Piece]
+    samples: int
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What an input allows: how its order comes about and what a resume costs."""
+
+    order: str
+    resume: str
+
+
+RANDOM_ACCESS = Guarantee("a function of (seed, epoch, position)", "computed; nothing is read twice")
+OWN_SAMPLER = Guarantee("your sampler's, drawn under (seed, epoch)", "ids are drawn again; no sample is read twice")
+REPLAYED = Guarantee("your loader's, started under (seed, epoch)", "skipped batches are read again and dropped")
+
+
+class Loader(ABC):
+    """The micro-batches of an epoch that this process runs, in windows, from any position on.
+
+    Attributes:
+        device: where iterating it directly puts the batches.
+        guarantee: what can be promised about order and resume.
+    """
+
+    guarantee: Guarantee
+
+    def __init__(self, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None) -> None:
+        self.seed = seed
+        self.share = share
+        self.device = device
+        self.limit = limit
+        self._even_tail = even_tail
+        self._purpose = "eval-fetch" if even_tail else "fetch"
+
+    @abstractmethod
+    def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
+        """Yield the windows of an epoch after `position` samples of it (over all processes)."""
+
+    @abstractmethod
+    def _num_global_batches(self) -> int | None:
+        """Return the micro-batches of an epoch over all processes before any limit, if that is known."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Micro-batches that this process runs per epoch, if that is known."""
+        total = self._num_global_batches()
+        if total is None:
+            return None
+        local = self.share.num_local_batches(total)
+        return local if self.limit is None else min(local, self.limit)
+
+    @property
+    def num_updates(self) -> int | None:
+        """Updates per epoch, if that is known."""
+        return None if self.num_batches is None else -(-self.num_batches // self.share.accumulation)
+
+    def __len__(self) -> int:
+        if self.num_batches is None:
+            raise TypeError(f"the length of {type(self).__name__} is not known: its source has none")
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of epoch 0 on the device."""
+        for window in self.windows():
+            for piece in window.pieces:
+                yield to_device(piece.batch, self.device)
+
+    def _global_limit(self) -> int | None:
+        return None if self.limit is None else self.limit * self.share.processes
+
+
+class OrderedLoader(Loader):
+    """A loader over a map-style dataset whose order is computed (a plan) or drawn ahead (a sampler)."""
+
+    def __init__(
+        self,
+        source: DataLoader[Any],
+        seed: int,
+        share: Share,
+        device: torch.device,
+        even_tail: bool,
+        limit: int | None,
+    ) -> None:
+        super().__init__(seed, share, device, even_tail, limit)
+        self.dataset = source.dataset
+        self.sampler = source.sampler
+        self.batch_sampler: Any = source.batch_sampler
+        self.batch_size: int | None = source.batch_size
+        self.drop_last = source.drop_last
+        self.num_workers = source.num_workers
+        self._plan = self._find_plan()
+        self.guarantee = RANDOM_ACCESS if self._plan is not None else OWN_SAMPLER
+        self._feed = _Feed()
+        self._loader: DataLoader[Any] = DataLoader(
+            SeededDataset(source.dataset),
+            batch_sampler=self._feed,
+            collate_fn=source.collate_fn,
+            num_workers=source.num_workers,
+            pin_memory=source.pin_memory,
+            timeout=source.timeout,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context,
+            prefetch_factor=source.prefetch_factor,
+            persistent_workers=source.persistent_workers,
+            # Of its own, so that starting an epoch draws nothing from the global generator.
+            generator=torch.Generator(),
+        )
+
+    def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
+        """Yield the windows of an epoch after `position` samples; nothing before them is fetched."""
+        fetched: deque[_Fetched] = deque()
+        self._feed.micro_batches = self._local_micro_batches(epoch, position, fetched)
+        batches = iter(self._loader)
+        for batch in batches:
+            first = fetched.popleft()
+            pieces = [Piece(batch, first.position, first.rows)]
+            while len(pieces) < first.pieces:
+                batch = next(batches)  # before its note is read: fetching it may be what writes the note
+                other = fetched.popleft()
+                pieces.append(Piece(batch, other.position, other.rows))
+            yield Window(pieces, first.samples)
+
+    def _find_plan(self) -> Plan | None:
+        sampler = self.sampler
+        if type(self.batch_sampler) is not BatchSampler:
+            return None
+        size = len(self.dataset)  # type: ignore[arg-type]
+        if type(sampler) is SequentialSampler:
+            return Sequential(size)
+        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size:
+            seed = self.seed if sampler.generator is None else sampler.generator.initial_seed()
+            return Shuffled(size, seed)
+        return None
+
+    def _num_global_batches(self) -> int | None:
+        if type(self.batch_sampler) is not BatchSampler:
+            return len(self.batch_sampler) if isinstance(self.batch_sampler, Sized) else None
+        if not isinstance(self.sampler, Sized):
+            return None
+        assert self.batch_size is not None
+        full, rest = divmod(len(self.sampler), self.batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, int, list[int]]]:
+        """Yield (index, position, ids) of every micro-batch of the epoch from a position on."""
+        if type(self.batch_sampler) is not BatchSampler:
+            start = 0
+            for index, ids in enumerate(_keyed_stream(self.batch_sampler, self.seed, epoch, self.device)):
+                if start >= position:
+                    yield index, start, list(ids)
+                start += len(ids)
+            return
+        assert self.batch_size is not None
+        if self._plan is not None:
+            ids_from = sample_ids(self._plan, epoch, position)
+        else:
+            ids_from = itertools.islice(_keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
+        for index in itertools.count(position // self.batch_size):
+            ids = list(itertools.islice(ids_from, self.batch_size))
+            if not ids or (self.drop_last and len(ids) < self.batch_size):
+                return
+            yield index, position, ids
+            position += len(ids)
+
+    def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[MicroBatch]:
+        """Yield what this process fetches, and note in `fetched` what each is part of."""
+        share = self.share
+        limit = self._global_limit()
+        numbered = self._global_micro_batches(epoch, position)
+        if limit is not None:
+            numbered = itertools.takewhile(lambda item: item[0] < limit, numbered)
+        micro_batches = ((start, ids) for _, start, ids in numbered)
+        while window := list(itertools.islice(micro_batches, share.window)):
+            samples = sum(len(ids) for _, ids in window)
+            if self._even_tail and len(window) < share.processes:
+                window = _split_evenly(window, share.processes)
+            first = share.rank * share.accumulation
+            mine = [item for item in window[first : first + share.accumulation] if item[1]]
+            is_pad = not mine
+            if is_pad:
+                start, ids = window[0]
+                mine = [(start, ids[:1] if self._even_tail else ids)]
+            for start, ids in mine:
+                fetched.append(_Fetched(start, 0 if is_pad else len(ids), len(mine), samples))
+                yield MicroBatch(ids, key(self.seed, self._purpose, epoch, start), start)
+
+
+class ReplayLoader(Loader):
+    """A loader over any iterable of batches, each counted as it comes."""
+
+    guarantee = REPLAYED
+
+    def __init__(
+        self, source: Any, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None
+    ) -> None:
+        super().__init__(seed, share, device, even_tail, limit)
+        self.source = source
+        self.dataset = getattr(source, "dataset", source)
+        self.batch_size: int | None = getattr(source, "batch_size", None)
+
+    def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
+        """Yield the windows of an epoch after `position` samples, reading and dropping those before."""
+        share = self.share
+        batches = itertools.islice(self._batches(epoch), self._global_limit())
+        batches = (item for item in batches if item[0] >= position)
+        while window := list(itertools.islice(batches, share.window)):
+            samples = sum(rows for _, rows, _ in window)
+            first = share.rank * share.accumulation
+            mine = [Piece(batch, start, rows) for start, rows, batch in window[first : first + share.accumulation]]
+            if not mine:
+                start, _, batch = window[0]
+                mine = [Piece(batch, start, 0)]
+            yield Window(mine, samples)
+
+    def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
+        for part in (self.dataset, getattr(self.source, "sampler", None), self.source):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        seed_generators(key(self.seed, "loader", epoch))
+        batches = iter(self.source)
+        start = 0
+        while True:
+            # A source that draws in this process draws as a function of the position.
+            seed_generators(key(self.seed, self._purpose, epoch, start))
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            rows = num_rows(batch)
+            yield start, rows, batch
+            start += rows
+
+    def _num_global_batches(self) -> int | None:
+        try:
+            return len(self.source)
+        except TypeError:
+            return None
+
+
+class SeededDataset:
+    """A dataset whose micro-batches are fetched under generators seeded by their position.
+
+    Everything else is the wrapped dataset's own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, micro_batch: MicroBatch) -> list[Any]:
+        """Seed this process's generators, then fetch the samples (by the dataset's `__getitems__` if it has one)."""
+        seed_generators(micro_batch.key)
+        fetch: Callable[[list[int]], list[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        if fetch is not None:
+            return fetch(list(micro_batch))
+        return [self.dataset[index] for index in micro_batch]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def adopt(
+    source: Any,
+    *,
+    seed: int,
+    share: Share,
+    device: torch.device,
+    evaluation: bool = False,
+    limit: int | None = None,
+) -> Loader:
+    """Return a Loader that yields what this DataLoader, or other iterable of batches, would.
+
+    Args:
+        source: as `create_train_dataloader` or `create_eval_dataloader` returned it.
+        seed: of the run.
+        share: this process's part.
+        device: where batches are used.
+        evaluation: no accumulation; the last window is split evenly over the processes.
+        limit: at most so many micro-batches per process and epoch.
+    """
+    if evaluation:
+        share = Share(share.rank, share.processes, 1)
+    if isinstance(source, Loader):
+        source = getattr(source, "source", source)
+    ordered = (
+        type(source) is DataLoader
+        and not isinstance(source.dataset, IterableDataset)
+        and source.batch_sampler is not None
+    )
+    kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
+    return kind(source, seed, share, device, evaluation, limit)
+
+
+class _Fetched(NamedTuple):
+    """What the process that reads a micro-batch has to know of it: its own position and rows, and its window's
+    number of pieces here and of samples everywhere."""
+
+    position: int
+    rows: int
+    pieces: int
+    samples: int
+
+
+class _Feed:
+    """The batch sampler handed to DataLoader: yields whatever the current epoch's iterator yields."""
+
+    def __init__(self) -> None:
+        self.micro_batches: Iterator[MicroBatch] = iter(())
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return self.micro_batches
+
+
+def _keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
+    """Iterate a sampler under generators of its own, seeded by the epoch, whatever else is drawn meanwhile."""
+    if hasattr(source, "set_epoch"):
+        source.set_epoch(epoch)
+    states: dict[str, Any] | None = None
+    items: Iterator[Any] | None = None
+    while True:
+        with preserved_generators(device):
+            if items is None or states is None:
+                seed_generators(key(seed, "sampler", epoch), device)
+                items = iter(source)
+            else:
+                restore_generator_states(states, device)
+            chunk = list(itertools.islice(items, _STREAM_CHUNK))
+            states = generator_states(device)
+        yield from chunk
+        if len(chunk) < _STREAM_CHUNK:
+            return
+
+
+def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:
+    """Split a window's samples into contiguous parts whose sizes differ by at most one."""
+    start = window[0][0]
+    ids = list(itertools.chain.from_iterable(ids for _, ids in window))
+    size, extra = divmod(len(ids), parts)
+    split, offset = [], 0
+    for part in range(parts):
+        count = size + (1 if part < extra else 0)
+        split.append((start + offset, ids[offset : offset + count]))
+        offset += count
+    return split

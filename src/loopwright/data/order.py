@@ -1,0 +1,158 @@
+"""The order of samples, as a pure function of (seed, epoch, position).
+
+Nothing here knows about torch, workers, processes or the clock, so the same run can be continued
+from any position, on any number of workers and processes, by one integer.
+
+`Permutation` is a keyed Feistel network with cycle walking: it finds the sample at a position
+without building the whole permutation (no memory, no start-up cost, at any size). Its outputs are
+pinned by golden vectors: they never change between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.keys import key
+
+Ids = npt.NDArray[np.int64]
+
+# splitmix64's two multipliers (Steele, Lea, Flood 2014), here as the Feistel round function's mixer.
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_ROUNDS = 8  # even, so that the halves have their own widths again at the end
+_SMALLEST_BITS = 6  # tiny domains have too few Feistel networks to look random
+_CHUNK = 16_384  # positions computed at once: numpy's cost per call is shared by that many samples
+
+
+class Permutation:
+    """A keyed bijection of range(size), with random access."""
+
+    def __init__(self, permutation_key: int, size: int) -> None:
+        self.size = size
+        bits = max((max(size, 2) - 1).bit_length(), _SMALLEST_BITS)
+        self._left_bits, self._right_bits = np.uint64(bits // 2), np.uint64(bits - bits // 2)
+        self._round_keys = [np.uint64(key(permutation_key, "round", index)) for index in range(_ROUNDS)]
+
+    def __call__(self, positions: npt.ArrayLike) -> Ids:
+        """Return the ids at these positions, each in range(size)."""
+        ids = np.asarray(positions, dtype=np.uint64)
+        if ids.size and int(ids.max()) >= self.size:
+            raise IndexError(f"position {int(ids.max())} is outside a permutation of {self.size}")
+        ids = self._network(ids)
+        # Cycle walking: what falls outside range(size) goes through again until it falls inside.
+        outside = np.flatnonzero(ids >= np.uint64(self.size))
+        while outside.size:
+            ids[outside] = self._network(ids[outside])
+            outside = outside[ids[outside] >= np.uint64(self.size)]
+        return ids.astype(np.int64)
+
+    def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left_bits, right_bits = self._left_bits, self._right_bits
+        left = values >> right_bits
+        right = values & ((np.uint64(1) << right_bits) - np.uint64(1))
+        for round_key in self._round_keys:
+            mixed = (right + round_key) * _MIX_1
+            mixed ^= mixed >> np.uint64(32)
+            mixed *= _MIX_2
+            left, right = right, left ^ (mixed >> (np.uint64(64) - left_bits))
+            left_bits, right_bits = right_bits, left_bits
+        return (left << right_bits) | right
+
+
+class Plan(Protocol):
+    """An order of samples: which ids stand at which positions of an epoch."""
+
+    size: int
+
+    def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the ids at positions start .. start+count-1 of an epoch (fewer at its end)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Positions are ids."""
+
+    size: int
+
+    def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the positions themselves."""
+        return np.arange(start, min(start + count, self.size), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A new keyed permutation for every epoch."""
+
+    size: int
+    seed: int
+
+    def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the permuted ids at these positions."""
+        permutation = Permutation(key(self.seed, "order", epoch), self.size)
+        return permutation(np.arange(start, min(start + count, self.size), dtype=np.uint64))
+
+
+class MicroBatch(list[int]):
+    """The ids of one micro-batch, with what is needed to fetch it the same way anywhere.
+
+    A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`.
+
+    Attributes:
+        key: seeds the generators of the process that fetches it.
+        position: of its first sample in the epoch.
+    """
+
+    __slots__ = ("key", "position")
+
+    def __init__(self, ids: list[int], fetch_key: int, position: int) -> None:
+        super().__init__(ids)
+        self.key = fetch_key
+        self.position = position
+
+    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int, int]]:
+        return MicroBatch, (list(self), self.key, self.position)
+
+
+def sample_ids(plan: Plan, epoch: int, start: int = 0) -> Iterator[int]:
+    """Yield the ids of an epoch from a position on, computed a chunk at a time."""
+    for chunk_start in range(start, plan.size, _CHUNK):
+        yield from plan.ids(epoch, chunk_start, _CHUNK).tolist()
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which micro-batches of the global sequence one process runs.
+
+    The micro-batches of an epoch are numbered 0 .. M-1 over all processes. An update takes a window
+    of `processes * accumulation` of them; a process runs a contiguous part of each window. None of
+    this changes which samples an update sees.
+    """
+
+    rank: int = 0
+    processes: int = 1
+    accumulation: int = 1
+
+    @property
+    def window(self) -> int:
+        """Micro-batches of one full update, over all processes."""
+        return self.processes * self.accumulation
+
+    def owner(self, index: int) -> int:
+        """Return the rank that runs this micro-batch."""
+        return (index % self.window) // self.accumulation
+
+    def num_updates(self, num_batches: int) -> int:
+        """Return the updates of an epoch of so many micro-batches; its last window may be short."""
+        return -(-num_batches // self.window)
+
+    def num_local_batches(self, num_batches: int) -> int:
+        """Return how many micro-batches this process runs, counting one pad per window it sits out."""
+        full, rest = divmod(num_batches, self.window)
+        mine = min(max(rest - self.rank * self.accumulation, 0), self.accumulation)
+        return full * self.accumulation + (max(mine, 1) if rest else 0)

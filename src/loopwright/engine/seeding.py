@@ -1,0 +1,93 @@
+"""Seed, save and restore the global random generators of a process.
+
+Generators are seeded through their own `manual_seed`: `torch.manual_seed` also visits every
+accelerator and costs about a hundred times as much.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_NUMPY_MASK = 0xFFFFFFFF
+
+
+def seed_generators(key: int, device: torch.device | None = None) -> None:
+    """Seed python, numpy and torch (CPU, and the device's own generator if it has one) from a key."""
+    random.seed(key)
+    np.random.seed(key & _NUMPY_MASK)
+    torch.default_generator.manual_seed(key)
+    if device is not None and device.type != "cpu":
+        _device_generator(device).manual_seed(key)
+
+
+def generator_states(device: torch.device | None = None) -> dict[str, Any]:
+    """Return the states of all global generators, in plain types and tensors."""
+    version, words, gauss = random.getstate()
+    name, numpy_words, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(numpy_words).astype(np.int64)),
+            position,
+            has_gauss,
+            cached,
+        ],
+        "torch": torch.default_generator.get_state(),
+    }
+    if device is not None and device.type != "cpu":
+        states["device"] = _device_generator(device).get_state()
+    return states
+
+
+def restore_generator_states(states: dict[str, Any], device: torch.device | None = None) -> None:
+    """Put back what `generator_states` returned; a device state is left out where there is no such device."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, numpy_words, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((name, numpy_words.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.default_generator.set_state(states["torch"])
+    if "device" in states and device is not None and device.type != "cpu":
+        _device_generator(device).set_state(states["device"])
+
+
+@contextmanager
+def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Run a block that may seed and draw as it likes; the generators are as before afterwards."""
+    states = generator_states(device)
+    try:
+        yield
+    finally:
+        restore_generator_states(states, device)
+
+
+def _device_generator(device: torch.device) -> Any:
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return _ModuleGenerator(getattr(torch, device.type))
+
+
+class _ModuleGenerator:
+    """The generator interface of an accelerator that offers only module functions (torch.xpu, ...)."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def manual_seed(self, seed: int) -> None:
+        self._module.manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._module.get_rng_state()
+        return state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._module.set_rng_state(state)

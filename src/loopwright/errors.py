@@ -1,0 +1,45 @@
+"""The exceptions loopwright raises on purpose.
+
+`ConfigError` and `DataError` are also ValueErrors, so code that catches ValueError goes on working.
+Their texts say what was given, what was expected, and the nearest fix.
+"""
+
+from __future__ import annotations
+
+
+class LoopwrightError(Exception):
+    """Base of every error that loopwright raises on purpose."""
+
+
+class ConfigError(LoopwrightError, ValueError):
+    """An argument that cannot work, found before training starts."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """An argument of the wrong kind, found before training starts; also a TypeError."""
+
+
+class DataError(LoopwrightError, ValueError):
+    """A dataset, loader or batch that cannot be trained on."""
+
+
+class BatchLossError(LoopwrightError, ValueError):
+    """What a batch-loss method returned cannot be used as a loss."""
+
+
+class CheckpointError(LoopwrightError):
+    """A checkpoint that cannot be written, or cannot be trusted."""
+
+
+class StopTrainingError(Exception):
+    """Raise it in any callback or hook to end the run at once; its text is printed as the reason.
+
+    The run-end hooks and events still run, and `train()` returns normally.
+    """
+
+
+class CallbackMethodNotImplementedError(Exception):
+    """A callback that does not implement an event may raise this from it to be skipped.
+
+    Kept for compatibility: a callback that simply lacks the method is skipped without it.
+    """

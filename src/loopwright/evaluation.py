@@ -1,0 +1,106 @@
+"""The evaluation and prediction loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopwright.data import Loader, Piece
+from loopwright.engine import Engine
+from loopwright.engine.nested import iter_tensors, map_tensors, to_device
+from loopwright.engine.processes import gather_rows
+from loopwright.engine.seeding import preserved_generators, seed_generators
+from loopwright.keys import key
+from loopwright.losses import check_batch_output, reduced_mean
+from loopwright.tracking import LossTracker
+
+
+def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
+    """Evaluate once over the loader and record the mean loss; hooks and events as in the contract.
+
+    It draws its random numbers under keys of its own and leaves the generators as it found them.
+    """
+    event = trainer.call_event
+    modes = _training_modes(trainer.model) if is_intermediate else []
+    trainer.eval_epoch_start()
+    tracker = LossTracker()
+    event("on_eval_epoch_start", is_intermediate=is_intermediate)
+    for piece, batch in _pieces(trainer, engine, loader):
+        event("on_eval_step_start")
+        output = trainer.calculate_eval_batch_loss(batch)
+        if piece.rows:
+            check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
+            tracker.update(output["loss"], _items(trainer, output, piece))
+        event("on_eval_step_end", batch=batch, batch_output=output)
+    trainer.eval_epoch_end()
+    loss, has_nonfinite_loss = reduced_mean(tracker, engine)
+    trainer.run_history.update_metric(metric_name, loss)
+    for module, mode in modes:
+        module.training = mode
+    event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
+
+
+def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> Any:
+    """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU."""
+    outputs = []
+    with torch.no_grad():
+        for piece, batch in _pieces(trainer, engine, loader):
+            output = trainer.calculate_prediction(batch)
+            rows = map_tensors(output, lambda tensor, piece=piece: tensor[:0] if piece.rows == 0 else tensor)
+            outputs.append(map_tensors(rows, lambda tensor: gather_rows(tensor, engine.device).cpu()))
+    return _joined(outputs)
+
+
+@contextmanager
+def swapped(trainer: Any, model: Any, handler: Any, metric_prefix: str) -> Iterator[None]:
+    """Run a block with another model, other callbacks and a metric prefix, and put everything back whatever happens."""
+    history = trainer.run_history
+    before = trainer.model, trainer.callback_handler, history.metric_name_prefix
+    try:
+        trainer.model, trainer.callback_handler = model, handler
+        history.set_metric_name_prefix(metric_prefix)
+        yield
+    finally:
+        trainer.model, trainer.callback_handler = before[:2]
+        history.set_metric_name_prefix(before[2])
+
+
+def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Iterator[tuple[Piece, Any]]:
+    with preserved_generators(engine.device), engine.independent_forward(trainer.model):
+        for window in loader.windows():
+            for piece in window.pieces:
+                trainer.current_rows = piece.rows
+                batch = to_device(piece.batch, engine.device)
+                seed_generators(key(trainer.seed, "eval-forward", 0, piece.position), engine.device)
+                yield piece, batch
+        trainer.current_rows = None
+
+
+def _items(trainer: Any, output: dict[str, Any], piece: Piece) -> Any:
+    counted = trainer.count_batch_items(piece.batch)
+    if counted is not None:
+        return counted
+    return output.get("num_items_in_batch", output["batch_size"])
+
+
+def _training_modes(model: Any) -> list[tuple[nn.Module, bool]]:
+    return [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
+
+
+def _joined(outputs: list[Any]) -> Any:
+    if not outputs:
+        return []
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        if len({output.shape[1:] for output in outputs}) == 1:
+            return torch.cat(outputs)
+        return [row for output in outputs for row in output]
+    if isinstance(first, dict):
+        return {name: _joined([output[name] for output in outputs]) for name in first}
+    if isinstance(first, (list, tuple)) and any(True for _ in iter_tensors(first)):
+        return type(first)(_joined([output[index] for output in outputs]) for index in range(len(first)))
+    return outputs

@@ -1,0 +1,207 @@
+"""From a batch to a loss, and from several losses to one update: a loss is a sum and a count."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.data import Window
+from loopwright.engine import Engine
+from loopwright.engine.nested import num_rows
+from loopwright.engine.processes import sum_on_device, sum_over_processes
+from loopwright.errors import BatchLossError
+from loopwright.tracking import LossTracker
+
+
+class EpochLosses:
+    """The losses of one epoch: weighed into updates, summed and counted, read only when something is logged.
+
+    Each micro-batch's loss is a mean over its items. In an update of several it is weighted by its items
+    over the update's items before backward; alone it is left untouched. Where a micro-batch's items are
+    known only after its forward pass (the `num_items_in_batch` key), the division by the update's items
+    is done on the gradients instead.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tracker = LossTracker()
+        self._logged_loss = 0.0
+        self._logged_items = 0.0
+
+    def begin_update(self, window: Window, counts: list[float] | None) -> None:
+        """Start an update.
+
+        Args:
+            window: its micro-batches.
+            counts: the items of each, if they are something else than samples.
+        """
+        self._window = window
+        self._counts = counts
+        self._is_alone = len(window.pieces) == 1 and not self._engine.is_distributed
+        self._entries: list[tuple[Tensor, float | Tensor]] = []
+        self._late_items: list[float | Tensor] = []
+        self._total = 0.0
+        if not self._is_alone:
+            self._total = float(window.samples) if counts is None else self._engine.agreement.total(sum(counts))
+
+    def weighted(self, output: dict[str, Any], index: int) -> Tensor:
+        """Return what goes to backward for the update's micro-batch of this index, and remember its loss."""
+        loss: Tensor = output["loss"]
+        rows = self._window.pieces[index].rows
+        items = output.get("num_items_in_batch") if self._counts is None else None
+        if rows:
+            counted = output["batch_size"] if self._counts is None else self._counts[index]
+            self._entries.append((loss.detach(), counted if items is None else items))
+        if self._is_alone:
+            return loss
+        if items is not None:
+            self._late_items.append(items if rows else 0)
+            return loss * (self._late_items[-1] / self._window.samples)
+        count = rows if self._counts is None else self._counts[index]
+        weight = count * self._engine.num_processes / self._total if self._total else 0.0
+        return loss if weight == 1.0 else loss * weight
+
+    def finish_update(self, model: nn.Module) -> None:
+        """End the update's backward passes: finish the division if items came late, and keep the losses."""
+        if self._late_items:
+            total = sum(self._late_items)
+            if isinstance(total, Tensor):
+                total = sum_on_device(total)
+            else:
+                total = self._engine.agreement.total(total)
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, self._window.samples * self._engine.num_processes / total)
+        for loss, items in self._entries:
+            self._tracker.update(loss, items)
+
+    def mean(self) -> float:
+        """Return the mean loss of the epoch so far, over all processes; nan without items."""
+        return reduced_mean(self._tracker, self._engine)[0]
+
+    def has_nonfinite(self) -> bool:
+        """Whether any loss of the epoch, on any process, was nan or infinite."""
+        return reduced_mean(self._tracker, self._engine)[1]
+
+    def num_finite_batches(self) -> int | None:
+        """Return how many micro-batches of the epoch came before the first loss that was not finite, if one was."""
+        return self._tracker.first_nonfinite()
+
+    def mean_since_last_log(self) -> float | None:
+        """Return the mean loss since this was last asked, over all processes; None if there was none."""
+        loss, items = self._tracker.total_loss, self._tracker.running_count
+        new = [loss - self._logged_loss, items - self._logged_items]
+        self._logged_loss, self._logged_items = loss, items
+        new_loss, new_items = sum_over_processes(new, self._engine.device)
+        return new_loss / new_items if new_items else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, as of the last finished update."""
+        return {"tracker": self._tracker.state_dict(), "logged": [self._logged_loss, self._logged_items]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with saved sums."""
+        self._tracker.load_state_dict(state["tracker"])
+        self._logged_loss, self._logged_items = state["logged"]
+
+
+def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:
+    """Return a tracker's mean over all processes (nan without items), and whether any loss was not finite."""
+    bad = tracker.first_nonfinite() is not None
+    total, count, bad_anywhere = sum_over_processes(
+        [tracker.total_loss, tracker.running_count, float(bad)], engine.device
+    )
+    return (total / count if count else math.nan), bad_anywhere > 0
+
+
+def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
+    """Return loss, model outputs and batch size of a batch, the default way.
+
+    A mapping goes to the model as keywords; without a loss function the loss is `outputs.loss`, with one
+    it is `loss_func(outputs, batch["labels"])`. Anything else is taken as (inputs, targets, ...).
+    """
+    if isinstance(batch, Mapping):
+        return _mapping_loss(model, loss_func, batch)
+    if loss_func is None:
+        raise BatchLossError(
+            "loss_func is None, so the loss has to come from the model: that needs a mapping batch (passed as "
+            f"model(**batch)) and outputs with a .loss; got a batch of type {type(batch).__name__}. "
+            "Pass a loss_func, or override calculate_train_batch_loss."
+        )
+    inputs, targets = batch[0], batch[1]
+    outputs = model(inputs)
+    return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
+
+
+def prediction(model: Any, batch: Any) -> Any:
+    """Return the model's outputs for a batch, the default way: labels and further tuple entries are left out."""
+    if isinstance(batch, Mapping):
+        accepted = {name: value for name, value in batch.items() if name != "labels"}
+        outputs = model(**accepted)
+    else:
+        outputs = model(batch[0] if isinstance(batch, (list, tuple)) else batch)
+    return getattr(outputs, "logits", outputs)
+
+
+def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
+    """Refuse what a batch-loss method returned if it cannot work.
+
+    Raises:
+        BatchLossError: it says what was returned and what is needed.
+    """
+    if not isinstance(output, Mapping):
+        raise BatchLossError(
+            f"{method} returned a {type(output).__name__}; it must return a dict with loss, model_outputs and batch_size"
+        )
+    missing = [name for name in ("loss", "batch_size") if name not in output]
+    if missing:
+        raise BatchLossError(
+            f"{method} returned a dict without {', '.join(missing)} (it has {', '.join(map(str, output)) or 'no keys'}); "
+            "it must have loss, model_outputs and batch_size"
+        )
+    loss = output["loss"]
+    if not isinstance(loss, Tensor):
+        raise BatchLossError(f"{method} returned a loss of type {type(loss).__name__}; it must be a scalar tensor")
+    if not is_training:
+        return
+    if loss.numel() != 1:
+        raise BatchLossError(
+            f"{method} returned a loss of shape {tuple(loss.shape)}; it must be a scalar. "
+            "Reduce it, for example with reduction='mean' or .mean()."
+        )
+    if not loss.requires_grad:
+        raise BatchLossError(
+            f"{method} returned a loss without a gradient, so nothing can be trained. "
+            "Compute it from the model's outputs without detach(), .item() or torch.no_grad()."
+        )
+
+
+def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    if loss_func is None:
+        outputs = model(**batch)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if loss is None:
+            raise BatchLossError(
+                f"the model's outputs have no loss for a batch with {', '.join(batch)}; with loss_func=None the model "
+                "must return one (transformers models do when the batch has labels). Pass a loss_func otherwise."
+            )
+    else:
+        if "labels" not in batch:
+            raise BatchLossError(
+                f"a mapping batch needs labels for the loss_func, got {', '.join(batch)}. "
+                "Rename the target to labels, or override calculate_train_batch_loss."
+            )
+        takes_labels = _accepts(model, "labels")
+        outputs = model(**{name: value for name, value in batch.items() if takes_labels or name != "labels"})
+        loss = loss_func(getattr(outputs, "logits", outputs), batch["labels"])
+    return {"loss": loss, "model_outputs": getattr(outputs, "logits", outputs), "batch_size": num_rows(batch)}
+
+
+def _accepts(model: Any, name: str) -> bool:
+    forward = getattr(getattr(model, "module", model), "forward", model)
+    parameters = inspect.signature(forward).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -1,0 +1,97 @@
+"""Progress: all the state the loop itself has. Requests: what callbacks asked of it. RunState: its flags."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands, always at an update boundary.
+
+    Attributes:
+        epoch: epochs finished.
+        update: optimizer updates finished, over the whole run.
+        samples: position in the current epoch: samples that its finished updates consumed, over
+            all processes.
+        batch: micro-batches of the current epoch consumed by this process.
+        total_batches: micro-batches consumed by this process over the whole run.
+    """
+
+    epoch: int = 0
+    update: int = 0
+    samples: int = 0
+    batch: int = 0
+    total_batches: int = 0
+
+    def advance(self, batches: int, samples: int) -> None:
+        """Count one finished update of so many micro-batches (here) and samples (everywhere)."""
+        self.update += 1
+        self.samples += samples
+        self.batch += batches
+        self.total_batches += batches
+
+    def end_epoch(self) -> None:
+        """Count the epoch and go back to position 0."""
+        self.epoch += 1
+        self.samples = 0
+        self.batch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The five integers, by name."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        for name in self.state_dict():
+            setattr(self, name, int(state[name]))
+
+
+@dataclass(slots=True)
+class Requests:
+    """What was asked of the loop, to be served at the next update boundary.
+
+    Attributes:
+        log: write a log.
+        evaluate: run an intermediate evaluation.
+        saves: folders to save the training state to, each with its metadata.
+        stop: end the run, for this reason.
+    """
+
+    log: bool = False
+    evaluate: bool = False
+    saves: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    stop: str | None = None
+
+    def any(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.log or self.evaluate or self.saves or self.stop is not None)
+
+
+@dataclass(slots=True)
+class RunState:
+    """What the loop remembers while a run lasts; none of it decides a number.
+
+    Attributes:
+        first_epoch: the history's epoch when the run began, before any resume.
+        first_update_of_epoch: number of the current epoch's first update.
+        piece_index: of the current micro-batch within its update.
+        is_first_batch: the next batch output is still to be checked.
+        epoch_is_whole: every update of the current epoch is done.
+        update_is_torn: the weights are ahead of the progress; nothing may be saved now.
+        stop_reason: why the run was stopped, or None.
+        resumed_from: the checkpoint it continued, or None.
+        loaded: everything else that checkpoint held, or None.
+    """
+
+    first_epoch: int = 1
+    first_update_of_epoch: int = 1
+    piece_index: int = 0
+    is_first_batch: bool = True
+    epoch_is_whole: bool = False
+    update_is_torn: bool = False
+    stop_reason: str | None = None
+    resumed_from: Path | None = None
+    loaded: dict[str, Any] | None = None

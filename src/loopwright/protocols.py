@@ -1,0 +1,96 @@
+"""Structural types: what parts of loopwright expect of each other without importing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from loopwright.progress import Progress
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state is saved and restored with a run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, strings, None, and lists, tuples and dicts of them."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over what `state_dict` returned."""
+        ...
+
+
+class TrainerLike(Protocol):
+    """The trainer, as callbacks know it: its public attributes and methods."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    loss_func: Any
+    run_history: Any
+    run_config: Any
+    callback_handler: Any
+    progress: Progress
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        ...
+
+    @property
+    def train_loader(self) -> Any:
+        """The training loader of the run, or None."""
+        ...
+
+    @property
+    def eval_loader(self) -> Any:
+        """The evaluation loader of the run, or None."""
+        ...
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+        ...
+
+    def get_model(self, keep_torch_compile: bool = True) -> Any:
+        """Return the model without its distributed wrapper."""
+        ...
+
+    def request_log(self) -> None:
+        """Ask for a log at the next update boundary."""
+        ...
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation at the next update boundary."""
+        ...
+
+    def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Ask for a saved training state at the next update boundary."""
+        ...
+
+    def request_stop(self, reason: str) -> None:
+        """Ask for the run to end at the next update boundary."""
+        ...
+
+    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
+        """Run an evaluation epoch of another model beside the run's own."""
+        ...
+
+    def save_checkpoint(
+        self, save_path: str | Path, checkpoint_kwargs: dict[str, Any] | None = ..., **kwargs: Any
+    ) -> None:
+        """Write weights, and optionally optimizer and scheduler, into one file."""
+        ...
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = ..., load_scheduler: bool = ...
+    ) -> dict[str, Any]:
+        """Read what `save_checkpoint` wrote."""
+        ...
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Restore what `save_training_state` wrote; return its metadata."""
+        ...

@@ -1,0 +1,52 @@
+"""What `train`, `evaluate` and `predict` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The outcome of a training run.
+
+    Attributes:
+        metrics: the latest value of every metric in the run history.
+        epochs: epochs finished.
+        updates: optimizer updates finished.
+        stop_reason: why the run was stopped early, or None.
+        seed: the seed that gives this run again.
+    """
+
+    metrics: dict[str, Any]
+    epochs: int
+    updates: int
+    stop_reason: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The outcome of an evaluation run.
+
+    Attributes:
+        metrics: `evaluation_loss`, and whatever the hooks recorded.
+        stop_reason: why it was stopped early, or None.
+    """
+
+    metrics: dict[str, Any]
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class PredictionResult:
+    """The outcome of a prediction run.
+
+    Attributes:
+        outputs: the model's outputs for every sample, in the dataset's order, on the CPU: joined on dim 0,
+            or a list with one entry per sample where their shapes differ.
+        metrics: `num_samples`.
+    """
+
+    outputs: Any
+    metrics: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,136 @@
+"""The run config: the numbers of one run, as the trainer settled them, for reading only."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+# A sampler holds its dataset, and often a generator that cannot be copied.
+_KEPT_BY_REFERENCE = frozenset({"sampler", "batch_sampler"})
+
+
+@dataclass(frozen=True)
+class TrainerRunConfig:
+    """What the trainer settled for the run that is going on.
+
+    Values are read as attributes or by name: `run_config.num_epochs` or `run_config["num_epochs"]`.
+
+    Attributes:
+        num_epochs: epochs of the run.
+        train_per_device_batch_size: samples of a training micro-batch.
+        train_dl_kwargs: arguments of the training loader; None without one.
+        eval_per_device_batch_size: samples of an evaluation micro-batch.
+        eval_dl_kwargs: arguments of the evaluation loader; None without one.
+        gradient_accumulation_steps: micro-batches per update on each process.
+        gradient_clip_value: bound of each element of a gradient; None does not clip.
+        train_total_batch_size: samples of an update over all processes.
+        eval_total_batch_size: samples that all processes evaluate at a time.
+        num_update_steps_per_epoch: micro-batches of all processes per epoch over the accumulation.
+        num_local_update_steps_per_epoch: updates per epoch, which is what each process does.
+        max_num_train_steps: the bound on updates that was given, or a number that no run reaches.
+        is_local_process_zero: whether this is the first process of its machine.
+        is_world_process_zero: whether this is the first process of all.
+        is_distributed: whether several processes may take part.
+        mixed_precision: "no", "fp16", "bf16" or another type that the engine knows.
+        num_processes: processes that take part.
+    """
+
+    num_epochs: int
+    train_per_device_batch_size: int
+    train_dl_kwargs: dict[str, Any] | None
+    eval_per_device_batch_size: int
+    eval_dl_kwargs: dict[str, Any] | None
+    gradient_accumulation_steps: int
+    gradient_clip_value: float | None
+    train_total_batch_size: int
+    eval_total_batch_size: int
+    num_update_steps_per_epoch: int
+    num_local_update_steps_per_epoch: int
+    max_num_train_steps: int | None
+    is_local_process_zero: bool
+    is_world_process_zero: bool
+    is_distributed: bool
+    mixed_precision: str
+    num_processes: int
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of that name; KeyError with the nearest name if there is none."""
+        names = list(self)
+        if name not in names:
+            nearest = get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
+            raise KeyError(f"the run config has no {name!r}; the nearest name is {nearest!r}")
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names, as a dict does; this also answers `name in run_config`."""
+        return (field.name for field in fields(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values by name, in a dict that can be changed without changing the run.
+
+        Loader arguments are copied deeply, except samplers and what cannot be copied.
+        """
+        return {name: _detached(getattr(self, name)) for name in self}
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: entry if name in _KEPT_BY_REFERENCE else _copied(entry) for name, entry in value.items()}
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    # What objects of other people's classes raise when they refuse to be copied.
+    except (TypeError, ValueError, AttributeError, RuntimeError, copy.Error):
+        return value
+
+
+def create_run_config(
+    accelerator: Any,
+    train_loader: Any,
+    eval_loader: Any,
+    train_dl_kwargs: dict[str, Any] | None,
+    eval_dl_kwargs: dict[str, Any] | None,
+    per_device_batch_size: int,
+    num_epochs: int,
+    gradient_accumulation_steps: int,
+    max_num_train_steps: int | None,
+    gradient_clip_value: float | None,
+) -> TrainerRunConfig:
+    """Settle the numbers of a run from its loaders and what `train` was given.
+
+    Where a loader's length is not known, the update steps per epoch are 0.
+    """
+    train_batch_size = (train_dl_kwargs or {}).get("batch_size") or per_device_batch_size
+    eval_batch_size = (eval_dl_kwargs or {}).get("batch_size") or per_device_batch_size
+    processes = accelerator.num_processes
+    batches = (None if train_loader is None else train_loader.num_batches) or 0
+    updates = math.ceil(batches / gradient_accumulation_steps)
+    updates_of_all = math.ceil(batches * processes / gradient_accumulation_steps)
+    if max_num_train_steps is not None and updates:
+        num_epochs = min(num_epochs, math.ceil(max_num_train_steps / updates))
+    return TrainerRunConfig(
+        num_epochs=num_epochs,
+        train_per_device_batch_size=train_batch_size,
+        train_dl_kwargs=train_dl_kwargs,
+        eval_per_device_batch_size=eval_batch_size,
+        eval_dl_kwargs=eval_dl_kwargs,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_clip_value=gradient_clip_value,
+        train_total_batch_size=train_batch_size * processes * gradient_accumulation_steps,
+        eval_total_batch_size=eval_batch_size * processes,
+        num_update_steps_per_epoch=updates_of_all,
+        num_local_update_steps_per_epoch=updates,
+        max_num_train_steps=num_epochs * updates_of_all + 1 if max_num_train_steps is None else max_num_train_steps,
+        is_local_process_zero=accelerator.is_local_main_process,
+        is_world_process_zero=accelerator.is_main_process,
+        is_distributed=str(accelerator.distributed_type.value) != "NO",
+        mixed_precision=accelerator.mixed_precision,
+        num_processes=processes,
+    )

@@ -1,0 +1,300 @@
+"""Schedules by name, in the mathematics of `transformers.get_scheduler`.
+
+Each schedule is a pure function from the number of finished updates to the factor on the optimizer's lr. The
+functions keep nothing; `get_scheduler` binds one to an optimizer. A schedule with an end stays there.
+
+Example:
+    scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=100, num_training_steps=1000)
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from inspect import Parameter, signature
+from types import MappingProxyType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from loopwright.errors import ConfigError
+
+_DEFAULT_TIMESCALE = 10_000
+
+
+def constant(update: int) -> float:
+    """Leave the lr alone."""
+    return 1.0
+
+
+def constant_with_warmup(update: int, *, num_warmup_steps: float) -> float:
+    """Rise linearly from 0, then stay at 1."""
+    return _warmup(update, num_warmup_steps) if update < num_warmup_steps else 1.0
+
+
+def linear(update: int, *, num_training_steps: float, num_warmup_steps: float = 0) -> float:
+    """Rise linearly from 0 to 1, then fall linearly to 0."""
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    return max(0.0, (num_training_steps - update) / max(1, num_training_steps - num_warmup_steps))
+
+
+def cosine(
+    update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 0.5
+) -> float:
+    """Rise linearly from 0 to 1, then follow `num_cycles` waves of a cosine; half a wave ends at 0."""
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    return _wave(_progress(update, num_warmup_steps, num_training_steps), num_cycles)
+
+
+def cosine_with_restarts(
+    update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 1
+) -> float:
+    """Rise linearly from 0 to 1, then fall along half a cosine wave, so many times over; 0 at the end."""
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    progress = _progress(update, num_warmup_steps, num_training_steps)
+    return 0.0 if progress >= 1 else _wave((num_cycles * progress) % 1.0, 0.5)
+
+
+def cosine_with_min_lr(
+    update: int,
+    *,
+    num_training_steps: float,
+    lr_init: float,
+    num_warmup_steps: float = 0,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> float:
+    """Follow `cosine`, but down to `min_lr`, or to `min_lr_rate` as a fraction of the lr."""
+    lowest = _lowest_factor(lr_init, min_lr, min_lr_rate)
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    progress = _progress(update, num_warmup_steps, num_training_steps)
+    return _raised(_wave(progress, num_cycles), lowest)
+
+
+def cosine_warmup_with_min_lr(
+    update: int,
+    *,
+    num_training_steps: float,
+    lr_init: float,
+    num_warmup_steps: float = 0,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> float:
+    """Follow `cosine_with_min_lr` one update ahead, so that no update has lr 0.
+
+    `warmup_lr_rate` is the factor of the first update; without it the warmup starts at one part in its
+    length.
+    """
+    lowest = _lowest_factor(lr_init, min_lr, min_lr_rate)
+    if update >= num_warmup_steps:
+        progress = _progress(update + 1, num_warmup_steps, num_training_steps)
+        return _raised(_wave(progress, num_cycles), lowest)
+    if warmup_lr_rate is None:
+        return _warmup(update + 1, num_warmup_steps)
+    return warmup_lr_rate + (1 - warmup_lr_rate) * update / max(1, num_warmup_steps - 1)
+
+
+def polynomial(
+    update: int,
+    *,
+    num_training_steps: float,
+    lr_init: float,
+    num_warmup_steps: float = 0,
+    lr_end: float = 1e-7,
+    power: float = 1.0,
+) -> float:
+    """Rise linearly from 0 to 1, then fall by a power of the time left, to `lr_end / lr_init`."""
+    if not lr_init > lr_end:
+        raise ConfigError(f"lr_end={lr_end} must be smaller than the optimizer's lr, which is {lr_init}")
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    if update > num_training_steps or num_training_steps <= num_warmup_steps:
+        return lr_end / lr_init
+    remaining = 1 - (update - num_warmup_steps) / (num_training_steps - num_warmup_steps)
+    above_end: float = (lr_init - lr_end) * remaining**power
+    return (above_end + lr_end) / lr_init
+
+
+def inverse_sqrt(update: int, *, num_warmup_steps: float = 0, timescale: float | None = None) -> float:
+    """Rise linearly from 0 to 1, then fall with the square root of the update, for ever.
+
+    `timescale` updates after the warmup's end the factor is 1 / sqrt(2); by default it is the warmup's
+    length, or 10,000 without a warmup.
+    """
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    scale = timescale or num_warmup_steps or _DEFAULT_TIMESCALE
+    return 1.0 / math.sqrt((update + (scale - num_warmup_steps)) / scale)
+
+
+def warmup_stable_decay(
+    update: int,
+    *,
+    num_decay_steps: float,
+    num_warmup_steps: float = 0,
+    num_training_steps: float | None = None,
+    num_stable_steps: float | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+) -> float:
+    """Rise from `min_lr_ratio` to 1, stay, fall back to `min_lr_ratio` and stay there.
+
+    The stable phase is what the other two leave of `num_training_steps`, unless `num_stable_steps` says it.
+    `warmup_type` and `decay_type` are "linear", "cosine" or "1-sqrt"; `num_cycles` is for a cosine decay.
+    """
+    for argument, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
+        if shape not in ("linear", "cosine", "1-sqrt"):
+            raise ConfigError(f"{argument}={shape!r} is not a shape: use 'linear', 'cosine' or '1-sqrt'")
+    if num_stable_steps is None:
+        if num_training_steps is None:
+            raise ConfigError("warmup_stable_decay needs num_training_steps, or num_stable_steps")
+        num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
+    decay_start = num_warmup_steps + num_stable_steps
+    if update < num_warmup_steps:
+        progress = _warmup(update, num_warmup_steps)
+        rises = {
+            "linear": progress,
+            "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
+            "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
+        }
+        return _raised(rises[warmup_type], min_lr_ratio)
+    if update < decay_start:
+        return 1.0
+    if update >= decay_start + num_decay_steps:
+        return min_lr_ratio
+    progress = (update - decay_start) / max(1, num_decay_steps)
+    falls = {
+        "linear": 1.0 - progress,
+        "cosine": _wave(progress, num_cycles),
+        "1-sqrt": 1.0 - math.sqrt(progress),
+    }
+    return _raised(falls[decay_type], min_lr_ratio)
+
+
+SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
+    {
+        function.__name__: function
+        for function in (
+            linear,
+            cosine,
+            cosine_with_restarts,
+            cosine_with_min_lr,
+            cosine_warmup_with_min_lr,
+            polynomial,
+            constant,
+            constant_with_warmup,
+            inverse_sqrt,
+            warmup_stable_decay,
+        )
+    }
+)
+"""Every schedule that is a function of the update, by name."""
+
+# transformers spells it with the lr; both are in use.
+_PLATEAU_NAMES = ("reduce_on_plateau", "reduce_lr_on_plateau")
+
+
+def get_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float | None = None,
+    num_training_steps: float | None = None,
+    scheduler_specific_kwargs: Mapping[str, Any] | None = None,
+) -> LRScheduler:
+    """Return the named schedule as a torch scheduler, to be stepped after every update.
+
+    The first update uses the schedule's value at 0. A length that the schedule does not use is ignored.
+    The state holds the count and the lr, not the lengths: those of the current call hold when a state
+    is loaded.
+
+    Args:
+        name: a key of `SCHEDULES`, or "reduce_on_plateau", whose `step` takes the metric and is called
+            after an
+            evaluation.
+        optimizer: the optimizer whose lr to schedule.
+        num_warmup_steps: updates in which the lr rises; without it there is no warmup.
+        num_training_steps: updates of the run.
+        scheduler_specific_kwargs: the schedule's own arguments by name, such as `num_cycles`.
+
+    Raises:
+        ConfigError: the name or an argument is not known, or one is missing.
+    """
+    options = dict(scheduler_specific_kwargs or {})
+    if name in _PLATEAU_NAMES:
+        _check_options(name, options, list(signature(ReduceLROnPlateau).parameters)[1:])
+        return ReduceLROnPlateau(optimizer, **options)
+    if name not in SCHEDULES:
+        known = [*SCHEDULES, *_PLATEAU_NAMES]
+        nearest = get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(f"there is no schedule {str(name)!r}: {hint}The schedules are {', '.join(known)}")
+    schedule = SCHEDULES[name]
+    parameters = dict(list(signature(schedule).parameters.items())[1:])
+    offered = {
+        "num_warmup_steps": num_warmup_steps,
+        "num_training_steps": num_training_steps,
+        "lr_init": float(optimizer.defaults["lr"]) if "lr_init" in parameters else None,
+    }
+    options = {
+        key: value for key, value in offered.items() if key in parameters and value is not None
+    } | options
+    _check_options(name, options, list(parameters))
+    missing = [
+        key for key, each in parameters.items() if each.default is Parameter.empty and key not in options
+    ]
+    if missing:
+        raise ConfigError(f"the schedule {name!r} needs {', '.join(missing)}")
+    for length in ("num_warmup_steps", "num_training_steps"):
+        if options.get(length, 0) < 0:
+            raise ConfigError(f"{length} must not be negative, got {options[length]}")
+    # A partial of a module's function has an empty __dict__, so LambdaLR's state stays plain numbers.
+    return LambdaLR(optimizer, partial(schedule, **options))
+
+
+def _check_options(name: str, options: Mapping[str, Any], accepted: list[str]) -> None:
+    unknown = [key for key in options if key not in accepted]
+    if unknown:
+        takes = f"it takes {', '.join(accepted)}" if accepted else "it takes none"
+        raise ConfigError(f"the schedule {name!r} has no argument {', '.join(unknown)}: {takes}")
+
+
+def _warmup(update: float, num_warmup_steps: float) -> float:
+    return update / max(1, num_warmup_steps)
+
+
+def _progress(update: float, num_warmup_steps: float, num_training_steps: float) -> float:
+    # Held at the end: a cosine that went on would raise the lr again in a run longer than planned.
+    return min(1.0, (update - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps))
+
+
+def _wave(progress: float, num_cycles: float) -> float:
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)))
+
+
+def _raised(factor: float, lowest: float) -> float:
+    return max(0.0, factor * (1.0 - lowest) + lowest)
+
+
+def _lowest_factor(lr_init: float, min_lr: float | None, min_lr_rate: float | None) -> float:
+    if min_lr is not None and min_lr_rate is None:
+        return min_lr / lr_init
+    if min_lr_rate is not None and min_lr is None:
+        return min_lr_rate
+    raise ConfigError("give one of min_lr and min_lr_rate: the lr to end at, or that as a fraction of the lr")

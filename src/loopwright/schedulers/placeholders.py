@@ -1,0 +1,291 @@
+"""Numbers that only the Trainer knows, and arithmetic on them before they are known.
+
+A placeholder stands in a `functools.partial` for a count of the coming run. Arithmetic on placeholders
+builds an immutable expression; `replace_trainer_placeholder_values` turns expressions into numbers once
+the run is known. Only objects of this module are ever evaluated, and no text is.
+
+Example:
+    create_scheduler_fn = partial(
+        OneCycleLR,
+        max_lr=0.1,
+        epochs=TrainerPlaceholderValues.NUM_EPOCHS,
+        steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+    )
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from numbers import Real
+from typing import Any, Protocol, TypeAlias
+
+from loopwright.errors import ConfigError
+
+Number: TypeAlias = "int | float"
+Operand: TypeAlias = "int | float | Expression"
+
+
+class RunCounts(Protocol):
+    """What the placeholders read from a run configuration."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the run."""
+
+    @property
+    def num_local_update_steps_per_epoch(self) -> int:
+        """Optimizer updates per epoch, as one process counts them."""
+
+
+class PlaceholderSource(Protocol):
+    """What the placeholders read from a trainer."""
+
+    @property
+    def run_config(self) -> RunCounts:
+        """The counts of the coming run."""
+
+    @property
+    def _train_dataloader(self) -> Any: ...
+
+    @property
+    def _eval_dataloader(self) -> Any: ...
+
+
+class Expression:
+    """Something that becomes a number once the run is known: a placeholder, or arithmetic on some."""
+
+    def __add__(self, other: Operand) -> Operation:
+        return _operation("+", self, other)
+
+    def __radd__(self, other: Operand) -> Operation:
+        return _operation("+", other, self)
+
+    def __sub__(self, other: Operand) -> Operation:
+        return _operation("-", self, other)
+
+    def __rsub__(self, other: Operand) -> Operation:
+        return _operation("-", other, self)
+
+    def __mul__(self, other: Operand) -> Operation:
+        return _operation("*", self, other)
+
+    def __rmul__(self, other: Operand) -> Operation:
+        return _operation("*", other, self)
+
+    def __truediv__(self, other: Operand) -> Operation:
+        return _operation("/", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Operation:
+        return _operation("/", other, self)
+
+    def __floordiv__(self, other: Operand) -> Operation:
+        return _operation("//", self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Operation:
+        return _operation("//", other, self)
+
+    def __mod__(self, other: Operand) -> Operation:
+        return _operation("%", self, other)
+
+    def __rmod__(self, other: Operand) -> Operation:
+        return _operation("%", other, self)
+
+    def __pow__(self, other: Operand) -> Operation:
+        return _operation("**", self, other)
+
+    def __rpow__(self, other: Operand) -> Operation:
+        return _operation("**", other, self)
+
+    def __neg__(self) -> Operation:
+        return _operation("neg", self)
+
+    def __pos__(self) -> Operation:
+        return _operation("pos", self)
+
+    def __abs__(self) -> Operation:
+        return _operation("abs", self)
+
+    def __round__(self, num_digits: int | None = None) -> Operation:
+        return _operation("round", self) if num_digits is None else _operation("round", self, num_digits)
+
+    def __floor__(self) -> Operation:
+        return _operation("floor", self)
+
+    def __ceil__(self) -> Operation:
+        return _operation("ceil", self)
+
+
+class TrainerPlaceholderValues(Expression, Enum):
+    """The counts that a scheduler function may leave to the Trainer.
+
+    Both update counts are the updates that a scheduler really sees, so they are equal in a run of any
+    number of processes; the two names are kept for compatibility.
+    """
+
+    NUM_EPOCHS = "epochs of the run"
+    NUM_UPDATE_STEPS_PER_EPOCH = "optimizer updates per epoch"
+    PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "optimizer updates per epoch, by its other name"
+    TRAIN_DATALOADER_LEN = "micro-batches per epoch of the train loader"
+    EVAL_DATALOADER_LEN = "micro-batches of the evaluation loader"
+
+    @classmethod
+    def placeholder_set(cls) -> set[str]:
+        """Return the names of all placeholders."""
+        return {placeholder.name for placeholder in cls}
+
+
+@dataclass(frozen=True, repr=False)
+class Operation(Expression):
+    """An operator and what it applies to.
+
+    Attributes:
+        operator: a key of the table of operators.
+        operands: numbers, placeholders and other operations.
+    """
+
+    operator: str
+    operands: tuple[Operand, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the one placeholder in it; if there are several, the whole expression in words."""
+        names = {placeholder.name for placeholder in _placeholders(self)}
+        return names.pop() if len(names) == 1 else repr(self)
+
+    def __repr__(self) -> str:
+        texts = [
+            each.name if isinstance(each, TrainerPlaceholderValues) else repr(each) for each in self.operands
+        ]
+        if self.operator.isalpha():
+            return f"{self.operator}({', '.join(texts)})"
+        return f"({texts[0]} {self.operator} {texts[1]})"
+
+
+def resolve(trainer: PlaceholderSource, value: Any) -> Any:
+    """Return the value with every expression in it replaced by a number of this trainer's run.
+
+    It looks into partials, lists, tuples and dictionaries. What holds no expression comes back as the
+    same object.
+
+    Raises:
+        ConfigError: an expression needs something that this run does not have.
+    """
+    if isinstance(value, Expression):
+        return _number(trainer, value)
+    if isinstance(value, partial):
+        parts = (value.func, value.args, value.keywords)
+        function, args, keywords = resolved = tuple(resolve(trainer, part) for part in parts)
+        return value if _are_same(resolved, parts) else partial(function, *args, **keywords)
+    if isinstance(value, tuple):
+        items = tuple(resolve(trainer, item) for item in value)
+        if _are_same(items, value):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else items
+    if isinstance(value, list | dict):
+        keyed = list(value.items() if isinstance(value, dict) else enumerate(value))
+        replaced = {key: new for key, item in keyed if (new := resolve(trainer, item)) is not item}
+        if not replaced:
+            return value
+        changed: Any = copy.copy(value)
+        for key, item in replaced.items():
+            changed[key] = item
+        return changed
+    return value
+
+
+def replace_trainer_placeholder_values(trainer: PlaceholderSource, instance: Any) -> Any:
+    """Return a new partial with this trainer's numbers for the placeholders in it; anything else as it is.
+
+    Raises:
+        ConfigError: a placeholder needs something that this run does not have.
+    """
+    if not isinstance(instance, partial):
+        return instance
+    resolved = resolve(trainer, instance)
+    return partial(resolved.func, *resolved.args, **resolved.keywords)
+
+
+def _number(trainer: PlaceholderSource, value: Operand) -> Number:
+    if isinstance(value, TrainerPlaceholderValues):
+        count = _COUNTS[value](trainer)
+        if count is None:
+            raise ConfigError(f"{value.name} is not known for this run: give the scheduler a number instead")
+        return count
+    if isinstance(value, Operation):
+        result: Number = _OPERATORS[value.operator](
+            *(_number(trainer, operand) for operand in value.operands)
+        )
+        return result
+    assert not isinstance(value, Expression)
+    return value
+
+
+def _operation(symbol: str, *operands: Operand) -> Operation:
+    for operand in operands:
+        if not isinstance(operand, Expression | Real):
+            raise TypeError(
+                f"placeholders combine with numbers and other placeholders, not with {type(operand).__name__}"
+            )
+    return Operation(symbol, operands)
+
+
+def _placeholders(value: Operand) -> set[TrainerPlaceholderValues]:
+    if isinstance(value, TrainerPlaceholderValues):
+        return {value}
+    return set().union(*map(_placeholders, value.operands)) if isinstance(value, Operation) else set()
+
+
+def _are_same(new: tuple[Any, ...], old: tuple[Any, ...]) -> bool:
+    return all(ours is theirs for ours, theirs in zip(new, old, strict=True))
+
+
+def _length(loader: Any, placeholder: str, owner: str) -> int:
+    if loader is None:
+        raise ConfigError(
+            f"{placeholder} is used, but this run has no {owner}: pass one, or give a number instead"
+        )
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise ConfigError(
+            f"{placeholder} is used, but the {owner} has no length: give a number instead"
+        ) from error
+
+
+_COUNTS: dict[TrainerPlaceholderValues, Callable[[PlaceholderSource], int | None]] = {
+    TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: trainer.run_config.num_epochs,
+    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: (
+        lambda trainer: trainer.run_config.num_local_update_steps_per_epoch
+    ),
+    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: (
+        lambda trainer: trainer.run_config.num_local_update_steps_per_epoch
+    ),
+    TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: (
+        lambda trainer: _length(trainer._train_dataloader, "TRAIN_DATALOADER_LEN", "train loader")
+    ),
+    TrainerPlaceholderValues.EVAL_DATALOADER_LEN: (
+        lambda trainer: _length(trainer._eval_dataloader, "EVAL_DATALOADER_LEN", "evaluation loader")
+    ),
+}
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "round": round,
+    "floor": math.floor,
+    "ceil": math.ceil,
+}

@@ -1,0 +1,243 @@
+"""What a trainer offers beside the loop: asking, preparing a run, saving and loading, gathering, printing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.callbacks import CallbackHandler
+from loopwright.checkpoint import read, write
+from loopwright.data import Loader, Share, adopt
+from loopwright.engine import Engine, create_accelerator
+from loopwright.engine.nested import map_tensors
+from loopwright.engine.processes import gather_rows, local_process_zero_only, world_process_zero_only
+from loopwright.errors import ConfigError, StopTrainingError
+from loopwright.evaluation import swapped
+from loopwright.hooks import TrainerHooks
+from loopwright.losses import EpochLosses
+from loopwright.progress import Progress, Requests, RunState
+from loopwright.run_config import create_run_config
+from loopwright.settings import RunSettings
+from loopwright.tracking import RunHistory
+from loopwright.training_state import capture, load_model_file, restore, save_model_file
+
+
+class TrainerServices(TrainerHooks):
+    """The part of `Trainer` that serves the loop and its users."""
+
+    callback_handler: CallbackHandler
+    run_history: RunHistory
+    run_config: Any
+    progress: Progress
+    requests: Requests
+    seed: int
+    gradient_norm: torch.Tensor | None
+    current_rows: int | None
+    _engine: Engine
+    _accelerator: Any
+    _settings: RunSettings
+    _run: RunState
+    _losses: EpochLosses
+    _train_dataloader: Any
+    _eval_dataloader: Any
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    def request_log(self) -> None:
+        """Ask for a log at the next update boundary."""
+        self.requests.log = True
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation at the next update boundary; it is recorded as `intermediate_eval_loss`."""
+        if self._eval_dataloader is None:
+            raise ConfigError("an evaluation was asked for, but train() was called without an eval_dataset")
+        self.requests.evaluate = True
+
+    def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Ask for a saved training state at the next update boundary."""
+        self.requests.saves.append((Path(directory), metadata or {}))
+
+    def request_stop(self, reason: str) -> None:
+        """Ask for the run to end at the next update boundary; all processes stop together."""
+        self.requests.stop = self.requests.stop or reason
+
+    def call_event(self, event: str, **kwargs: Any) -> None:
+        """Call an event of every callback, with this trainer as its first argument."""
+        try:
+            self.callback_handler.call_event(event, self, **kwargs)
+        except StopTrainingError as error:
+            # Leaving alone would let the other processes wait for this one for ever.
+            if not self._engine.is_distributed:
+                raise
+            self.request_stop(str(error))
+
+    # --- preparing ----------------------------------------------------------------------------------------------
+
+    def _create_accelerator(self) -> Any:
+        """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
+        return create_accelerator(self._settings.mixed_precision)
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Make a fresh engine, and prepare the model, the optimizer and the loaders for it."""
+        self._release()
+        self._accelerator = self._create_accelerator()
+        self._engine = Engine(self._accelerator)
+        self.model, self.optimizer = self._engine.prepare(self.model, self.optimizer)
+        if self._settings.step_mode == "compile":
+            self.model.compile()
+        if self._train_dataloader is not None:
+            self._train_dataloader = self._as_loader(self._train_dataloader)
+            self._train_dataloader.limit = self.callback_handler.batch_limit(self, training=True)
+        if self._eval_dataloader is not None:
+            self._eval_dataloader = self._as_loader(self._eval_dataloader, is_evaluation=True)
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> Any:
+        """Return the settled numbers of the run."""
+        return create_run_config(
+            self._accelerator,
+            self._train_dataloader,
+            self._eval_dataloader,
+            self._train_dl_kwargs,
+            self._eval_dl_kwargs,
+            per_device_batch_size,
+            num_epochs,
+            gradient_accumulation_steps,
+            max_num_train_steps,
+            gradient_clip_value,
+        )
+
+    def _as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
+        if isinstance(source, Loader):
+            return source
+        share = Share(self._engine.rank, self._engine.num_processes, self._settings.gradient_accumulation_steps)
+        return adopt(source, seed=self.seed, share=share, device=self.device, evaluation=is_evaluation)
+
+    def _release(self) -> None:
+        """Give the model and the optimizer back as the user made them."""
+        if self._settings.step_mode == "compile" and isinstance(self.model, torch.nn.Module):
+            self.model._compiled_call_impl = None
+        self.model, self.optimizer = self._engine.release(self.model, self.optimizer)
+
+    def _clip_gradients(self) -> None:
+        """Clip the gradients of an update, once, when they are complete."""
+        settings = self._settings
+        self.gradient_norm = self._engine.clip(self.model, settings.gradient_clip_value, settings.gradient_clip_norm)
+
+    # --- saving and loading -------------------------------------------------------------------------------------
+
+    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
+        """Write everything needed to continue the run, as of its last finished update, into a folder.
+
+        Args:
+            output_dir: the folder; an older state of that name stays whole until the new one is.
+            checkpoint_kwargs: further metadata; `load_training_state` returns it.
+        """
+        if self.run_config is None:
+            raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
+        run = {
+            "progress": self.progress.state_dict(),
+            "seed": self.seed,
+            "first_epoch": self._run.first_epoch,
+            "losses": self._losses.state_dict(),
+        }
+        model, state = capture(self, self._engine, run, checkpoint_kwargs or {})
+        world_process_zero_only(write)(output_dir, model, state, self.progress.update)
+        self.call_event("on_checkpoint_saved", path=Path(output_dir))
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Restore model, optimizer, scheduler, scaler and random generators from a saved state; return its metadata.
+
+        The position in the run, the history and the callbacks are restored by `train(resume_from=...)` alone.
+        """
+        if self.run_config is None:
+            raise ConfigError("load_training_state needs a trainer that has been prepared by train()")
+        checkpoint = read(input_dir)
+        restore(self, self._engine, checkpoint)
+        self._run.loaded = checkpoint.state
+        metadata: dict[str, Any] = checkpoint.state["metadata"]
+        return metadata
+
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+        *,
+        model: Any = None,
+    ) -> None:
+        """Write the model, and optionally optimizer and scheduler, into one file.
+
+        Args:
+            save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
+            checkpoint_kwargs: further entries at the dict's top level.
+            save_optimizer: include the optimizer's state.
+            save_scheduler: include the scheduler's state, if there is a scheduler.
+            save_per_node: write on one process of each node, not only of the first.
+            model: another model than the trainer's own.
+        """
+        weights = self._engine.unwrap(self.model if model is None else model, keep_torch_compile=False)
+        optimizer = self._engine.unwrap_optimizer(self.optimizer) if save_optimizer else None
+        on_one = local_process_zero_only if save_per_node else world_process_zero_only
+        on_one(save_model_file)(
+            save_path, weights, optimizer, self.scheduler if save_scheduler else None, checkpoint_kwargs or {}
+        )
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
+
+        A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
+        """
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        optimizer = self._engine.unwrap_optimizer(self.optimizer)
+        return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)
+
+    # --- small tools --------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is during a run."""
+        return self._engine.device
+
+    @property
+    def train_loader(self) -> Any:
+        """The training loader of the current run, or None."""
+        return self._train_dataloader
+
+    @property
+    def eval_loader(self) -> Any:
+        """The evaluation loader of the current run, or None."""
+        return self._eval_dataloader
+
+    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
+        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
+        with swapped(self, model, CallbackHandler(callbacks), metric_prefix):
+            self._run_eval_epoch(self._eval_dataloader)
+
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """Concatenate tensors over processes on dim 0: each sample once, in order, also from uneven batches.
+
+        Args:
+            tensor: a tensor, or a tuple, list or dict of them.
+            padding_value: fills up further dimensions where the processes' differ.
+        """
+        is_pad = self.current_rows == 0
+        return map_tensors(tensor, lambda rows: gather_rows(rows[:0] if is_pad else rows, self.device, padding_value))
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+        if self._accelerator.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201 - what this method is for

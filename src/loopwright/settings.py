@@ -1,0 +1,153 @@
+"""The settings of a run, and checks of everything `train` is given, made before anything is touched.
+
+Only real objects are checked (modules, optimizers, sized datasets): stand-ins of a user's own tests pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from loopwright.checkpoint import Checkpointing
+from loopwright.errors import ConfigError, ConfigTypeError, DataError
+from loopwright.schedulers import SchedulerBase
+
+STEP_MODES = ("auto", "eager", "compile")
+PRECISIONS = (None, "no", "fp16", "bf16", "fp8")
+_COUNTS = (
+    "num_epochs",
+    "per_device_batch_size",
+    "max_num_train_steps",
+    "gradient_accumulation_steps",
+    "log_every",
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Every so many updates or epochs."""
+
+    count: int
+    unit: str
+
+    @classmethod
+    def parse(cls, value: int | str | None) -> Interval:
+        """Read `evaluate_every`: None is every epoch, a number counts updates, "2 epochs" and "500 updates" say it."""
+        if value is None:
+            return cls(1, "epoch")
+        count, _, unit = str(value).partition(" ")
+        unit = unit.strip().removesuffix("s") or "update"
+        if not count.isdigit() or int(count) < 1 or unit not in ("update", "epoch"):
+            raise ConfigError(f'evaluate_every must be a number of updates, "N updates" or "N epochs", got {value!r}')
+        return cls(int(count), unit)
+
+    def is_due(self, count: int, unit: str) -> bool:
+        """Whether that many updates or epochs are a multiple of this interval."""
+        return unit == self.unit and count % self.count == 0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What `train` was asked for, checked.
+
+    Raises:
+        ConfigError: on making it; it names the argument, what was given and what is needed.
+    """
+
+    num_epochs: int = 1
+    per_device_batch_size: int = 8
+    max_num_train_steps: int | None = None
+    gradient_accumulation_steps: int = 1
+    gradient_clip_value: float | None = None
+    gradient_clip_norm: float | None = None
+    mixed_precision: str | None = None
+    step_mode: str = "auto"
+    checkpoints: Checkpointing | None = None
+    log_every: int = 50
+    evaluate_every: Interval = Interval(1, "epoch")
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.step_mode not in STEP_MODES:
+            raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
+        if self.mixed_precision not in PRECISIONS:
+            raise ConfigError(f'mixed_precision must be "no", "fp16", "bf16" or "fp8", got {self.mixed_precision!r}')
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self.gradient_clip_value is not None or self.gradient_clip_norm is not None
+
+
+def check_scheduler_factory(create_scheduler_fn: Any) -> None:
+    """Refuse a scheduler that is already made, or anything else that cannot be called.
+
+    Raises:
+        ConfigTypeError: it says how to make a factory of it.
+    """
+    if isinstance(create_scheduler_fn, (torch.optim.lr_scheduler.LRScheduler, SchedulerBase)):
+        name = type(create_scheduler_fn).__name__
+        raise ConfigTypeError(
+            f"create_scheduler_fn must be a function that takes the optimizer and returns a scheduler, got a {name} "
+            f"that is already made. Pass functools.partial({name}, ...) without the optimizer."
+        )
+    if create_scheduler_fn is not None and not callable(create_scheduler_fn):
+        raise ConfigTypeError(f"create_scheduler_fn is not callable: {create_scheduler_fn!r}")
+
+
+def check_parameters(model: Any, optimizer: Any) -> None:
+    """Refuse a model that has nothing to train, and an optimizer that was made for another one.
+
+    Raises:
+        ConfigError: it says which.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ConfigError(f"{type(model).__name__} has no parameters, so there is nothing to train")
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ConfigError(
+            f"{type(model).__name__} has no trainable parameters: requires_grad is False on all {len(parameters)}. "
+            "Unfreeze some, or use evaluate()."
+        )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not any(id(parameter) in held for parameter in parameters):
+            raise ConfigError(
+                f"the optimizer holds none of the parameters of {type(model).__name__}. It was probably made for "
+                "another model, or before this one was replaced; make it from model.parameters()."
+            )
+
+
+def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: int) -> None:
+    """Refuse a dataset that has no batch to offer.
+
+    Raises:
+        DataError: it says why.
+    """
+    if isinstance(dataset, DataLoader) or not isinstance(dataset, Sized):
+        return
+    size = len(dataset)
+    if size == 0:
+        raise DataError(f"{name} is empty: it has no samples")
+    batch_size = kwargs.get("batch_size") or batch_size
+    if kwargs.get("drop_last") and size < batch_size:
+        raise DataError(
+            f"{name} has {size} samples, fewer than one batch of {batch_size}, and drop_last=True drops the only one. "
+            "Lower the batch size or pass drop_last=False."
+        )
+
+
+def is_overridden(instance: Any, base: type, method: str) -> bool:
+    """Whether an instance's method is not the base class's own."""
+    return inspect.getattr_static(type(instance), method) is not inspect.getattr_static(base, method)

@@ -1,0 +1,163 @@
+"""The loss tracker: a mean loss as a sum and a count, without making the host wait.
+
+`update` only puts a loss aside, on the device it lives on. Reading brings what was put aside to the host
+and adds it up there, one by one in order of arrival, in Python floats (64 bit). So the sum has the same
+bits however often, and whenever, it is read, saved or restored.
+
+    tracker = LossTracker()
+    tracker.update(loss, batch_size=32)   # a tensor or a float; no host sync
+    tracker.average                       # a float; one host sync
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Small tensors put aside before they are packed into one: a CUDA scalar takes a block of 512 bytes.
+_FOLD_EVERY = 64
+
+
+class LossTracker:
+    """Keeps the mean of mean losses, each weighted by the number of items it is a mean of."""
+
+    def __init__(self) -> None:
+        self._sums = _Sums()
+        self._pending: list[tuple[float | Tensor, float | Tensor]] = []
+        self._folded: list[tuple[Sequence[float | Tensor] | Tensor, Sequence[float | Tensor] | Tensor]] = []
+
+    def update(self, loss_batch_value: float | Tensor, batch_size: float | Tensor = 1) -> None:
+        """Count one micro-batch; never waits for the device.
+
+        Args:
+            loss_batch_value: the micro-batch's mean loss. Of a tensor with dimensions the mean is taken.
+                A tensor is copied at once, so writing to it later changes nothing.
+            batch_size: the number of items it is a mean of, possibly counted on the device.
+        """
+        if isinstance(loss_batch_value, Tensor):
+            loss = loss_batch_value.detach()
+            # A CUDA graph writes every loss to the same place, and a hook may scale its loss in place.
+            loss_batch_value = loss.mean() if loss.dim() else loss.clone()
+        elif not isinstance(batch_size, Tensor) and not self._pending and not self._folded:
+            self._sums.add(float(loss_batch_value), batch_size)
+            return
+        if isinstance(batch_size, Tensor):
+            count = batch_size.detach()
+            batch_size = count.sum() if count.dim() else count.clone()
+        self._pending.append((loss_batch_value, batch_size))
+        if len(self._pending) >= _FOLD_EVERY:
+            self._fold()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sums = _Sums()
+        self._pending = []
+        self._folded = []
+
+    @property
+    def loss_value(self) -> float:
+        """The loss of the last micro-batch; 0 before the first. Reading it waits for the device."""
+        return self._read().loss_value
+
+    @property
+    def total_loss(self) -> float:
+        """The sum of the losses, each times its number of items. Reading it waits for the device."""
+        return self._read().total_loss
+
+    @property
+    def running_count(self) -> float:
+        """The number of items. Reading it waits for the device."""
+        return self._read().running_count
+
+    @property
+    def average(self) -> float:
+        """The mean loss of an item: 0 before any update, nan after updates without a single item.
+
+        Reading it waits for the device.
+        """
+        sums = self._read()
+        if sums.running_count == 0:
+            return math.nan if sums.num_updates else 0.0
+        return sums.total_loss / sums.running_count
+
+    def first_nonfinite(self) -> int | None:
+        """Return how many updates since the reset came before the first nan or infinite loss.
+
+        None means that every loss was finite. Reading it waits for the device.
+        """
+        return self._read().first_nonfinite
+
+    def device_totals(self, device: torch.device | str) -> Tensor:
+        """Return [total loss, number of items] on a device, to be summed over processes.
+
+        The tensor is float64, or float32 on MPS, which has nothing wider. Waits for the device.
+        """
+        sums = self._read()
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        return torch.tensor([sums.total_loss, sums.running_count], dtype=dtype, device=device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as Python numbers. Waits for the device."""
+        return asdict(self._read())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace everything by what `state_dict` returned; the sums go on with the same bits."""
+        sums = _Sums(**{field.name: state[field.name] for field in fields(_Sums)})
+        self.reset()
+        self._sums = sums
+
+    def _fold(self) -> None:
+        losses, counts = zip(*self._pending, strict=True)
+        self._folded.append((_packed(losses), _packed(counts)))
+        self._pending = []
+
+    def _read(self) -> _Sums:
+        if self._pending:
+            self._fold()
+        if self._folded:
+            entries = [
+                (float(loss), count)
+                for losses, counts in self._folded
+                for loss, count in zip(_on_host(losses), _on_host(counts), strict=True)
+            ]
+            self._folded = []
+            for loss, count in entries:
+                self._sums.add(loss, count)
+        return self._sums
+
+
+@dataclass(slots=True)
+class _Sums:
+    loss_value: float = 0.0
+    total_loss: float = 0.0
+    running_count: float = 0
+    num_updates: int = 0
+    first_nonfinite: int | None = None
+
+    def add(self, loss: float, count: float) -> None:
+        if self.first_nonfinite is None and not math.isfinite(loss):
+            self.first_nonfinite = self.num_updates
+        self.loss_value = loss
+        self.total_loss += loss * count
+        self.running_count += count
+        self.num_updates += 1
+
+
+def _packed(values: tuple[float | Tensor, ...]) -> tuple[float | Tensor, ...] | Tensor:
+    # Packing must not change a value, so tensors of several types stay apart; sums are left to the host.
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if len(tensors) == len(values) and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
+        return torch.stack(tensors)
+    return values
+
+
+def _on_host(values: Sequence[float | Tensor] | Tensor) -> list[float]:
+    if isinstance(values, Tensor):
+        numbers: list[float] = values.tolist()
+        return numbers
+    return [value.item() if isinstance(value, Tensor) else value for value in values]

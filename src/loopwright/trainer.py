@@ -1,0 +1,542 @@
+"""The Trainer, and THE LOOP: `_run_training`, `_run_train_epoch` and `_finish_update`, to be read in this order.
+
+An epoch is a sequence of updates; an update is a window of micro-batches. For each micro-batch: loss,
+backward. Then clip, optimizer step, scheduler step, zero grad; and what was asked for is served: log,
+evaluate, save, stop. The hooks it calls are in `hooks.py`; saving, preparing and asking in `services.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
+from loopwright.checkpoint import Checkpointing, prune
+from loopwright.data import Window
+from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
+from loopwright.engine import Engine
+from loopwright.engine.nested import to_device
+from loopwright.engine.processes import world_process_zero_only
+from loopwright.engine.seeding import seed_generators
+from loopwright.errors import ConfigError, StopTrainingError
+from loopwright.evaluation import run_eval_epoch, run_prediction
+from loopwright.keys import key
+from loopwright.losses import EpochLosses, check_batch_output
+from loopwright.progress import Progress, Requests, RunState
+from loopwright.results import EvaluationResult, PredictionResult, TrainResult
+from loopwright.schedulers import (
+    StatefulSchedulerBase,
+    TrainerPlaceholderValues,
+    replace_trainer_placeholder_values,
+)
+from loopwright.services import TrainerServices
+from loopwright.settings import (
+    Interval,
+    RunSettings,
+    check_dataset,
+    check_parameters,
+    check_scheduler_factory,
+    is_overridden,
+)
+from loopwright.tracking import InMemoryRunHistory, RunHistory
+from loopwright.training_state import find_resume_path
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "LIMIT_BATCHES_ENV_VAR",
+    "Trainer",
+    "TrainerPlaceholderValues",
+    "TrainerWithTimmScheduler",
+    "replace_trainer_placeholder_values",
+]
+
+
+class Trainer(TrainerServices):
+    """Trains, evaluates and runs a model; override its hooks, add callbacks, or both.
+
+    Attributes:
+        model, loss_func, optimizer, scheduler: as given, and during a run as prepared for it.
+        callback_handler: holds the callbacks.
+        run_history: every metric of the run.
+        run_config: the settled numbers of the current run.
+        progress: where the run stands.
+        seed: of the current run: the same seed gives the same run.
+        gradient_norm: of the last update, before clipping, on the device; None unless clipped by norm.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss_func: Any,
+        optimizer: Any,
+        callbacks: Iterable[Any] = DEFAULT_CALLBACKS,
+        run_history: RunHistory | None = None,
+    ) -> None:
+        """Store everything; nothing is checked or moved before `train` or `evaluate`.
+
+        Args:
+            model: the module to train.
+            loss_func: called with (outputs, targets); None if the model or an overridden hook computes the loss.
+            optimizer: over the model's parameters.
+            callbacks: instances, or classes to be made without arguments; called in this order.
+            run_history: keeps the metrics; in memory by default.
+        """
+        self.model = model
+        self.loss_func = loss_func
+        self.optimizer = optimizer
+        limit = os.environ.get(LIMIT_BATCHES_ENV_VAR, "none")
+        limiters = [] if limit.lower() == "none" else [LimitBatchesCallback(int(limit))]
+        self.callback_handler = CallbackHandler([*limiters, *callbacks])
+        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
+        self.create_scheduler_fn: Callable[..., Any] | None = None
+        self.scheduler: Any = None
+        self.collate_fn: Callable[..., Any] | None = None
+        self.train_dataset: Any = None
+        self.eval_dataset: Any = None
+        self.run_config: Any = None
+        self.progress = Progress()
+        self.seed = 0
+        self.requests = Requests()
+        self.gradient_norm: torch.Tensor | None = None
+        self.current_rows: int | None = None
+        self._train_dataloader: Any = None
+        self._eval_dataloader: Any = None
+        self._train_dl_kwargs: dict[str, Any] | None = None
+        self._eval_dl_kwargs: dict[str, Any] | None = None
+        self._settings = RunSettings()
+        self._run = RunState()
+        self._accelerator = self._create_accelerator()
+        self._engine = Engine(self._accelerator)
+        self._losses = EpochLosses(self._engine)
+        self.call_event("on_init_end")
+
+    # --- what you call ------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        train_dataset: Any,
+        num_epochs: int,
+        eval_dataset: Any = None,
+        per_device_batch_size: int = 8,
+        max_num_train_steps: int | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip_value: float | None = None,
+        create_scheduler_fn: Callable[..., Any] | None = None,
+        train_dataloader_kwargs: dict[str, Any] | None = None,
+        eval_dataloader_kwargs: dict[str, Any] | None = None,
+        reset_run_history: bool = True,
+        collate_fn: Callable[..., Any] | None = None,
+        resume_from: str | Path | None = None,
+        *,
+        seed: int | None = None,
+        mixed_precision: str | None = None,
+        gradient_clip_norm: float | None = None,
+        step_mode: str = "auto",
+        checkpoints: Checkpointing | None = None,
+        log_every: int = 50,
+        evaluate_every: int | str | None = None,
+    ) -> TrainResult:
+        """Train the model.
+
+        Args:
+            train_dataset: map-style or iterable dataset, or a ready DataLoader.
+            num_epochs: epochs in all, those before a resume included.
+            eval_dataset: evaluated after each epoch.
+            per_device_batch_size: samples of a micro-batch.
+            max_num_train_steps: updates in all, if that is less than the epochs give.
+            gradient_accumulation_steps: micro-batches per update and process.
+            gradient_clip_value: clip each gradient element to [-v, v].
+            create_scheduler_fn: called with the optimizer; a functools.partial may hold placeholders.
+            train_dataloader_kwargs: win over the loader's defaults.
+            eval_dataloader_kwargs: win over the loader's defaults.
+            reset_run_history: forget earlier runs' metrics; False counts epochs on from them.
+            collate_fn: makes a batch of samples.
+            resume_from: a saved training state to continue; "auto" takes the newest of `checkpoints`, if any.
+            seed: fixes order, augmentation and dropout; None takes torch's current seed.
+            mixed_precision: "no", "bf16", "fp16" or "fp8"; None follows accelerate's configuration.
+            gradient_clip_norm: clip the gradient's norm.
+            step_mode: "eager"; "compile" for torch.compile; "auto" chooses.
+            checkpoints: where and when to save.
+            log_every: updates between logs.
+            evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.
+
+        Raises:
+            ConfigError, DataError: before anything is touched.
+        """
+        settings = RunSettings(
+            num_epochs=num_epochs,
+            per_device_batch_size=per_device_batch_size,
+            max_num_train_steps=max_num_train_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            gradient_clip_norm=gradient_clip_norm,
+            mixed_precision=mixed_precision,
+            step_mode=step_mode,
+            checkpoints=checkpoints,
+            log_every=log_every,
+            evaluate_every=Interval.parse(evaluate_every),
+        )
+        check_scheduler_factory(create_scheduler_fn)
+        check_parameters(self.model, self.optimizer)
+        if not is_overridden(self, Trainer, "create_train_dataloader"):
+            check_dataset(train_dataset, "train_dataset", train_dataloader_kwargs or {}, per_device_batch_size)
+        resume_path = find_resume_path(resume_from, checkpoints, self.print)
+        if resume_path is None and reset_run_history:
+            self.run_history.reset()
+        self._start_anew(settings)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
+        self.seed = torch.initial_seed() if seed is None else seed
+        self._train_dataloader = self.create_train_dataloader(
+            batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
+        )
+        if eval_dataset is not None:
+            self._eval_dataloader = self.create_eval_dataloader(
+                batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
+            )
+        self._prepare_model_optimizer_and_dataloaders()
+        self.run_config = self._create_run_config(
+            per_device_batch_size,
+            num_epochs,
+            gradient_accumulation_steps,
+            max_num_train_steps,
+            gradient_clip_value,
+        )
+        if create_scheduler_fn is not None:
+            self.scheduler = self.create_scheduler()
+        if resume_path is not None:
+            self._resume(resume_path)
+        self._run_training()
+        progress = self.progress
+        return TrainResult(self.run_history.latest(), progress.epoch, progress.update, self._run.stop_reason, self.seed)
+
+    def evaluate(
+        self,
+        dataset: Any = None,
+        per_device_batch_size: int = 8,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> EvaluationResult:
+        """Evaluate the model once and record `evaluation_loss`; the run history starts anew.
+
+        Args:
+            dataset: None takes the evaluation dataset of the last call.
+            per_device_batch_size: samples of a batch.
+            dataloader_kwargs: win over the loader's defaults.
+            collate_fn: makes a batch of samples.
+        """
+        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
+        self.run_history.reset()
+        try:
+            self.evaluation_run_start()
+            self.call_event("on_evaluation_run_start")
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+        except StopTrainingError as error:
+            self._stop(error)
+        self.evaluation_run_end()
+        self.call_event("on_evaluation_run_end")
+        self._release()
+        return EvaluationResult(self.run_history.latest(), self._run.stop_reason)
+
+    def predict(
+        self,
+        dataset: Any,
+        per_device_batch_size: int = 8,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> PredictionResult:
+        """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
+        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
+        self.model.eval()
+        outputs = run_prediction(self, self._engine, self._eval_dataloader)
+        self._release()
+        return PredictionResult(outputs, {"num_samples": len(self._eval_dataloader.dataset)})
+
+    # --- THE LOOP -----------------------------------------------------------------------------------------------
+
+    def _run_training(self) -> None:
+        """Run epochs until the run is complete; whatever ended it, the run-end hook and events follow."""
+        interruption: KeyboardInterrupt | None = None
+        try:
+            self.training_run_start()
+            self.call_event("on_training_run_start")
+            self._begin_run()
+            while not self._is_complete():
+                self._run_train_epoch(self._train_dataloader)
+                if self._evaluation_is_due():
+                    self._run_eval_epoch(self._eval_dataloader)
+                self._finish_epoch()
+        except StopTrainingError as error:
+            self._stop(error)
+        except KeyboardInterrupt as error:
+            interruption = error
+        self._finish_run()
+        if interruption is not None:
+            raise interruption
+
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        """Train one epoch, from wherever the run stands in it."""
+        self.train_epoch_start()
+        self._begin_epoch()
+        self.call_event("on_train_epoch_start")
+        for window in self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples):
+            self._begin_update(window)
+            for index, piece in enumerate(window.pieces):
+                self._begin_micro_batch(window, index)
+                self.call_event("on_train_step_start")
+                batch = to_device(piece.batch, self.device)
+                self._perform_forward_and_backward_passes(batch, step=self.progress.batch + index)
+            self._finish_update(window)
+            if self._is_complete():
+                break
+        else:
+            self._run.epoch_is_whole = True
+        self._log()
+        self.train_epoch_end()
+        self.run_history.update_metric("train_loss_epoch", self._losses.mean())
+        self.call_event("on_train_epoch_end")
+        self._serve_stop()
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """Compute a micro-batch's loss and its gradients."""
+        output = self.calculate_train_batch_loss(batch)
+        if self._run.is_first_batch:
+            check_batch_output(output, "calculate_train_batch_loss", is_training=True)
+            self._run.is_first_batch = False
+        self.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
+        self.backward_step(self._losses.weighted(output, self._run.piece_index))
+
+    def _finish_update(self, window: Window) -> None:
+        """Apply the gradients of a window, count it, and serve what was asked for."""
+        self._losses.finish_update(self.model)
+        if self._settings.clips:
+            self._clip_gradients()
+        self.call_event("on_before_optimizer_step")
+        self._run.update_is_torn = True
+        self.optimizer_step()
+        self.call_event("on_optimizer_step_end")
+        if self.scheduler is not None and not self._engine.step_was_skipped(self.optimizer):
+            self.scheduler_step()
+        self.optimizer_zero_grad()
+        self.progress.advance(len(window.pieces), window.samples)
+        self._run.update_is_torn = False
+        self.call_event("on_update_end")
+        self._ask_for_what_is_due()
+        self._serve_requests()
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate once; the loss is recorded under a name that says where in the run it was."""
+        loader = self._as_loader(valid_dl, is_evaluation=True)
+        loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
+        name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
+        run_eval_epoch(self, self._engine, loader, name, is_intermediate)
+        self._serve_stop()
+
+    # --- asking and serving -------------------------------------------------------------------------------------
+
+    def _ask_for_what_is_due(self) -> None:
+        settings, update = self._settings, self.progress.update
+        if update % settings.log_every == 0:
+            self.requests.log = True
+        if self._eval_dataloader is not None and settings.evaluate_every.is_due(update, "update"):
+            self.requests.evaluate = True
+        if settings.checkpoints is not None and settings.checkpoints.is_due_after_update(update):
+            self.request_save(settings.checkpoints.path(update))
+
+    def _serve_requests(self) -> None:
+        """Do what was asked for: log, evaluate, save, stop."""
+        if self._engine.is_distributed:
+            self.requests.log, self.requests.evaluate = (
+                bool(asked) for asked in self._engine.agreement.largest(self.requests.log, self.requests.evaluate)
+            )
+        if self.requests.log:
+            self._log()
+        if self.requests.evaluate:
+            self.requests.evaluate = False
+            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+        self._serve_saves()
+        self._serve_stop()
+
+    def _serve_saves(self) -> None:
+        saves, self.requests.saves = self.requests.saves, []
+        for directory, metadata in saves:
+            if self._losses.has_nonfinite():
+                self.print(f"Not saving {directory}: a loss of this epoch was not finite")
+                continue
+            self.save_training_state(directory, metadata)
+            checkpoints = self._settings.checkpoints
+            if checkpoints is not None and directory.parent == Path(checkpoints.directory):
+                world_process_zero_only(prune)(directory.parent, checkpoints.keep_last, self._run.resumed_from)
+
+    def _serve_stop(self) -> None:
+        reason = self.requests.stop
+        if self._engine.agreement.largest(reason is not None)[0]:
+            self.requests.stop = None
+            raise StopTrainingError(reason or "Stopped by another process")
+
+    def _log(self) -> None:
+        """Bring the losses since the last log to the host and hand them to the callbacks."""
+        self.requests.log = False
+        loss = self._losses.mean_since_last_log()
+        if loss is None:
+            return
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        logs = {
+            "update": self.progress.update,
+            "epoch": self.run_history.current_epoch,
+            "loss": loss,
+            "lr": learning_rate,
+        }
+        if self.gradient_norm is not None:
+            logs["gradient_norm"] = float(self.gradient_norm)
+        finite = self._losses.num_finite_batches()
+        accumulation = self._settings.gradient_accumulation_steps
+        first = None if finite is None else self._run.first_update_of_epoch + finite // accumulation
+        self.call_event("on_log", logs=logs, first_nonfinite_update=first)
+
+    # --- phases of the loop -------------------------------------------------------------------------------------
+
+    def _start_anew(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self.progress, self.requests = Progress(), Requests()
+        self._run = RunState(first_epoch=self.run_history.current_epoch)
+        self._train_dataloader = self._eval_dataloader = None
+        self._train_dl_kwargs = self._eval_dl_kwargs = None
+        self.scheduler = self.gradient_norm = self.current_rows = None
+        self.callback_handler.refresh()
+
+    def _begin_run(self) -> None:
+        if self._run.loaded is not None:
+            self.callback_handler.load_state_dict(self._run.loaded["callbacks"])
+        # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
+        if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
+            self.scheduler.step()
+        self.optimizer_zero_grad()
+        self._counts_items = is_overridden(self, Trainer, "count_batch_items")
+
+    def _begin_epoch(self) -> None:
+        done = -(-self.progress.batch // self._settings.gradient_accumulation_steps)
+        self._run.first_update_of_epoch = self.progress.update - done + 1
+        self._run.epoch_is_whole = False
+        if self.progress.batch == 0:
+            self._losses = EpochLosses(self._engine)
+
+    def _begin_update(self, window: Window) -> None:
+        counts = None
+        if self._counts_items:
+            counts = [float(self.count_batch_items(p.batch) or 0) if p.rows else 0.0 for p in window.pieces]
+        self._losses.begin_update(window, counts)
+
+    def _begin_micro_batch(self, window: Window, index: int) -> None:
+        self._run.piece_index = index
+        self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
+        seed_generators(key(self.seed, "forward", self.progress.epoch, window.pieces[index].position), self.device)
+
+    def _has_reached_limit(self) -> bool:
+        limit = self._settings.max_num_train_steps
+        return limit is not None and self.progress.update >= limit
+
+    def _is_complete(self) -> bool:
+        return self._has_reached_limit() or self.progress.epoch >= self._settings.num_epochs
+
+    def _evaluation_is_due(self) -> bool:
+        every, epoch = self._settings.evaluate_every, self.progress.epoch + 1
+        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or epoch >= self._settings.num_epochs
+        return self._eval_dataloader is not None and is_due
+
+    def _finish_epoch(self) -> None:
+        if self._has_reached_limit():
+            limit, epoch = self._settings.max_num_train_steps, self.run_history.current_epoch
+            self.print(f"Reached max number of training steps {limit} in epoch {epoch}")
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            latest = self.run_history.latest()
+            self.scheduler.step(latest.get("eval_loss_epoch", latest["train_loss_epoch"]))
+        self.training_run_epoch_end()
+        self.call_event("on_training_run_epoch_end")
+        self.run_history._increment_epoch()
+        if self._run.epoch_is_whole:
+            self.progress.end_epoch()
+        checkpoints = self._settings.checkpoints
+        if checkpoints is not None and checkpoints.is_due_after_epoch(self.progress.epoch):
+            self.request_save(checkpoints.path(self.progress.update))
+        self._serve_requests()
+
+    def _stop(self, error: StopTrainingError) -> None:
+        """End the run early: say why, drop what is half done, tell the callbacks."""
+        self.print(error)
+        self._run.stop_reason = str(error)
+        if self._run.epoch_is_whole and self.progress.batch:
+            self.progress.end_epoch()
+        if self.optimizer is not None:
+            self.optimizer_zero_grad()
+        self.call_event("on_stop_training_error", error=error)
+
+    def _finish_run(self) -> None:
+        try:
+            self.training_run_end()
+            self.call_event("on_training_run_end")
+            if self._settings.checkpoints is not None:
+                self.request_save(self._settings.checkpoints.path(self.progress.update))
+            if not self._run.update_is_torn:
+                self._serve_saves()
+            self._serve_stop()
+        except StopTrainingError as error:
+            self._stop(error)
+        self._release()
+
+    # --- setting up ---------------------------------------------------------------------------------------------
+
+    def _resume(self, path: Path) -> None:
+        self.load_training_state(path)
+        assert self._run.loaded is not None
+        run = self._run.loaded["run"]
+        self._run.resumed_from = path
+        self.progress.load_state_dict(run["progress"])
+        self._losses.load_state_dict(run["losses"])
+        self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
+        self._train_dataloader.seed = self.seed
+        self.run_history.load_state_dict(self._run.loaded["history"])
+        self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
+        self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
+
+    def _set_up_evaluation(self, dataset: Any, batch_size: int, kwargs: dict[str, Any] | None, collate_fn: Any) -> None:
+        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
+        self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
+        self.eval_dataset, self.collate_fn = dataset, collate_fn
+        self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
+        self._prepare_model_optimizer_and_dataloaders()
+        self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+
+
+class TrainerWithTimmScheduler(Trainer):
+    """A trainer for schedulers of timm's shape: `step_update(num_updates)` per update and `step(epoch)` per epoch.
+
+    Attributes:
+        num_updates: updates finished; None before training.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.num_updates: int | None = None
+        super().__init__(*args, **kwargs)
+
+    def train_epoch_start(self) -> None:
+        """Take the number of updates from the run's progress."""
+        super().train_epoch_start()
+        self.num_updates = self.progress.update
+
+    def scheduler_step(self) -> None:
+        """Tell the scheduler how many updates are finished."""
+        self.num_updates = self.progress.update + 1
+        self.scheduler.step_update(num_updates=self.num_updates)
+
+    def training_run_epoch_end(self) -> None:
+        """Tell the scheduler how many epochs are finished, with or without evaluation."""
+        super().training_run_epoch_end()
+        if self.scheduler is not None:
+            self.scheduler.step(self.run_history.current_epoch)

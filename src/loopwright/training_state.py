@@ -1,0 +1,187 @@
+"""Everything a run needs to continue, captured from a trainer and put back into it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from loopwright.checkpoint import Checkpoint, Checkpointing, store
+from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names, untied
+from loopwright.engine import Engine
+from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.errors import CheckpointError, ConfigError
+
+
+def capture(
+    trainer: Any, engine: Engine, run_state: dict[str, Any], metadata: dict[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the model's weights and all other state of a trainer, as `checkpoint.store.write` takes them."""
+    model = engine.unwrap(trainer.model, keep_torch_compile=False)
+    optimizer = engine.unwrap_optimizer(trainer.optimizer)
+    names = parameter_names(model=model, loss_func=trainer.loss_func)
+    scaler = engine.accelerator.scaler
+    state = {
+        "run": run_state,
+        "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
+        "history": trainer.run_history.state_dict(),
+        "callbacks": trainer.callback_handler.state_dict(),
+        "optimizer": optimizer_state(optimizer, names),
+        "scheduler": trainer.scheduler.state_dict() if hasattr(trainer.scheduler, "state_dict") else None,
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "loss_func": dict(trainer.loss_func.state_dict()) if isinstance(trainer.loss_func, nn.Module) else {},
+        "generators": generator_states(engine.device),
+        "num_processes": engine.num_processes,
+    }
+    return model.state_dict(), state
+
+
+def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's model, optimizer, scheduler, scaler, history and generators back into a trainer.
+
+    Callbacks are not touched: they are restored once their run has started.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model or optimizer; it names what differs.
+    """
+    state = checkpoint.state
+    model = engine.unwrap(trainer.model, keep_torch_compile=False)
+    optimizer = engine.unwrap_optimizer(trainer.optimizer)
+    _check_shapes(model, checkpoint.model)
+    model.load_state_dict(checkpoint.model)
+    if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
+        trainer.loss_func.load_state_dict(state["loss_func"])
+    load_optimizer_state(optimizer, state["optimizer"], parameter_names(model=model, loss_func=trainer.loss_func))
+    if state["scheduler"] is not None and trainer.scheduler is not None:
+        trainer.scheduler.load_state_dict(state["scheduler"])
+    if state["scaler"] is not None and engine.accelerator.scaler is not None:
+        engine.accelerator.scaler.load_state_dict(state["scaler"])
+    trainer.run_history.load_state_dict(state["history"])
+    if state["num_processes"] == engine.num_processes == 1:
+        restore_generator_states(state["generators"], engine.device)
+
+
+def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, say: Any) -> Path | None:
+    """Return the checkpoint to continue from, or None for a fresh start.
+
+    Args:
+        resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
+        checkpoints: says where "auto" looks.
+        say: prints what is wrong with checkpoints that are passed over.
+
+    Raises:
+        ConfigError: "auto" without checkpoints, or a path that does not exist.
+        CheckpointError: there are checkpoints, but none can be trusted.
+    """
+    if resume_from is None:
+        return None
+    if str(resume_from) == "auto":
+        if checkpoints is None:
+            raise ConfigError('resume_from="auto" needs checkpoints=Checkpointing(directory, ...) to look in')
+        folder = Path(checkpoints.directory)
+    else:
+        folder = Path(resume_from)
+        if not folder.is_dir():
+            raise ConfigError(f"resume_from={str(resume_from)!r} is not a folder")
+        if (folder / store.MANIFEST).exists():
+            return folder
+    found, problems = store.find_newest(folder)
+    for problem in problems:
+        say(f"Passing over a bad checkpoint: {problem}")
+    if found is None and str(resume_from) != "auto":
+        raise ConfigError(
+            f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
+        )
+    return found
+
+
+def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> None:
+    """Write the documented checkpoint file: a dict by torch.save, or weights alone for a .safetensors path."""
+    state: dict[str, Any] = {"model_state_dict": model.state_dict()}
+    if Path(path).suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        weights, _ = untied(state["model_state_dict"])
+        texts = {name: str(value) for name, value in extra.items()}
+        store.write_file(path, lambda aside: save_file(store.stored(weights), aside, {"format": "pt", **texts}))
+        return
+    if optimizer is not None:
+        state["optimizer_state_dict"] = optimizer.state_dict()
+    if scheduler is not None and hasattr(scheduler, "state_dict"):
+        state["scheduler_state_dict"] = scheduler.state_dict()
+    state = {**state, **extra}
+    store.write_file(path, lambda aside: torch.save(_plain(state), aside))
+
+
+def load_model_file(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: Any,
+    scheduler: Any,
+    load_optimizer: bool,
+    load_scheduler: bool,
+) -> dict[str, Any]:
+    """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
+
+    Raises:
+        ConfigError: the file has optimizer state and the trainer has no optimizer.
+    """
+    if not Path(path).exists():
+        raise CheckpointError(f"there is no checkpoint file {path}")
+    if Path(path).suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        checkpoint: dict[str, Any] = {"model_state_dict": load_file(path)}
+        keys = model.load_state_dict(checkpoint["model_state_dict"], strict=False)
+        tied = set(untied(model.state_dict())[1])
+        if keys.unexpected_keys or set(keys.missing_keys) - tied:
+            raise CheckpointError(f"{path} is of another model: {keys}")
+        return checkpoint
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    if load_optimizer and "optimizer_state_dict" in checkpoint and optimizer is None:
+        raise ConfigError(
+            f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
+        )
+    model.load_state_dict(checkpoint["model_state_dict"])
+    if load_optimizer and "optimizer_state_dict" in checkpoint:
+        optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+    if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
+        scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
+    return checkpoint
+
+
+def _check_shapes(model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    current = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    if current == found:
+        return
+    differences = [
+        f"{name}: {found.get(name, 'absent')} saved, {current.get(name, 'absent')} in the model"
+        for name in sorted(current.keys() | found.keys())
+        if current.get(name) != found.get(name)
+    ]
+    raise CheckpointError("the checkpoint is of another model. " + "; ".join(differences[:5]))
+
+
+def _plain(value: Any) -> Any:
+    """Turn what the safe loader refuses (numpy scalars and arrays, paths, deques) into what it reads."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, collections.OrderedDict):
+        return collections.OrderedDict((name, _plain(item)) for name, item in value.items())
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, collections.deque)):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value

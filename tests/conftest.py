@@ -1,0 +1,86 @@
+"""What every test gets: one thread, seeded generators, fixed hypothesis examples, and no hollow tests."""
+
+from __future__ import annotations
+
+import os
+
+# Read by OpenMP and MKL when torch is first imported, so set before it.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+
+import ast
+import random
+from functools import cache
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# The same examples on every run and machine; no limit on one example, since the first may compile or import.
+hypothesis.settings.register_profile("loopwright", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("loopwright")
+
+_CHECKING_CALLS = {"raises", "warns", "deprecated_call", "fail"}
+_CHECKING_PREFIXES = ("assert", "check")
+
+
+def _checks_something(node: ast.AST) -> bool:
+    """Whether this node can fail a test by what it finds."""
+    if isinstance(node, ast.Assert):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    name = getattr(node.func, "attr", getattr(node.func, "id", "")).lstrip("_")
+    return name in _CHECKING_CALLS or name.startswith(_CHECKING_PREFIXES)
+
+
+@cache
+def _hollow_tests(path: Path) -> tuple[str, ...]:
+    """Return 'name (line n)' for each test function of the file that checks nothing."""
+    return tuple(
+        f"{function.name} (line {function.lineno})"
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and function.name.startswith("test")
+        and not any(_checks_something(node) for node in ast.walk(function))
+    )
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector) -> None:
+    """Refuse a test file that holds a test without an assertion."""
+    module = collector.getparent(pytest.Module)
+    if module is not None and (hollow := _hollow_tests(module.path)):
+        raise pytest.Collector.CollectError(
+            f"{module.path.name}: no assertion in {', '.join(hollow)}. A test must hold an assert, a "
+            "pytest.raises or pytest.warns, or call something whose name starts with assert or check."
+        )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if needing_gpu and not torch.cuda.is_available():
+        for item in needing_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start each test, and the fixtures made for it, from the same state, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Return the folder of real data that may lie beside the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no shared/data beside the checkout")
+    return folder

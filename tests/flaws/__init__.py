@@ -1,0 +1,1 @@
+"""One test per flaw of the peer (contract, section 16), each named after the right behaviour."""

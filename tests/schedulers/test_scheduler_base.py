@@ -1,0 +1,212 @@
+"""The two base classes: what they keep, what they write, what they save."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from loopwright.errors import ConfigError
+from loopwright.schedulers import SchedulerBase, StatefulSchedulerBase
+
+
+def two_groups(lr=0.01, other_lr=0.002, **kwargs):
+    first, second = torch.nn.Linear(2, 1).parameters()
+    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": other_lr}], lr=lr, **kwargs)
+
+
+def lrs(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+class Returning(SchedulerBase):
+    """Returns whatever it was made with."""
+
+    def __init__(self, optimizer, answer):
+        super().__init__(optimizer)
+        self.answer = answer
+
+    def get_updated_values(self, num_updates):
+        return self.answer
+
+
+class UpdateNumber(StatefulSchedulerBase):
+    """The lr is the number of the update."""
+
+    def get_updated_values(self, num_updates):
+        return num_updates
+
+
+class Milestones(StatefulSchedulerBase):
+    """Multiplies what is in the groups, as users write it: state lives in the optimizer."""
+
+    def __init__(self, optimizer, factor=0.5, milestones=(2, 4)):
+        super().__init__(optimizer, param_group_field="lr")
+        self.factor = factor
+        self.milestones = list(milestones)
+
+    def get_updated_values(self, num_updates):
+        if num_updates in self.milestones:
+            return [group["lr"] * self.factor for group in self.optimizer.param_groups]
+        return None
+
+
+def test_the_initial_value_of_each_group_is_kept_in_the_group_and_in_the_scheduler():
+    optimizer = two_groups()
+    scheduler = Returning(optimizer, None)
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.01, 0.002]
+    assert scheduler.base_lr_values == [0.01, 0.002]
+
+
+def test_an_initial_value_that_is_already_there_wins_and_is_written_back():
+    optimizer = two_groups()
+    Returning(optimizer, None)
+    for group in optimizer.param_groups:
+        group["lr"] = 5.0
+    assert Returning(optimizer, None).base_lr_values == [0.01, 0.002]
+    assert lrs(optimizer) == [0.01, 0.002]
+
+
+def test_a_group_without_the_field_is_a_key_error_that_names_both():
+    class Momentum(UpdateNumber):
+        def __init__(self, optimizer):
+            super().__init__(optimizer, param_group_field="beta")
+
+    with pytest.raises(KeyError, match=r"beta missing from param_groups\[0\]"):
+        Momentum(two_groups())
+
+
+def test_any_field_can_be_scheduled():
+    class WeightDecay(StatefulSchedulerBase):
+        def get_updated_values(self, num_updates):
+            return [base + num_updates for base in self.base_lr_values]
+
+    optimizer = two_groups(weight_decay=0.5)
+    scheduler = WeightDecay(optimizer, param_group_field="weight_decay")
+    scheduler.step()
+    scheduler.step()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [1.5, 1.5]
+    assert optimizer.param_groups[0]["initial_weight_decay"] == 0.5
+
+
+def test_a_field_of_tuples_can_be_scheduled_with_one_tuple_per_group():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.Adam([parameter])
+
+    class Betas(StatefulSchedulerBase):
+        def get_updated_values(self, num_updates):
+            return [(0.5, 0.6)]
+
+    scheduler = Betas(optimizer, param_group_field="betas")
+    assert scheduler.base_lr_values == [(0.9, 0.999)]
+    scheduler.step()
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, [0.01, 0.002]),
+        (3, [3, 3]),
+        (0.5, [0.5, 0.5]),
+        ([1, 2], [1, 2]),
+        ((1, 2), [1, 2]),
+        (np.array([1.0, 2.0]), [1.0, 2.0]),
+        (np.float32(0.5), [0.5, 0.5]),
+        (np.array(0.5), [0.5, 0.5]),
+        (torch.tensor(0.5), [0.5, 0.5]),
+        (torch.tensor([1.0, 2.0]), [1.0, 2.0]),
+        ([torch.tensor(1.0), 2], [1.0, 2]),
+        ({"a": 1, "b": 2}.values(), [1, 2]),
+    ],
+    ids=repr,
+)
+def test_updated_values_may_be_none_a_number_a_tensor_or_any_iterable(answer, expected):
+    optimizer = two_groups()
+    Returning(optimizer, answer).step_update(7)
+    assert lrs(optimizer) == expected
+    assert all(type(lr) in (int, float) for lr in lrs(optimizer))
+
+
+def test_updated_values_may_be_a_generator():
+    optimizer = two_groups()
+    Returning(optimizer, (value for value in (1, 2))).step_update(0)
+    assert lrs(optimizer) == [1, 2]
+
+
+def test_a_wrong_number_of_values_is_an_error_that_says_both_numbers():
+    with pytest.raises(ConfigError, match="gave 3 values for 2 parameter groups"):
+        Returning(two_groups(), [1, 2, 3]).step_update(0)
+
+
+def test_a_tensor_lr_is_written_in_place_and_its_start_is_kept():
+    lr = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler = UpdateNumber(optimizer)
+    scheduler.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert lr.item() == 1.0
+    assert scheduler.base_lr_values == [0.5]
+    assert optimizer.param_groups[0]["initial_lr"] == 0.5
+    Returning(optimizer, torch.tensor(0.25)).step_update(0)
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert lr.item() == 0.25
+
+
+def test_groups_that_share_one_tensor_lr_get_their_own():
+    first, second = torch.nn.Linear(2, 1).parameters()
+    optimizer = torch.optim.Adam([{"params": [first]}, {"params": [second]}], lr=torch.tensor(0.5))
+    Returning(optimizer, [1.0, 2.0]).step_update(0)
+    assert [lr.item() for lr in lrs(optimizer)] == [1.0, 2.0]
+
+
+def test_the_first_step_gives_the_value_of_update_zero():
+    optimizer = two_groups()
+    scheduler = UpdateNumber(optimizer)
+    seen = [lrs(optimizer)]
+    for _ in range(3):
+        scheduler.step()
+        seen.append(lrs(optimizer))
+    assert seen == [[0.01, 0.002], [0, 0], [1, 1], [2, 2]]
+
+
+def test_the_stateless_state_is_every_attribute_but_the_optimizer():
+    scheduler = Returning(two_groups(), [1, 2])
+    state = scheduler.state_dict()
+    assert state == {"param_group_field": "lr", "base_lr_values": [0.01, 0.002], "answer": [1, 2]}
+    other = Returning(two_groups(), None)
+    optimizer = other.optimizer
+    other.load_state_dict({**state, "optimizer": "not one"})
+    assert other.answer == [1, 2]
+    assert other.optimizer is optimizer
+
+
+@pytest.mark.parametrize("num_steps", range(7))
+def test_a_stateful_scheduler_without_state_methods_of_its_own_continues_exactly(num_steps):
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer)
+    for _ in range(num_steps):
+        scheduler.step()
+    state, optimizer_state = scheduler.state_dict(), optimizer.state_dict()
+    assert state["num_updates"] == num_steps - 1
+
+    resumed_optimizer = two_groups()
+    resumed = Milestones(resumed_optimizer, factor=9.0, milestones=())
+    resumed_optimizer.load_state_dict(optimizer_state)
+    resumed.load_state_dict(state)
+    for _ in range(7):
+        scheduler.step()
+        resumed.step()
+        assert lrs(resumed_optimizer) == lrs(optimizer)
+    assert resumed.state_dict() == scheduler.state_dict()
+
+
+def test_it_works_on_an_optimizer_that_accelerate_has_wrapped():
+    optimizer = two_groups()
+    wrapped = Accelerator(cpu=True).prepare(optimizer)
+    scheduler = UpdateNumber(wrapped)
+    scheduler.step()
+    scheduler.step()
+    assert lrs(optimizer) == [1, 1]

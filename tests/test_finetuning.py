@@ -1,0 +1,399 @@
+"""The model freezer: which parameters and modes change, and which are reported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.errors import ConfigError
+from loopwright.finetuning import BN_MODULES, Layer, LayerGroup, ModelFreezer
+
+
+class Network(nn.Module):
+    """Three groups: a layer, a nested block with batch norms, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.input = nn.Linear(4, 4)
+        self.block = nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        )
+        self.output = nn.Linear(4, 2)
+
+
+class VisionTransformer(nn.Module):
+    """Holds a class token itself, and an attention block with projections of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(4))
+        self.patches = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5)
+        self.head = nn.Linear(4, 2)
+
+
+class TiedLanguageModel(nn.Module):
+    """The head's weight is the embedding's; its bias is its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embedding.weight
+
+
+def frozen_names(model):
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def names_of(model, parameters):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for parameter in parameters]
+
+
+def test_making_a_freezer_unfreezes_everything():
+    model = Network().requires_grad_(False)
+    freezer = ModelFreezer(model)
+    assert frozen_names(model) == set()
+    assert freezer.model is model
+    assert freezer.freeze_bn is False
+    assert freezer.num_groups == 3
+
+
+def test_layer_groups_are_the_direct_children_with_indexes_from_both_ends():
+    model = Network()
+    freezer = ModelFreezer(model)
+    assert freezer.get_layer_groups() == [
+        LayerGroup((0, -3), model.input, False),
+        LayerGroup((1, -2), model.block, False),
+        LayerGroup((2, -1), model.output, False),
+    ]
+
+
+def test_layers_are_the_leaves_in_definition_order():
+    model = Network()
+    layers = ModelFreezer(model).get_layers()
+    assert layers == [
+        Layer((0, -3), model.input, False),
+        Layer((1, -2), model.block[0], False),
+        Layer((1, -2), model.block[1], False),
+        Layer((1, -2), model.block[2][0], False),
+        Layer((1, -2), model.block[2][1], False),
+        Layer((2, -1), model.output, False),
+    ]
+    assert layers[0].layer_group_idx == (0, -3)
+    assert layers[0].is_frozen is False
+
+
+def test_freeze_takes_all_groups_but_the_last_and_passes_by_batch_norms():
+    model = Network()
+    freezer = ModelFreezer(model)
+    assert freezer.freeze() is None
+    assert frozen_names(model) == {
+        "input.weight",
+        "input.bias",
+        "block.0.weight",
+        "block.0.bias",
+        "block.2.0.weight",
+        "block.2.0.bias",
+    }
+    assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, True, False]
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False, True, False, False]
+
+
+def test_batch_norms_are_frozen_when_asked_for():
+    model = Network()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(set_modules_as_eval=True)
+    assert {"block.1.weight", "block.1.bias"} <= frozen_names(model)
+    assert not model.block[1].training
+
+
+@pytest.mark.parametrize("batch_norm_class", BN_MODULES)
+def test_every_kind_of_batch_norm_is_passed_by(batch_norm_class):
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), batch_norm_class(2)), nn.Linear(2, 2))
+    ModelFreezer(model).freeze()
+    assert frozen_names(model) == {"0.0.weight", "0.0.bias"}
+
+
+@pytest.mark.parametrize("set_modules_as_eval", [False, True])
+def test_freezing_happens_whatever_the_mode_is_to_be(set_modules_as_eval):
+    model = Network()
+    ModelFreezer(model).freeze(0, 0, set_modules_as_eval=set_modules_as_eval)
+    assert frozen_names(model) == {"input.weight", "input.bias"}
+    assert model.input.training is not set_modules_as_eval
+
+
+@pytest.mark.parametrize("set_modules_as_training", [False, True])
+def test_unfreezing_happens_whatever_the_mode_is_to_be(set_modules_as_training):
+    model = Network()
+    freezer = ModelFreezer(model)
+    freezer.freeze(set_modules_as_eval=True)
+    freezer.unfreeze(set_modules_as_training=set_modules_as_training)
+    assert frozen_names(model) == set()
+    assert model.input.training is set_modules_as_training
+    assert model.block[2][1].training is set_modules_as_training
+
+
+def test_eval_mode_reaches_everything_in_the_groups_but_batch_norms():
+    model = Network()
+    ModelFreezer(model).freeze(set_modules_as_eval=True)
+    in_training_mode = {name for name, module in model.named_modules() if module.training}
+    assert in_training_mode == {"", "block.1", "output"}
+
+
+def test_eval_mode_can_be_set_on_what_is_frozen_already():
+    model = Network()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    assert model.input.training
+    freezer.freeze(set_modules_as_eval=True)
+    assert not model.input.training
+
+
+def test_a_module_with_a_mode_of_its_own_keeps_it():
+    class AlwaysEval(nn.Linear):
+        def train(self, mode=True):
+            return super().train(False)
+
+    model = nn.Sequential(AlwaysEval(2, 2), nn.Linear(2, 2)).train()
+    ModelFreezer(model).unfreeze()
+    assert not model[0].training
+    assert model[1].training
+
+
+def test_a_layer_without_parameters_counts_as_frozen_in_eval_mode():
+    model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
+    freezer = ModelFreezer(model)
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [False, False]
+    freezer.freeze(0, 0, set_modules_as_eval=True)
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [True, False]
+    assert [group.is_frozen for group in freezer.get_layer_groups()] == [False, False]
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), (1, 0), (-3, -2), (-2, 0), (0, -2), (1, -3)])
+def test_bounds_are_included_count_from_both_ends_and_may_be_reversed(bounds):
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
+    freezer = ModelFreezer(model)
+    freezer.freeze(*bounds)
+    assert frozen_names(model) == {"0.weight", "1.weight"}
+    assert sorted(freezer.unfreeze(*bounds)) == [0, 1]
+    assert frozen_names(model) == set()
+
+
+@pytest.mark.parametrize("index", [3, -4, 100])
+@pytest.mark.parametrize("method", ["freeze", "unfreeze"])
+def test_an_index_out_of_range_is_a_config_error_that_names_the_groups(method, index):
+    model = Network()
+    freezer = ModelFreezer(model)
+    with pytest.raises(ConfigError, match=rf"no layer group {index}: Network has 3 \(input, block, output\)"):
+        getattr(freezer, method)(0, index)
+    with pytest.raises(ValueError, match="0 to 2, or -3 to -1"):
+        getattr(freezer, method)(index, 0)
+    assert frozen_names(model) == set()
+
+
+def test_all_but_the_last_of_one_group_is_a_config_error_and_not_a_frozen_model():
+    model = nn.Sequential(nn.Linear(2, 2))
+    freezer = ModelFreezer(model)
+    with pytest.raises(ConfigError, match="index 0 for both bounds"):
+        freezer.freeze()
+    assert frozen_names(model) == set()
+    freezer.freeze(0, 0)
+    assert frozen_names(model) == {"0.weight", "0.bias"}
+
+
+def test_a_model_without_children_is_its_own_only_group():
+    model = nn.Linear(2, 2)
+    freezer = ModelFreezer(model)
+    assert freezer.get_layer_groups() == [LayerGroup((0, -1), model, False)]
+    freezer.freeze(0, 0, set_modules_as_eval=True)
+    assert freezer.get_layers() == [Layer((0, -1), model, True)]
+    assert not model.training
+    assert freezer.unfreeze() == {0: {"params": [model.weight, model.bias]}}
+
+
+def test_unfreeze_returns_what_was_frozen_by_group():
+    model = Network()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    unfrozen = freezer.unfreeze(1)
+    assert list(unfrozen) == [0, 1]
+    assert names_of(model, unfrozen[0]["params"]) == ["input.weight", "input.bias"]
+    assert names_of(model, unfrozen[1]["params"]) == [
+        "block.0.weight",
+        "block.0.bias",
+        "block.2.0.weight",
+        "block.2.0.bias",
+    ]
+    assert freezer.unfreeze() == {}
+
+
+def test_unfreeze_leaves_out_parameters_that_were_not_frozen():
+    model = Network()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    model.input.bias.requires_grad_(True)
+    assert names_of(model, freezer.unfreeze(0, 0)[0]["params"]) == ["input.weight"]
+
+
+def test_unfreeze_also_takes_batch_norms_that_something_else_froze():
+    model = Network()
+    freezer = ModelFreezer(model)
+    model.requires_grad_(False)
+    freezer.unfreeze()
+    assert frozen_names(model) == set()
+
+
+def test_unfrozen_parameters_go_straight_into_an_optimizer():
+    model = Network()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+    for group in freezer.unfreeze().values():
+        optimizer.add_param_group(group)
+    in_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(names_of(model, in_optimizer)) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_parameters_of_modules_with_children_are_frozen():
+    model = VisionTransformer()
+    freezer = ModelFreezer(model)
+    freezer.freeze(1, 1)
+    assert frozen_names(model) == {
+        "attention.in_proj_weight",
+        "attention.in_proj_bias",
+        "attention.out_proj.weight",
+        "attention.out_proj.bias",
+    }
+    layers = [layer for layer in freezer.get_layers() if layer.layer_group_idx[0] == 1]
+    assert layers == [
+        Layer((1, -2), model.attention, True),
+        Layer((1, -2), model.attention.out_proj, True),
+    ]
+
+
+def test_parameters_of_the_model_itself_belong_to_group_0():
+    model = VisionTransformer()
+    freezer = ModelFreezer(model)
+    assert freezer.num_groups == 3
+    freezer.freeze(0, 0, set_modules_as_eval=True)
+    assert frozen_names(model) == {"class_token", "patches.weight", "patches.bias"}
+    assert model.training
+    assert freezer.get_layers()[:2] == [Layer((0, -3), model, True), Layer((0, -3), model.patches, True)]
+    unfrozen = freezer.unfreeze(0, 0)
+    assert names_of(model, unfrozen[0]["params"]) == ["class_token", "patches.weight", "patches.bias"]
+
+
+def test_a_frozen_parameter_of_the_model_itself_makes_group_0_frozen():
+    model = VisionTransformer()
+    freezer = ModelFreezer(model)
+    model.class_token.requires_grad_(False)
+    assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, False, False]
+
+
+def test_freezing_every_group_leaves_nothing_to_train():
+    model = VisionTransformer()
+    freezer = ModelFreezer(model)
+    freezer.freeze(0, -1)
+    assert freezer.get_trainable_parameters() == []
+
+
+def test_every_parameter_of_a_transformer_is_frozen_and_unfrozen_once():
+    model = nn.Transformer(8, 2, 1, 1, 16)
+    freezer = ModelFreezer(model)
+    freezer.freeze(0, -1)
+    assert len(frozen_names(model)) == len(list(model.parameters()))
+    unfrozen = [parameter for group in freezer.unfreeze().values() for parameter in group["params"]]
+    assert sorted(names_of(model, unfrozen)) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_a_tied_parameter_is_returned_once():
+    model = TiedLanguageModel()
+    freezer = ModelFreezer(model)
+    freezer.freeze(0, -1)
+    unfrozen = freezer.unfreeze()
+    assert names_of(model, unfrozen[0]["params"]) == ["embedding.weight"]
+    assert names_of(model, unfrozen[2]["params"]) == ["head.bias"]
+    assert len(freezer.get_trainable_parameters()) == 4
+
+
+def test_a_layer_tied_to_a_frozen_one_is_judged_by_its_own_parameters():
+    model = TiedLanguageModel()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False]
+
+
+def test_unfreezing_a_group_unfreezes_what_it_shares():
+    model = TiedLanguageModel()
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    unfrozen = freezer.unfreeze(-1, -1)
+    assert names_of(model, unfrozen[2]["params"]) == ["embedding.weight"]
+    assert frozen_names(model) == {"body.weight", "body.bias"}
+
+
+def test_a_module_used_in_two_groups_is_frozen_with_either():
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.ReLU()))
+    freezer = ModelFreezer(model)
+    freezer.freeze(1, 1)
+    assert not shared.weight.requires_grad
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False]
+    assert list(freezer.unfreeze()) == [0]
+
+
+def test_a_half_frozen_layer_is_a_value_error_that_names_it():
+    model = Network()
+    freezer = ModelFreezer(model)
+    model.block[2][0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'block.2.0' \(Linear\).*bias frozen, weight not"):
+        freezer.get_layers()
+    freezer.freeze()
+    assert freezer.get_layers()[3] == Layer((1, -2), model.block[2][0], True)
+
+
+def test_a_half_frozen_model_is_named_by_its_class():
+    model = VisionTransformer()
+    model.scale = nn.Parameter(torch.ones(1))
+    freezer = ModelFreezer(model)
+    model.scale.requires_grad_(False)
+    with pytest.raises(ValueError, match="VisionTransformer itself.*scale frozen, class_token not"):
+        freezer.get_layers()
+
+
+def test_parameters_of_integers_are_left_alone():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].codes = nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False)
+    freezer = ModelFreezer(model)
+    assert not model[0].codes.requires_grad
+    assert [layer.is_frozen for layer in freezer.get_layers()] == [False, False]
+    freezer.freeze(0, -1)
+    assert sum(len(group["params"]) for group in freezer.unfreeze().values()) == 4
+
+
+def test_a_head_replaced_later_is_seen():
+    model = Network()
+    freezer = ModelFreezer(model)
+    model.output = nn.Linear(4, 3)
+    model.extra = nn.Linear(3, 3)
+    assert freezer.num_groups == 4
+    freezer.freeze()
+    assert {"output.weight", "output.bias"} <= frozen_names(model)
+    assert model.extra.weight.requires_grad
+
+
+def test_a_frozen_backbone_does_not_move_while_the_head_learns():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"2.weight", "2.bias"}
