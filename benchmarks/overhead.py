@@ -220,12 +220,14 @@ def measure_here(side: Side, updates: int, clock: Callable[[], float]) -> float:
 
 
 def run_child(*arguments: str) -> None:
-    """Run Python with one thread and no terminal, whose speed would count; show its errors if it fails."""
+    """Run Python with one thread and no terminal or pipe, whose speed would count; show a failure."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    done = subprocess.run([sys.executable, *arguments], env=environment, **streams)
-    if done.returncode:
-        raise SystemExit(f"{done.stderr[-3000:]}\npython {' '.join(arguments)}: status {done.returncode}")
+    with tempfile.TemporaryFile("w+") as errors:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": errors}
+        code = subprocess.call([sys.executable, *arguments], env=environment, **streams)
+        errors.seek(0)
+        if code:
+            raise SystemExit(f"{errors.read()[-3000:]}\npython {' '.join(arguments)}: status {code}")
 
 
 def microseconds_per_update(name: str, updates: int, clock: str) -> float:

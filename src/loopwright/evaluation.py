@@ -50,8 +50,9 @@ def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> Any:
     with torch.no_grad():
         for piece, batch in _pieces(trainer, engine, loader):
             output = trainer.calculate_prediction(batch)
-            rows = map_tensors(output, lambda tensor, piece=piece: tensor[:0] if piece.rows == 0 else tensor)
-            outputs.append(map_tensors(rows, lambda tensor: gather_rows(tensor, engine.device).cpu()))
+            if piece.rows == 0:
+                output = map_tensors(output, lambda tensor: tensor[:0])
+            outputs.append(map_tensors(output, lambda tensor: gather_rows(tensor, engine.device).cpu()))
     return _joined(outputs)
 
 

@@ -155,13 +155,14 @@ def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
     """
     if not isinstance(output, Mapping):
         raise BatchLossError(
-            f"{method} returned a {type(output).__name__}; it must return a dict with loss, model_outputs and batch_size"
+            f"{method} returned a {type(output).__name__}; it must return a dict with "
+            "loss, model_outputs and batch_size"
         )
     missing = [name for name in ("loss", "batch_size") if name not in output]
     if missing:
         raise BatchLossError(
-            f"{method} returned a dict without {', '.join(missing)} (it has {', '.join(map(str, output)) or 'no keys'}); "
-            "it must have loss, model_outputs and batch_size"
+            f"{method} returned a dict without {', '.join(missing)}; it must have loss, model_outputs and batch_size, "
+            f"and has {', '.join(map(str, output)) or 'no keys'}"
         )
     loss = output["loss"]
     if not isinstance(loss, Tensor):

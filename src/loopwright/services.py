@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint import read, write
 from loopwright.data import Loader, Share, adopt
-from loopwright.engine import Engine, create_accelerator
+from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_rows, local_process_zero_only, world_process_zero_only
 from loopwright.errors import ConfigError, StopTrainingError
-from loopwright.evaluation import swapped
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses
 from loopwright.progress import Progress, Requests, RunState
@@ -52,9 +50,8 @@ class TrainerServices(TrainerHooks):
 
     def request_evaluation(self) -> None:
         """Ask for an evaluation at the next update boundary; it is recorded as `intermediate_eval_loss`."""
-        if self._eval_dataloader is None:
-            raise ConfigError("an evaluation was asked for, but train() was called without an eval_dataset")
-        self.requests.evaluate = True
+        # Without an evaluation dataset there is nothing to do, and nothing lost by going on.
+        self.requests.evaluate = self._eval_dataloader is not None
 
     def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a saved training state at the next update boundary."""
@@ -74,17 +71,50 @@ class TrainerServices(TrainerHooks):
                 raise
             self.request_stop(str(error))
 
+    def _log(self) -> None:
+        """Bring the losses since the last log to the host and hand them to the callbacks."""
+        self.requests.log = False
+        loss = self._losses.mean_since_last_log()
+        if loss is None:
+            return
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        logs = {
+            "update": self.progress.update,
+            "epoch": self.run_history.current_epoch,
+            "loss": loss,
+            "lr": learning_rate,
+        }
+        if self.gradient_norm is not None:
+            logs["gradient_norm"] = float(self.gradient_norm)
+        finite = self._losses.num_finite_batches()
+        accumulation = self._settings.gradient_accumulation_steps
+        first = None if finite is None else self._run.first_update_of_epoch + finite // accumulation
+        self.call_event("on_log", logs=logs, first_nonfinite_update=first)
+
     # --- preparing ----------------------------------------------------------------------------------------------
+
+    def _start_anew(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self.progress, self.requests = Progress(), Requests()
+        self._run = RunState(first_epoch=self.run_history.current_epoch)
+        self._train_dataloader = self._eval_dataloader = None
+        self._train_dl_kwargs = self._eval_dl_kwargs = None
+        self.scheduler = self.gradient_norm = self.current_rows = None
+        self.callback_handler.refresh()
 
     def _create_accelerator(self) -> Any:
         """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
         return create_accelerator(self._settings.mixed_precision)
 
+    def _start_engine(self) -> None:
+        forget_precision()
+        self._accelerator = self._create_accelerator()
+        self._engine = Engine(self._accelerator)
+
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Make a fresh engine, and prepare the model, the optimizer and the loaders for it."""
         self._release()
-        self._accelerator = self._create_accelerator()
-        self._engine = Engine(self._accelerator)
+        self._start_engine()
         self.model, self.optimizer = self._engine.prepare(self.model, self.optimizer)
         if self._settings.step_mode == "compile":
             self.model.compile()
@@ -123,7 +153,10 @@ class TrainerServices(TrainerHooks):
         return adopt(source, seed=self.seed, share=share, device=self.device, evaluation=is_evaluation)
 
     def _release(self) -> None:
-        """Give the model and the optimizer back as the user made them."""
+        """Give the model and the optimizer back as the user made them, and let the loaders' workers go."""
+        for loader in (self._train_dataloader, self._eval_dataloader):
+            if isinstance(loader, Loader):
+                loader.close()
         if self._settings.step_mode == "compile" and isinstance(self.model, torch.nn.Module):
             self.model._compiled_call_impl = None
         self.model, self.optimizer = self._engine.release(self.model, self.optimizer)
@@ -132,6 +165,29 @@ class TrainerServices(TrainerHooks):
         """Clip the gradients of an update, once, when they are complete."""
         settings = self._settings
         self.gradient_norm = self._engine.clip(self.model, settings.gradient_clip_value, settings.gradient_clip_norm)
+
+    def _resume(self, path: Path) -> None:
+        self.load_training_state(path)
+        assert self._run.loaded is not None
+        run = self._run.loaded["run"]
+        self._run.resumed_from = path
+        self.progress.load_state_dict(run["progress"])
+        self._losses.load_state_dict(run["losses"])
+        self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
+        self._train_dataloader.seed = self.seed
+        self.run_history.load_state_dict(self._run.loaded["history"])
+        self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
+        self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
+
+    def _set_up_evaluation(self, dataset: Any, batch_size: int, kwargs: dict[str, Any] | None, collate_fn: Any) -> None:
+        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
+        self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
+        self.eval_dataset, self.collate_fn = dataset, collate_fn
+        self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
+        self._prepare_model_optimizer_and_dataloaders()
+        self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
 
     # --- saving and loading -------------------------------------------------------------------------------------
 
@@ -221,11 +277,6 @@ class TrainerServices(TrainerHooks):
     def eval_loader(self) -> Any:
         """The evaluation loader of the current run, or None."""
         return self._eval_dataloader
-
-    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
-        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
-        with swapped(self, model, CallbackHandler(callbacks), metric_prefix):
-            self._run_eval_epoch(self._eval_dataloader)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Concatenate tensors over processes on dim 0: each sample once, in order, also from uneven batches.

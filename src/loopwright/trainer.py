@@ -18,12 +18,11 @@ from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatche
 from loopwright.checkpoint import Checkpointing, prune
 from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
-from loopwright.engine import Engine
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import seed_generators
-from loopwright.errors import ConfigError, StopTrainingError
-from loopwright.evaluation import run_eval_epoch, run_prediction
+from loopwright.errors import StopTrainingError
+from loopwright.evaluation import run_eval_epoch, run_prediction, swapped
 from loopwright.keys import key
 from loopwright.losses import EpochLosses, check_batch_output
 from loopwright.progress import Progress, Requests, RunState
@@ -109,8 +108,7 @@ class Trainer(TrainerServices):
         self._eval_dl_kwargs: dict[str, Any] | None = None
         self._settings = RunSettings()
         self._run = RunState()
-        self._accelerator = self._create_accelerator()
-        self._engine = Engine(self._accelerator)
+        self._start_engine()
         self._losses = EpochLosses(self._engine)
         self.call_event("on_init_end")
 
@@ -378,36 +376,7 @@ class Trainer(TrainerServices):
             self.requests.stop = None
             raise StopTrainingError(reason or "Stopped by another process")
 
-    def _log(self) -> None:
-        """Bring the losses since the last log to the host and hand them to the callbacks."""
-        self.requests.log = False
-        loss = self._losses.mean_since_last_log()
-        if loss is None:
-            return
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        logs = {
-            "update": self.progress.update,
-            "epoch": self.run_history.current_epoch,
-            "loss": loss,
-            "lr": learning_rate,
-        }
-        if self.gradient_norm is not None:
-            logs["gradient_norm"] = float(self.gradient_norm)
-        finite = self._losses.num_finite_batches()
-        accumulation = self._settings.gradient_accumulation_steps
-        first = None if finite is None else self._run.first_update_of_epoch + finite // accumulation
-        self.call_event("on_log", logs=logs, first_nonfinite_update=first)
-
     # --- phases of the loop -------------------------------------------------------------------------------------
-
-    def _start_anew(self, settings: RunSettings) -> None:
-        self._settings = settings
-        self.progress, self.requests = Progress(), Requests()
-        self._run = RunState(first_epoch=self.run_history.current_epoch)
-        self._train_dataloader = self._eval_dataloader = None
-        self._train_dl_kwargs = self._eval_dl_kwargs = None
-        self.scheduler = self.gradient_norm = self.current_rows = None
-        self.callback_handler.refresh()
 
     def _begin_run(self) -> None:
         if self._run.loaded is not None:
@@ -488,30 +457,10 @@ class Trainer(TrainerServices):
             self._stop(error)
         self._release()
 
-    # --- setting up ---------------------------------------------------------------------------------------------
-
-    def _resume(self, path: Path) -> None:
-        self.load_training_state(path)
-        assert self._run.loaded is not None
-        run = self._run.loaded["run"]
-        self._run.resumed_from = path
-        self.progress.load_state_dict(run["progress"])
-        self._losses.load_state_dict(run["losses"])
-        self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
-        self._train_dataloader.seed = self.seed
-        self.run_history.load_state_dict(self._run.loaded["history"])
-        self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
-        self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
-
-    def _set_up_evaluation(self, dataset: Any, batch_size: int, kwargs: dict[str, Any] | None, collate_fn: Any) -> None:
-        dataset = self.eval_dataset if dataset is None else dataset
-        if dataset is None:
-            raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
-        self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
-        self.eval_dataset, self.collate_fn = dataset, collate_fn
-        self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
-        self._prepare_model_optimizer_and_dataloaders()
-        self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
+        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
+        with swapped(self, model, CallbackHandler(callbacks), metric_prefix):
+            self._run_eval_epoch(self._eval_dataloader)
 
 
 class TrainerWithTimmScheduler(Trainer):

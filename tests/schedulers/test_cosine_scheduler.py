@@ -7,11 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler, TrainerPlaceholderValues
+
+# The first optimizer of a process imports for seconds, and a busy machine is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BASES = [0.01, 0.002]
 
@@ -62,6 +65,7 @@ def bounds(scheduler, base):
     return floor, start
 
 
+@patient
 @given(schedules)
 def test_the_promised_points_are_exact(arguments):
     scheduler = cosine(**arguments)
@@ -78,6 +82,7 @@ def test_the_promised_points_are_exact(arguments):
             assert scheduler.get_updated_values(update)[index] == floor
 
 
+@patient
 @given(schedules)
 def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments):
     scheduler = cosine(**arguments)
@@ -96,6 +101,7 @@ def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments
         )
 
 
+@patient
 @given(schedules)
 def test_the_cosine_has_no_jump_anywhere(arguments):
     scheduler = cosine(**{**arguments, "k_decay": 1.0})

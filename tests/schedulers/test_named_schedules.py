@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -26,6 +26,9 @@ from loopwright.schedulers.named import (
     polynomial,
     warmup_stable_decay,
 )
+
+# The first optimizer of a process imports for seconds, and a busy machine is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Ten updates with a warmup of two: the setting in which these schedules are usually listed.
 LENGTHS = {"num_warmup_steps": 2, "num_training_steps": 10}
@@ -140,6 +143,7 @@ def test_cosine_warmup_with_a_minimum_is_one_update_ahead():
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES])
+@patient
 @given(update=st.integers(0, 500), warmup=st.integers(0, 100), length=st.integers(1, 300))
 def test_every_factor_is_from_zero_to_one(name, update, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, length, OWN_ARGUMENTS.get(name))
@@ -148,6 +152,7 @@ def test_every_factor_is_from_zero_to_one(name, update, warmup, length):
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "inverse_sqrt"])
+@patient
 @given(warmup=st.integers(1, 50), length=st.integers(1, 200))
 def test_the_factor_rises_to_one_and_then_falls(name, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)
@@ -159,6 +164,7 @@ def test_the_factor_rises_to_one_and_then_falls(name, warmup, length):
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt"])
+@patient
 @given(warmup=st.integers(2, 50), length=st.integers(2, 200))
 def test_neighbouring_updates_have_neighbouring_factors(name, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)

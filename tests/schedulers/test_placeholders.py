@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -23,6 +23,9 @@ from loopwright.schedulers.placeholders import (
     replace_trainer_placeholder_values,
     resolve,
 )
+
+# The first optimizer of a process imports for seconds, and a busy machine is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
@@ -96,6 +99,7 @@ expressions = st.recursive(
 )
 
 
+@patient
 @given(expressions)
 def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(expression):
     result = resolve(TRAINER, expression.symbolic)
@@ -103,6 +107,7 @@ def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(expression):
     assert type(result) is type(expression.plain)
 
 
+@patient
 @given(expressions)
 def test_an_expression_survives_pickling_and_copying(expression):
     for twin in (pickle.loads(pickle.dumps(expression.symbolic)), copy.deepcopy(expression.symbolic)):

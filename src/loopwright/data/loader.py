@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, sample_ids
 from loopwright.engine.nested import num_rows, to_device
@@ -119,6 +119,9 @@ class Loader(ABC):
             for piece in window.pieces:
                 yield to_device(piece.batch, self.device)
 
+    def close(self) -> None:  # noqa: B027 - most loaders have nothing to end
+        """End the workers; the next epoch starts new ones."""
+
     def _global_limit(self) -> int | None:
         return None if self.limit is None else self.limit * self.share.processes
 
@@ -139,14 +142,14 @@ class OrderedLoader(Loader):
         self.dataset = source.dataset
         self.sampler = source.sampler
         self.batch_sampler: Any = source.batch_sampler
-        self.batch_size: int | None = source.batch_size
+        self.batch_size = source.batch_size  # None: the batch sampler is the user's own
         self.drop_last = source.drop_last
         self.num_workers = source.num_workers
         self._plan = self._find_plan()
         self.guarantee = RANDOM_ACCESS if self._plan is not None else OWN_SAMPLER
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
-            SeededDataset(source.dataset),
+            SeededDataset(source.dataset),  # type: ignore[arg-type]
             batch_sampler=self._feed,
             collate_fn=source.collate_fn,
             num_workers=source.num_workers,
@@ -174,9 +177,16 @@ class OrderedLoader(Loader):
                 pieces.append(Piece(batch, other.position, other.rows))
             yield Window(pieces, first.samples)
 
+    def close(self) -> None:
+        """End the workers; the next epoch starts new ones."""
+        workers = self._loader._iterator
+        self._loader._iterator = None
+        if workers is not None:
+            workers._shutdown_workers()  # type: ignore[attr-defined]
+
     def _find_plan(self) -> Plan | None:
         sampler = self.sampler
-        if type(self.batch_sampler) is not BatchSampler:
+        if self.batch_size is None:
             return None
         size = len(self.dataset)  # type: ignore[arg-type]
         if type(sampler) is SequentialSampler:
@@ -187,24 +197,22 @@ class OrderedLoader(Loader):
         return None
 
     def _num_global_batches(self) -> int | None:
-        if type(self.batch_sampler) is not BatchSampler:
+        if self.batch_size is None:
             return len(self.batch_sampler) if isinstance(self.batch_sampler, Sized) else None
         if not isinstance(self.sampler, Sized):
             return None
-        assert self.batch_size is not None
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
     def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, int, list[int]]]:
         """Yield (index, position, ids) of every micro-batch of the epoch from a position on."""
-        if type(self.batch_sampler) is not BatchSampler:
+        if self.batch_size is None:
             start = 0
             for index, ids in enumerate(_keyed_stream(self.batch_sampler, self.seed, epoch, self.device)):
                 if start >= position:
                     yield index, start, list(ids)
                 start += len(ids)
             return
-        assert self.batch_size is not None
         if self._plan is not None:
             ids_from = sample_ids(self._plan, epoch, position)
         else:
@@ -255,8 +263,8 @@ class ReplayLoader(Loader):
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch after `position` samples, reading and dropping those before."""
         share = self.share
-        batches = itertools.islice(self._batches(epoch), self._global_limit())
-        batches = (item for item in batches if item[0] >= position)
+        limited = itertools.islice(self._batches(epoch), self._global_limit())
+        batches = (item for item in limited if item[0] >= position)
         while window := list(itertools.islice(batches, share.window)):
             samples = sum(rows for _, rows, _ in window)
             first = share.rank * share.accumulation
@@ -267,7 +275,8 @@ class ReplayLoader(Loader):
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
-        for part in (self.dataset, getattr(self.source, "sampler", None), self.source):
+        parts: tuple[Any, ...] = (self.dataset, getattr(self.source, "sampler", None), self.source)
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         seed_generators(key(self.seed, "loader", epoch))

@@ -67,7 +67,10 @@ class Permutation:
 class Plan(Protocol):
     """An order of samples: which ids stand at which positions of an epoch."""
 
-    size: int
+    @property
+    def size(self) -> int:
+        """Samples of an epoch."""
+        ...
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
         """Return the ids at positions start .. start+count-1 of an epoch (fewer at its end)."""

@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 
 def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
-    """Make a fresh Accelerator; unlike accelerate alone, of another precision than an earlier one if asked.
+    """Make a fresh Accelerator.
 
     Args:
         mixed_precision: "no", "fp16", "bf16", "fp8"; None follows accelerate's configuration.
     """
     from accelerate import Accelerator
+
+    return Accelerator(mixed_precision=mixed_precision)
+
+
+def forget_precision() -> None:
+    """Let the next Accelerator have another precision than an earlier one: accelerate alone keeps one per process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    # accelerate keeps one precision per process; forgetting it here lets two trainers differ.
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    return Accelerator(mixed_precision=mixed_precision)
 
 
 class Engine:
@@ -124,7 +128,8 @@ class Engine:
         if norm is None:
             return None
         if self._kind in ("FSDP", "DEEPSPEED"):
-            return self.accelerator.clip_grad_norm_(parameters, norm)
+            total: torch.Tensor | None = self.accelerator.clip_grad_norm_(parameters, norm)
+            return total
         return nn.utils.clip_grad_norm_(parameters, norm)
 
     def step_was_skipped(self, optimizer: Any) -> bool:

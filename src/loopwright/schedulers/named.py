@@ -27,8 +27,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from loopwright.errors import ConfigError
 
-_DEFAULT_TIMESCALE = 10_000
-
 
 def constant(update: int) -> float:
     """Leave the lr alone."""
@@ -47,9 +45,7 @@ def linear(update: int, *, num_training_steps: float, num_warmup_steps: float = 
     return max(0.0, (num_training_steps - update) / max(1, num_training_steps - num_warmup_steps))
 
 
-def cosine(
-    update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 0.5
-) -> float:
+def cosine(update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 0.5) -> float:
     """Rise linearly from 0 to 1, then follow `num_cycles` waves of a cosine; half a wave ends at 0."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
@@ -138,7 +134,7 @@ def inverse_sqrt(update: int, *, num_warmup_steps: float = 0, timescale: float |
     """
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
-    scale = timescale or num_warmup_steps or _DEFAULT_TIMESCALE
+    scale = timescale or num_warmup_steps or 10_000
     return 1.0 / math.sqrt((update + (scale - num_warmup_steps)) / scale)
 
 
@@ -252,13 +248,9 @@ def get_scheduler(
         "num_training_steps": num_training_steps,
         "lr_init": float(optimizer.defaults["lr"]) if "lr_init" in parameters else None,
     }
-    options = {
-        key: value for key, value in offered.items() if key in parameters and value is not None
-    } | options
+    options = {key: value for key, value in offered.items() if key in parameters and value is not None} | options
     _check_options(name, options, list(parameters))
-    missing = [
-        key for key, each in parameters.items() if each.default is Parameter.empty and key not in options
-    ]
+    missing = [key for key, each in parameters.items() if each.default is Parameter.empty and key not in options]
     if missing:
         raise ConfigError(f"the schedule {name!r} needs {', '.join(missing)}")
     for length in ("num_warmup_steps", "num_training_steps"):

@@ -154,13 +154,9 @@ class StatefulSchedulerBase(SchedulerBase):
 
 def _is_single(values: Any) -> bool:
     # A 0-d array or tensor has __iter__ and yet cannot be iterated.
-    return (
-        isinstance(values, Number) or getattr(values, "ndim", None) == 0 or not isinstance(values, Iterable)
-    )
+    return isinstance(values, Number) or getattr(values, "ndim", None) == 0 or not isinstance(values, Iterable)
 
 
 def _plain(value: Any) -> Any:
-    is_one_number = (
-        value.numel() == 1 if isinstance(value, torch.Tensor) else getattr(value, "ndim", None) == 0
-    )
+    is_one_number = value.numel() == 1 if isinstance(value, torch.Tensor) else getattr(value, "ndim", None) == 0
     return value.item() if is_one_number else value
