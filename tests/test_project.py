@@ -27,9 +27,9 @@ SOURCE = ROOT / "src" / "loopwright"
 TESTS = ROOT / "tests"
 
 # How much there must at least be to look at. These only go up.
-LEAST_MODULES = 20
-LEAST_CALLBACK_MODULES = 5
-LEAST_TRAINER_ACCESSES = 20
+LEAST_MODULES = 45
+LEAST_CALLBACK_MODULES = 10
+LEAST_TRAINER_ACCESSES = 45
 
 MOST_LINES = 600
 MOST_TRAINER_LINES = 500
@@ -226,7 +226,7 @@ def test_no_module_imports_through_the_lazy_package_root():
             if node.module == "loopwright":
                 submodules = {path.stem for path in SOURCE.iterdir()}
                 wrong += [f"{place} {alias.name}" for alias in node.names if alias.name not in submodules]
-    assert looked_at >= LEAST_MODULES
+    assert looked_at >= 100
     assert wrong == []
 
 
@@ -248,7 +248,7 @@ def test_the_package_runs_no_code_from_text_and_unpickles_nothing():
             loads.append(place)
             if "weights_only=True" not in map(ast.unparse, node.keywords):
                 wrong.append(f"{place} torch.load without weights_only=True")
-    assert len(modules()) >= LEAST_MODULES and looked_at >= 200
+    assert len(modules()) >= LEAST_MODULES and looked_at >= 1500
     assert wrong == []
     assert len(loads) <= 1, f"one torch.load is enough: {loads}"
 
@@ -286,16 +286,12 @@ def trainer_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_callbacks_use_only_what_is_public_of_the_trainer():
-    example = ast.parse(
-        "trainer.a; self.trainer._b; trainer._c(); getattr(trainer, '_d'); x._e; trainer.f._g"
-    )
+    example = ast.parse("trainer.a; self.trainer._b; trainer._c(); getattr(trainer, '_d'); x._e; trainer.f._g")
     assert sorted(name for _, name in trainer_accesses(example)) == ["_b", "_c", "_d", "a", "f"]
 
     callbacks = {name: tree for name, tree in modules().items() if name.startswith("callbacks/")}
     accesses = [
-        (f"{module}:{line}", name)
-        for module, tree in callbacks.items()
-        for line, name in trainer_accesses(tree)
+        (f"{module}:{line}", name) for module, tree in callbacks.items() for line, name in trainer_accesses(tree)
     ]
     assert len(callbacks) >= LEAST_CALLBACK_MODULES
     assert len(accesses) >= LEAST_TRAINER_ACCESSES
@@ -358,12 +354,10 @@ def test_a_test_without_an_assertion_is_not_collected(tmp_path):
         "import pytest\n\n\ndef test_raises():\n    with pytest.raises(ZeroDivisionError):\n        1 / 0\n"
         "\n\ndef test_by_helper():\n    check_nothing()\n\n\ndef check_nothing():\n    pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path]
-    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=100)
     assert "no assertion in test_that_looks_busy (line 1)" in done.stdout
-    assert "1 error" in done.stdout and done.returncode == 2
-    done = subprocess.run([*command, tmp_path / "test_sound.py"], capture_output=True, text=True, timeout=100)
-    assert "2 passed" in done.stdout and done.returncode == 0
+    assert "2 passed, 1 error" in done.stdout and done.returncode == 1
 
 
 def test_a_warning_fails_a_test():

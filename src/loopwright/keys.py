@@ -7,32 +7,46 @@ the tests pin it).
 
 from __future__ import annotations
 
-import struct
 from hashlib import blake2b
 
 
 def key(seed: int, purpose: str, *parts: int) -> int:
-    """Return the 64-bit key of a purpose ("order", "fetch", "forward", ...) at a position.
+    """Return the 64-bit key of a purpose ("order", "fetch", ...) at a position.
 
     Args:
         seed: the run's seed; any Python integer, taken modulo 2**64.
         purpose: what the random numbers are for; different purposes never share a stream.
         parts: the position, usually (epoch, index).
     """
-    data = struct.pack(f"<{len(parts) + 1}Q", seed & _MASK, *[part & _MASK for part in parts])
-    return int.from_bytes(blake2b(data, digest_size=8, person=_person(purpose)).digest(), "little")
+    *first, last = (seed, *parts)
+    return KeyStream(*first, purpose=purpose).at(last)
 
 
-_MASK = 0xFFFFFFFFFFFFFFFF
-_PERSONS: dict[str, bytes] = {}
+class KeyStream:
+    """The keys of a purpose that differ only in their last part: `key(seed, purpose, epoch, i)` for every i."""
 
-
-def _person(purpose: str) -> bytes:
-    # blake2b's personalisation field keeps purposes apart without lengthening the message.
-    person = _PERSONS.get(purpose)
-    if person is None:
+    def __init__(self, *parts: int, purpose: str) -> None:
         person = purpose.encode()
         if len(person) > 16:
             raise ValueError(f"a key's purpose has at most 16 bytes, got {purpose!r}")
-        _PERSONS[purpose] = person
-    return person
+        # blake2b's personalisation field keeps purposes apart without lengthening the message.
+        self._prefix = blake2b(b"".join(_word(part) for part in parts), digest_size=8, person=person)
+
+    def at(self, index: int) -> int:
+        """Return the key whose last part is this index."""
+        digest = self._prefix.copy()
+        digest.update((index & _MASK).to_bytes(8, "little"))
+        return int.from_bytes(digest.digest(), "little")
+
+
+def forward_key(fetch_key: int) -> int:
+    """Return the key of a micro-batch's forward pass, from the key it was fetched under."""
+    return fetch_key ^ _FORWARD
+
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_FORWARD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: differs from 0 in many bits
+
+
+def _word(part: int) -> bytes:
+    return (part & _MASK).to_bytes(8, "little")

@@ -23,7 +23,7 @@ from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import seed_generators
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_eval_epoch, run_prediction, swapped
-from loopwright.keys import key
+from loopwright.keys import forward_key
 from loopwright.losses import EpochLosses, check_batch_output
 from loopwright.progress import Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
@@ -281,7 +281,8 @@ class Trainer(TrainerServices):
         self.train_epoch_start()
         self._begin_epoch()
         self.call_event("on_train_epoch_start")
-        for window in self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples):
+        windows = self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
+        for window in windows:
             self._begin_update(window)
             for index, piece in enumerate(window.pieces):
                 self._begin_micro_batch(window, index)
@@ -291,8 +292,7 @@ class Trainer(TrainerServices):
             self._finish_update(window)
             if self._is_complete():
                 break
-        else:
-            self._run.epoch_is_whole = True
+        self._run.epoch_is_whole = next(windows, None) is None
         self._log()
         self.train_epoch_end()
         self.run_history.update_metric("train_loss_epoch", self._losses.mean())
@@ -347,6 +347,8 @@ class Trainer(TrainerServices):
 
     def _serve_requests(self) -> None:
         """Do what was asked for: log, evaluate, save, stop."""
+        if not self._engine.is_distributed and not self.requests.any():
+            return
         if self._engine.is_distributed:
             self.requests.log, self.requests.evaluate = (
                 bool(asked) for asked in self._engine.agreement.largest(self.requests.log, self.requests.evaluate)
@@ -403,7 +405,7 @@ class Trainer(TrainerServices):
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         self._run.piece_index = index
         self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
-        seed_generators(key(self.seed, "forward", self.progress.epoch, window.pieces[index].position), self.device)
+        seed_generators(forward_key(window.pieces[index].key), self.device)
 
     def _has_reached_limit(self) -> bool:
         limit = self._settings.max_num_train_steps

@@ -98,9 +98,7 @@ def test_flaw_45_wsd_allows_a_minimum_of_zero_and_no_decay_and_can_be_freed():
     assert 0 <= values[total] <= 1e-6 * base
 
     for count in (1, 3):
-        no_decay = wsd_class(
-            optimizer(base), total_steps=total, decay_phase_ratio=0, num_checkpoints=count, lr_min=0.1
-        )
+        no_decay = wsd_class(optimizer(base), total_steps=total, decay_phase_ratio=0, num_checkpoints=count)
         values = [no_decay.get_updated_values(n)[0] for n in range(total + 2)]
         assert values[:total] == [base] * total
         assert all(0 <= value <= base for value in values)

@@ -59,9 +59,7 @@ schedules = st.fixed_dictionaries(
 
 def bounds(scheduler, base):
     floor = scheduler.lr_min if scheduler.lr_min_ratio is None else scheduler.lr_min_ratio * base
-    start = (
-        scheduler.warmup_lr_init if scheduler.warmup_lr_ratio is None else scheduler.warmup_lr_ratio * base
-    )
+    start = scheduler.warmup_lr_init if scheduler.warmup_lr_ratio is None else scheduler.warmup_lr_ratio * base
     return floor, start
 
 
@@ -95,10 +93,7 @@ def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments
         assert all(min(base, floor) <= lr <= max(base, floor) for lr in curve[warmup:])
         sign = 1 if base >= floor else -1
         falling = curve[warmup:]
-        assert all(
-            sign * later <= sign * earlier + 1e-12
-            for earlier, later in zip(falling, falling[1:], strict=False)
-        )
+        assert all(sign * later <= sign * earlier + 1e-12 for earlier, later in zip(falling, falling[1:], strict=False))
 
 
 @patient
@@ -114,9 +109,7 @@ def test_the_cosine_has_no_jump_anywhere(arguments):
             abs(base - start) / scheduler.warmup_iterations if scheduler.warmup_iterations else 0.0,
         )
         curve = [value[index] for value in values]
-        assert all(
-            abs(later - earlier) <= largest + 1e-9 for earlier, later in zip(curve, curve[1:], strict=False)
-        )
+        assert all(abs(later - earlier) <= largest + 1e-9 for earlier, later in zip(curve, curve[1:], strict=False))
 
 
 def test_with_warmup_the_cosine_spans_all_that_is_left():
@@ -201,9 +194,7 @@ def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
     create = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, k_decay=2.0)
     assert isinstance(create, partial)
     assert create.keywords["total_num_epochs"] is TrainerPlaceholderValues.NUM_EPOCHS
-    assert (
-        create.keywords["num_update_steps_per_epoch"] is TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-    )
+    assert create.keywords["num_update_steps_per_epoch"] is TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
     scheduler = partial(create, total_num_epochs=10, num_update_steps_per_epoch=10)(two_groups())
     assert isinstance(scheduler, CosineLrScheduler)
     assert scheduler.state_dict() == cosine(num_warmup_epochs=1, k_decay=2.0).state_dict()

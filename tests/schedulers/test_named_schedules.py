@@ -129,9 +129,7 @@ def test_the_shapes_of_warmup_and_decay(shape, rise, fall):
 
 def test_cosine_with_a_minimum_ends_at_it():
     values = factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr=0.01, **LENGTHS)
-    assert values == pytest.approx(
-        [0, 0.5, *(0.1 + 0.9 * each for each in factors(cosine, 11, **LENGTHS)[2:])]
-    )
+    assert values == pytest.approx([0, 0.5, *(0.1 + 0.9 * each for each in factors(cosine, 11, **LENGTHS)[2:])])
     assert factors(cosine_with_min_lr, 11, lr_init=0.1, min_lr_rate=0.1, **LENGTHS) == pytest.approx(values)
 
 

@@ -35,9 +35,7 @@ EVAL_LENGTH = TrainerPlaceholderValues.EVAL_DATALOADER_LEN
 
 NUMBERS = {EPOCHS: 3, UPDATES: 8, LOCAL_UPDATES: 8, TRAIN_LENGTH: 16, EVAL_LENGTH: 5}
 TRAINER = SimpleNamespace(
-    run_config=SimpleNamespace(
-        num_epochs=3, num_update_steps_per_epoch=32, num_local_update_steps_per_epoch=8
-    ),
+    run_config=SimpleNamespace(num_epochs=3, num_update_steps_per_epoch=32, num_local_update_steps_per_epoch=8),
     _train_dataloader=range(16),
     _eval_dataloader=range(5),
 )
@@ -91,9 +89,7 @@ expressions = st.recursive(
         st.builds(apply, st.sampled_from(BINARY), inner, inner | constants)
         | st.builds(apply, st.sampled_from(BINARY), constants, inner)
         | st.builds(apply, st.sampled_from(UNARY), inner)
-        | st.builds(
-            lambda each, digits: apply(partial(round, ndigits=digits), each), inner, st.integers(0, 3)
-        )
+        | st.builds(lambda each, digits: apply(partial(round, ndigits=digits), each), inner, st.integers(0, 3))
     ),
     max_leaves=8,
 )
@@ -236,20 +232,14 @@ def test_resolve_takes_a_bare_expression_or_a_plain_value():
 
 
 def test_a_missing_evaluation_loader_is_said_so_and_only_when_it_is_needed():
-    trainer = SimpleNamespace(
-        run_config=TRAINER.run_config, _train_dataloader=range(4), _eval_dataloader=None
-    )
+    trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=range(4), _eval_dataloader=None)
     assert resolve(trainer, TRAIN_LENGTH) == 4
-    with pytest.raises(
-        ConfigError, match="EVAL_DATALOADER_LEN is used, but this run has no evaluation loader"
-    ):
+    with pytest.raises(ConfigError, match="EVAL_DATALOADER_LEN is used, but this run has no evaluation loader"):
         resolve(trainer, EVAL_LENGTH * 2)
 
 
 def test_a_loader_without_a_length_is_said_so():
-    trainer = SimpleNamespace(
-        run_config=TRAINER.run_config, _train_dataloader=iter([]), _eval_dataloader=None
-    )
+    trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=iter([]), _eval_dataloader=None)
     with pytest.raises(ConfigError, match="the train loader has no length"):
         resolve(trainer, TRAIN_LENGTH)
 

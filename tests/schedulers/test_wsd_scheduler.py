@@ -75,9 +75,7 @@ def test_n_checkpoints_are_n_rising_steps_that_end_with_the_total(total, num_che
     assert len(steps) == num_checkpoints
     assert steps[0] >= 1
     assert steps[-1] == total
-    assert all(
-        2 * earlier <= later <= 2 * earlier + 1 for earlier, later in zip(steps, steps[1:], strict=False)
-    )
+    assert all(2 * earlier <= later <= 2 * earlier + 1 for earlier, later in zip(steps, steps[1:], strict=False))
 
 
 def test_the_decay_info_describes_each_period():

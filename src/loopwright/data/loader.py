@@ -29,7 +29,7 @@ from loopwright.engine.seeding import (
     restore_generator_states,
     seed_generators,
 )
-from loopwright.keys import key
+from loopwright.keys import KeyStream, key
 
 _STREAM_CHUNK = 1024
 
@@ -39,12 +39,12 @@ class Piece(NamedTuple):
 
     Attributes:
         batch: what the dataset and collate function made, on the host.
-        position: of its first sample in the epoch.
+        key: what it was fetched under; follows from its position in the epoch.
         rows: samples that count; 0 for a pad, which a process runs to keep step with the others.
     """
 
     batch: Any
-    position: int
+    key: int
     rows: int
 
 
@@ -147,6 +147,7 @@ class OrderedLoader(Loader):
         self.num_workers = source.num_workers
         self._plan = self._find_plan()
         self.guarantee = RANDOM_ACCESS if self._plan is not None else OWN_SAMPLER
+        self._fetches_here = source.num_workers == 0 and not source.pin_memory
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(source.dataset),  # type: ignore[arg-type]
@@ -166,16 +167,25 @@ class OrderedLoader(Loader):
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch after `position` samples; nothing before them is fetched."""
         fetched: deque[_Fetched] = deque()
-        self._feed.micro_batches = self._local_micro_batches(epoch, position, fetched)
-        batches = iter(self._loader)
+        micro_batches = self._local_micro_batches(epoch, position, fetched)
+        batches = self._fetched_here(micro_batches) if self._fetches_here else self._fetched_by_loader(micro_batches)
         for batch in batches:
             first = fetched.popleft()
-            pieces = [Piece(batch, first.position, first.rows)]
+            pieces = [Piece(batch, first.key, first.rows)]
             while len(pieces) < first.pieces:
                 batch = next(batches)  # before its note is read: fetching it may be what writes the note
                 other = fetched.popleft()
-                pieces.append(Piece(batch, other.position, other.rows))
+                pieces.append(Piece(batch, other.key, other.rows))
             yield Window(pieces, first.samples)
+
+    def _fetched_here(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
+        # What DataLoader does without workers, less its bookkeeping (about 10 us per batch).
+        fetch, collate = self._loader.dataset.__getitems__, self._loader.collate_fn  # type: ignore[attr-defined]
+        return (collate(fetch(micro_batch)) for micro_batch in micro_batches)
+
+    def _fetched_by_loader(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
+        self._feed.micro_batches = micro_batches
+        return iter(self._loader)
 
     def close(self) -> None:
         """End the workers; the next epoch starts new ones."""
@@ -227,6 +237,7 @@ class OrderedLoader(Loader):
     def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[MicroBatch]:
         """Yield what this process fetches, and note in `fetched` what each is part of."""
         share = self.share
+        keys = KeyStream(self.seed, epoch, purpose=self._purpose)
         limit = self._global_limit()
         numbered = self._global_micro_batches(epoch, position)
         if limit is not None:
@@ -243,8 +254,9 @@ class OrderedLoader(Loader):
                 start, ids = window[0]
                 mine = [(start, ids[:1] if self._even_tail else ids)]
             for start, ids in mine:
-                fetched.append(_Fetched(start, 0 if is_pad else len(ids), len(mine), samples))
-                yield MicroBatch(ids, key(self.seed, self._purpose, epoch, start), start)
+                fetch_key = keys.at(start)
+                fetched.append(_Fetched(fetch_key, 0 if is_pad else len(ids), len(mine), samples))
+                yield MicroBatch(ids, fetch_key)
 
 
 class ReplayLoader(Loader):
@@ -268,10 +280,13 @@ class ReplayLoader(Loader):
         while window := list(itertools.islice(batches, share.window)):
             samples = sum(rows for _, rows, _ in window)
             first = share.rank * share.accumulation
-            mine = [Piece(batch, start, rows) for start, rows, batch in window[first : first + share.accumulation]]
+            keys = KeyStream(self.seed, epoch, purpose=self._purpose)
+            mine = [
+                Piece(batch, keys.at(start), rows) for start, rows, batch in window[first : first + share.accumulation]
+            ]
             if not mine:
                 start, _, batch = window[0]
-                mine = [Piece(batch, start, 0)]
+                mine = [Piece(batch, keys.at(start), 0)]
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
@@ -354,10 +369,10 @@ def adopt(
 
 
 class _Fetched(NamedTuple):
-    """What the process that reads a micro-batch has to know of it: its own position and rows, and its window's
+    """What the process that reads a micro-batch has to know of it: its own key and rows, and its window's
     number of pieces here and of samples everywhere."""
 
-    position: int
+    key: int
     rows: int
     pieces: int
     samples: int

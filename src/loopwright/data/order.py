@@ -107,19 +107,17 @@ class MicroBatch(list[int]):
     A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`.
 
     Attributes:
-        key: seeds the generators of the process that fetches it.
-        position: of its first sample in the epoch.
+        key: seeds the generators of the process that fetches it; follows from its position.
     """
 
-    __slots__ = ("key", "position")
+    __slots__ = ("key",)
 
-    def __init__(self, ids: list[int], fetch_key: int, position: int) -> None:
+    def __init__(self, ids: list[int], fetch_key: int) -> None:
         super().__init__(ids)
         self.key = fetch_key
-        self.position = position
 
-    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int, int]]:
-        return MicroBatch, (list(self), self.key, self.position)
+    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int]]:
+        return MicroBatch, (list(self), self.key)
 
 
 def sample_ids(plan: Plan, epoch: int, start: int = 0) -> Iterator[int]:

@@ -41,7 +41,12 @@ def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the structure with its tensors on the device; objects with a `.to` of their own are asked."""
+    """Return the structure with its tensors on the device; objects with a `.to` of their own are asked.
+
+    Batches are made on the host, so for a CPU device there is nothing to do.
+    """
+    if device.type == "cpu":
+        return value
     if not isinstance(value, (torch.Tensor, list, tuple, dict)) and hasattr(value, "to"):
         return value.to(device)
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))

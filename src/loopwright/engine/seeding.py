@@ -15,13 +15,16 @@ import numpy as np
 import torch
 
 _NUMPY_MASK = 0xFFFFFFFF
+_seed_python = random.seed
+_seed_numpy = np.random.seed
+_seed_torch = torch.default_generator.manual_seed
 
 
 def seed_generators(key: int, device: torch.device | None = None) -> None:
     """Seed python, numpy and torch (CPU, and the device's own generator if it has one) from a key."""
-    random.seed(key)
-    np.random.seed(key & _NUMPY_MASK)
-    torch.default_generator.manual_seed(key)
+    _seed_python(key)
+    _seed_numpy(key & _NUMPY_MASK)
+    _seed_torch(key)
     if device is not None and device.type != "cpu":
         _device_generator(device).manual_seed(key)
 

@@ -9,7 +9,6 @@ Example:
         loss(batch).backward()
         optimizer.step()
         scheduler.step()
-        optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -45,7 +44,13 @@ def linear(update: int, *, num_training_steps: float, num_warmup_steps: float = 
     return max(0.0, (num_training_steps - update) / max(1, num_training_steps - num_warmup_steps))
 
 
-def cosine(update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 0.5) -> float:
+def cosine(
+    update: int,
+    *,
+    num_training_steps: float,
+    num_warmup_steps: float = 0,
+    num_cycles: float = 0.5,
+) -> float:
     """Rise linearly from 0 to 1, then follow `num_cycles` waves of a cosine; half a wave ends at 0."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
@@ -248,9 +253,10 @@ def get_scheduler(
         "num_training_steps": num_training_steps,
         "lr_init": float(optimizer.defaults["lr"]) if "lr_init" in parameters else None,
     }
-    options = {key: value for key, value in offered.items() if key in parameters and value is not None} | options
+    options = {key: each for key, each in offered.items() if key in parameters and each is not None} | options
     _check_options(name, options, list(parameters))
-    missing = [key for key, each in parameters.items() if each.default is Parameter.empty and key not in options]
+    required = [key for key, each in parameters.items() if each.default is Parameter.empty]
+    missing = [key for key in required if key not in options]
     if missing:
         raise ConfigError(f"the schedule {name!r} needs {', '.join(missing)}")
     for length in ("num_warmup_steps", "num_training_steps"):

@@ -159,7 +159,7 @@ class Operation(Expression):
         return names.pop() if len(names) == 1 else repr(self)
 
     def __repr__(self) -> str:
-        texts = [each.name if isinstance(each, TrainerPlaceholderValues) else repr(each) for each in self.operands]
+        texts = [_text(operand) for operand in self.operands]
         if self.operator.isalpha():
             return f"{self.operator}({', '.join(texts)})"
         return f"({texts[0]} {self.operator} {texts[1]})"
@@ -216,7 +216,8 @@ def _number(trainer: PlaceholderSource, value: Operand) -> Number:
             raise ConfigError(f"{value.name} is not known for this run: give the scheduler a number instead")
         return count
     if isinstance(value, Operation):
-        result: Number = _OPERATORS[value.operator](*(_number(trainer, operand) for operand in value.operands))
+        numbers = [_number(trainer, operand) for operand in value.operands]
+        result: Number = _OPERATORS[value.operator](*numbers)
         return result
     assert not isinstance(value, Expression)
     return value
@@ -231,6 +232,10 @@ def _operation(symbol: str, *operands: Operand) -> Operation:
     return Operation(symbol, operands)
 
 
+def _text(value: Operand) -> str:
+    return value.name if isinstance(value, TrainerPlaceholderValues) else repr(value)
+
+
 def _placeholders(value: Operand) -> set[TrainerPlaceholderValues]:
     if isinstance(value, TrainerPlaceholderValues):
         return {value}
@@ -243,11 +248,11 @@ def _are_same(new: tuple[Any, ...], old: tuple[Any, ...]) -> bool:
 
 def _length(loader: Any, placeholder: str, owner: str) -> int:
     if loader is None:
-        raise ConfigError(f"{placeholder} is used, but this run has no {owner}: pass one, or give a number instead")
+        raise ConfigError(f"{placeholder} is used, but this run has no {owner}: pass one, or give a number")
     try:
         return len(loader)
     except TypeError as error:
-        raise ConfigError(f"{placeholder} is used, but the {owner} has no length: give a number instead") from error
+        raise ConfigError(f"{placeholder} is used, but the {owner} has no length: give a number") from error
 
 
 _COUNTS: dict[TrainerPlaceholderValues, Callable[[PlaceholderSource], int | None]] = {

@@ -81,7 +81,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         is_continuation_from_checkpoint: bool = False,
     ) -> None:
         num_updates = _length_of_run(num_epochs, num_update_steps_per_epoch, total_steps)
-        require(0 <= decay_phase_ratio <= 1, f"decay_phase_ratio must be from 0 to 1, got {decay_phase_ratio}")
+        require(0 <= decay_phase_ratio <= 1, f"decay_phase_ratio must be in 0..1, got {decay_phase_ratio}")
         require(lr_min >= 0, f"lr_min must not be negative, got {lr_min}")
         require(num_checkpoints > 0, f"num_checkpoints must be positive, got {num_checkpoints}")
         if num_checkpoints > 1 and decay_phase_ratio > _LARGEST_RATIO_OF_SEVERAL_DECAYS:
@@ -198,7 +198,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
         The arguments are those of the class, the warmup in epochs (None: 1 % of the run); the Trainer
         fills in what is left to the placeholders.
         """
-        num_warmup_steps = None if num_warmup_epochs is None else num_update_steps_per_epoch * num_warmup_epochs
+        num_warmup_steps: float | Expression | None = None
+        if num_warmup_epochs is not None:
+            num_warmup_steps = num_update_steps_per_epoch * num_warmup_epochs
         arguments: dict[str, Any] = {
             "num_epochs": total_num_epochs,
             "num_update_steps_per_epoch": num_update_steps_per_epoch,
@@ -263,7 +265,11 @@ def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> lis
     return [int(total_steps) >> halvings for halvings in reversed(range(num_checkpoints))]
 
 
-def _length_of_run(num_epochs: int | None, num_update_steps_per_epoch: int | None, total_steps: int | None) -> int:
+def _length_of_run(
+    num_epochs: int | None,
+    num_update_steps_per_epoch: int | None,
+    total_steps: int | None,
+) -> int:
     if num_epochs is not None and num_update_steps_per_epoch is not None:
         if total_steps is not None:
             raise ConfigError(
