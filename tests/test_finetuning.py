@@ -16,9 +16,7 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.input = nn.Linear(4, 4)
-        self.block = nn.Sequential(
-            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-        )
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
         self.output = nn.Linear(4, 2)
 
 

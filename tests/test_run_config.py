@@ -88,9 +88,7 @@ def test_the_dict_holds_every_field_in_order():
     assert list(as_dict) == list(VALUES)
 
 
-@pytest.mark.parametrize(
-    "missing", [["eval_dl_kwargs"], ["train_dl_kwargs"], ["train_dl_kwargs", "eval_dl_kwargs"]]
-)
+@pytest.mark.parametrize("missing", [["eval_dl_kwargs"], ["train_dl_kwargs"], ["train_dl_kwargs", "eval_dl_kwargs"]])
 def test_the_dict_can_be_made_without_loaders(missing):
     as_dict = create_run_config(**dict.fromkeys(missing)).to_dict()
     assert all(as_dict[name] is None for name in missing)
@@ -116,9 +114,7 @@ def test_samplers_are_kept_by_reference_and_stay_in_the_live_config(name):
     assert run_config.eval_dl_kwargs == {name: sampler}
 
 
-@pytest.mark.parametrize(
-    "error", [TypeError("cannot pickle"), RuntimeError("not a leaf"), NotImplementedError()]
-)
+@pytest.mark.parametrize("error", [TypeError("cannot pickle"), RuntimeError("not a leaf"), NotImplementedError()])
 def test_what_cannot_be_copied_is_kept_by_reference(error):
     stubborn = RefusesToBeCopied(error)
     as_dict = create_run_config(train_dl_kwargs={"worker": stubborn, "other": [1]}).to_dict()

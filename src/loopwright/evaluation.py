@@ -13,7 +13,7 @@ from loopwright.data import Loader, Piece
 from loopwright.engine import Engine
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.processes import gather_rows
-from loopwright.engine.seeding import preserved_generators, seed_generators
+from loopwright.engine.seeding import preserved_generators, seed_torch
 from loopwright.keys import forward_key
 from loopwright.losses import check_batch_output, reduced_mean
 from loopwright.tracking import LossTracker
@@ -76,7 +76,7 @@ def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Iterator[tuple[Piec
             for piece in window.pieces:
                 trainer.current_rows = piece.rows
                 batch = to_device(piece.batch, engine.device)
-                seed_generators(forward_key(piece.key), engine.device)
+                seed_torch(forward_key(piece.key), engine.device)
                 yield piece, batch
         trainer.current_rows = None
 

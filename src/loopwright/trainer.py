@@ -20,7 +20,7 @@ from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
-from loopwright.engine.seeding import seed_generators
+from loopwright.engine.seeding import seed_torch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_eval_epoch, run_prediction, swapped
 from loopwright.keys import forward_key
@@ -405,7 +405,7 @@ class Trainer(TrainerServices):
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         self._run.piece_index = index
         self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
-        seed_generators(forward_key(window.pieces[index].key), self.device)
+        seed_torch(forward_key(window.pieces[index].key), self.device)
 
     def _has_reached_limit(self) -> bool:
         limit = self._settings.max_num_train_steps

@@ -282,9 +282,7 @@ def test_flaw_22_every_sample_of_a_window_weighs_the_same():
         subject.fit(trainer, dataset, gradient_accumulation_steps=accumulation)
         assert [len(batch) for batch in trainer.seen] == [4, 4, 4, 4, 2]
         assert len(trainer.gradients) == num_updates
-        for got, expected in zip(
-            trainer.gradients, gradients_of_windows(trainer, dataset, accumulation), strict=True
-        ):
+        for got, expected in zip(trainer.gradients, gradients_of_windows(trainer, dataset, accumulation), strict=True):
             assert torch.allclose(got, expected, atol=1e-5)
 
 

@@ -71,9 +71,7 @@ def test_flaw_03_a_state_saved_many_times_with_a_scheduler_can_be_resumed(tmp_pa
     assert whole.lrs == pytest.approx([0.05] * 4 + [0.025] * 4 + [0.0125] * 4 + [0.00625] * 4)
 
     resumed = subject.trainer()
-    subject.fit(
-        resumed, dataset, num_epochs=4, create_scheduler_fn=schedule, resume_from=tmp_path / "epoch_3"
-    )
+    subject.fit(resumed, dataset, num_epochs=4, create_scheduler_fn=schedule, resume_from=tmp_path / "epoch_3")
     assert resumed.lrs == whole.lrs[12:]
     assert torch.equal(subject.weights(resumed), subject.weights(whole))
 
@@ -177,7 +175,7 @@ def no_file_larger_than(num_bytes: int):
 def fails(write) -> bool:
     try:
         write()
-    except Exception:  # which one is for the package to choose
+    except Exception:  # noqa: BLE001 - which one is for the package to choose
         return True
     return False
 

@@ -108,9 +108,7 @@ def test_a_loss_with_dimensions_counts_as_its_mean(shape):
     assert tracker.total_loss == loss.mean().item() * 10
 
 
-@pytest.mark.parametrize(
-    "count", [torch.tensor(3), torch.tensor(3.0), torch.tensor([3]), torch.tensor([1, 2])]
-)
+@pytest.mark.parametrize("count", [torch.tensor(3), torch.tensor(3.0), torch.tensor([3]), torch.tensor([1, 2])])
 def test_items_may_be_counted_by_a_tensor(count):
     tracker = LossTracker()
     tracker.update(2.0, count)
@@ -203,9 +201,7 @@ UPDATES = st.lists(
 def test_reading_saving_and_restoring_anywhere_never_changes_a_bit(updates):
     undisturbed, disturbed = LossTracker(), LossTracker()
     for loss, count, kind, event in updates:
-        value = {"float": loss, "double": torch.tensor(loss, dtype=torch.float64)}.get(
-            kind, torch.tensor(loss)
-        )
+        value = {"float": loss, "double": torch.tensor(loss, dtype=torch.float64)}.get(kind, torch.tensor(loss))
         size = torch.tensor(count) if kind == "tensor count" else count
         undisturbed.update(value, size)
         disturbed.update(value, size)

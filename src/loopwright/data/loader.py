@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, sample_ids
+from loopwright.data.collate import collate
+from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, plan_batches
 from loopwright.engine.nested import num_rows, to_device
 from loopwright.engine.seeding import (
     generator_states,
@@ -180,8 +181,10 @@ class OrderedLoader(Loader):
 
     def _fetched_here(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
         # What DataLoader does without workers, less its bookkeeping (about 10 us per batch).
-        fetch, collate = self._loader.dataset.__getitems__, self._loader.collate_fn  # type: ignore[attr-defined]
-        return (collate(fetch(micro_batch)) for micro_batch in micro_batches)
+        fetch = self._loader.dataset.__getitems__  # type: ignore[attr-defined]
+        given = self._loader.collate_fn
+        make_batch = collate if given is default_collate else given
+        return (make_batch(fetch(micro_batch)) for micro_batch in micro_batches)
 
     def _fetched_by_loader(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
         self._feed.micro_batches = micro_batches
@@ -224,12 +227,12 @@ class OrderedLoader(Loader):
                 start += len(ids)
             return
         if self._plan is not None:
-            ids_from = sample_ids(self._plan, epoch, position)
+            batches = plan_batches(self._plan, epoch, position, self.batch_size)
         else:
             ids_from = itertools.islice(_keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
-        for index in itertools.count(position // self.batch_size):
-            ids = list(itertools.islice(ids_from, self.batch_size))
-            if not ids or (self.drop_last and len(ids) < self.batch_size):
+            batches = iter(lambda: list(itertools.islice(ids_from, self.batch_size)), [])
+        for index, ids in enumerate(batches, start=position // self.batch_size):
+            if self.drop_last and len(ids) < self.batch_size:
                 return
             yield index, position, ids
             position += len(ids)

@@ -120,10 +120,13 @@ class MicroBatch(list[int]):
         return MicroBatch, (list(self), self.key)
 
 
-def sample_ids(plan: Plan, epoch: int, start: int = 0) -> Iterator[int]:
-    """Yield the ids of an epoch from a position on, computed a chunk at a time."""
-    for chunk_start in range(start, plan.size, _CHUNK):
-        yield from plan.ids(epoch, chunk_start, _CHUNK).tolist()
+def plan_batches(plan: Plan, epoch: int, start: int, batch_size: int) -> Iterator[list[int]]:
+    """Yield the ids of an epoch from a position on, a batch at a time; the last may be short."""
+    chunk = max(_CHUNK // batch_size, 1) * batch_size
+    for chunk_start in range(start, plan.size, chunk):
+        ids = plan.ids(epoch, chunk_start, chunk).tolist()
+        for offset in range(0, len(ids), batch_size):
+            yield ids[offset : offset + batch_size]
 
 
 @dataclass(frozen=True)

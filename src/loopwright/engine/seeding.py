@@ -17,14 +17,19 @@ import torch
 _NUMPY_MASK = 0xFFFFFFFF
 _seed_python = random.seed
 _seed_numpy = np.random.seed
-_seed_torch = torch.default_generator.manual_seed
+_seed_torch_cpu = torch.default_generator.manual_seed
 
 
 def seed_generators(key: int, device: torch.device | None = None) -> None:
     """Seed python, numpy and torch (CPU, and the device's own generator if it has one) from a key."""
     _seed_python(key)
     _seed_numpy(key & _NUMPY_MASK)
-    _seed_torch(key)
+    seed_torch(key, device)
+
+
+def seed_torch(key: int, device: torch.device | None = None) -> None:
+    """Seed torch's CPU generator, and the device's own if it has one, from a key."""
+    _seed_torch_cpu(key)
     if device is not None and device.type != "cpu":
         _device_generator(device).manual_seed(key)
 
