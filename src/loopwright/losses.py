@@ -74,6 +74,7 @@ class EpochLosses:
                 total = sum_on_device(total)
             else:
                 total = self._engine.agreement.total(total)
+            total = total + (total == 0)  # a window without items has no gradient to divide
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             torch._foreach_mul_(gradients, self._window.samples * self._engine.num_processes / total)
         for loss, items in self._entries:
@@ -203,6 +204,11 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
 
 
 def _accepts(model: Any, name: str) -> bool:
-    forward = getattr(getattr(model, "module", model), "forward", model)
-    parameters = inspect.signature(forward).parameters
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    parameters = inspect.signature(getattr(model, "forward", model)).parameters
+    if name in parameters:
+        return True
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return False
+    # A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return _accepts(inner, name) if isinstance(inner, nn.Module) else True

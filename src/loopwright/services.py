@@ -166,6 +166,12 @@ class TrainerServices(TrainerHooks):
         settings = self._settings
         self.gradient_norm = self._engine.clip(self.model, settings.gradient_clip_value, settings.gradient_clip_norm)
 
+    def _drop_gradients(self) -> None:
+        """Forget gradients that belong to no update; `optimizer_zero_grad` is for those of a finished one."""
+        for holder in (self.model, self.optimizer):
+            if hasattr(holder, "zero_grad"):
+                holder.zero_grad()
+
     def _resume(self, path: Path) -> None:
         self.load_training_state(path)
         assert self._run.loaded is not None
@@ -174,7 +180,9 @@ class TrainerServices(TrainerHooks):
         self.progress.load_state_dict(run["progress"])
         self._losses.load_state_dict(run["losses"])
         self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
-        self._train_dataloader.seed = self.seed
+        for loader in (self._train_dataloader, self._eval_dataloader):
+            if loader is not None:
+                loader.seed = self.seed
         self.run_history.load_state_dict(self._run.loaded["history"])
         self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
         self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import ConfigError, ConfigTypeError, DataError
@@ -75,7 +75,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name == "max_num_train_steps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.step_mode not in STEP_MODES:
             raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
@@ -135,7 +137,11 @@ def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: i
     Raises:
         DataError: it says why.
     """
-    if isinstance(dataset, DataLoader) or not isinstance(dataset, Sized):
+    if isinstance(dataset, DataLoader):
+        if not isinstance(dataset.dataset, IterableDataset) and len(dataset) == 0:
+            raise DataError(f"{name} is a DataLoader without a single batch: {len(dataset.dataset)} samples")  # type: ignore[arg-type]
+        return
+    if not isinstance(dataset, Sized):
         return
     size = len(dataset)
     if size == 0:

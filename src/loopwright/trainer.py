@@ -182,6 +182,8 @@ class Trainer(TrainerServices):
         check_parameters(self.model, self.optimizer)
         if not is_overridden(self, Trainer, "create_train_dataloader"):
             check_dataset(train_dataset, "train_dataset", train_dataloader_kwargs or {}, per_device_batch_size)
+        if not is_overridden(self, Trainer, "create_eval_dataloader"):
+            check_dataset(eval_dataset, "eval_dataset", eval_dataloader_kwargs or {}, per_device_batch_size)
         resume_path = find_resume_path(resume_from, checkpoints, self.print)
         if resume_path is None and reset_run_history:
             self.run_history.reset()
@@ -208,7 +210,10 @@ class Trainer(TrainerServices):
             self.scheduler = self.create_scheduler()
         if resume_path is not None:
             self._resume(resume_path)
-        self._run_training()
+        try:
+            self._run_training()
+        finally:
+            self._release()
         progress = self.progress
         return TrainResult(self.run_history.latest(), progress.epoch, progress.update, self._run.stop_reason, self.seed)
 
@@ -235,9 +240,10 @@ class Trainer(TrainerServices):
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
         except StopTrainingError as error:
             self._stop(error)
+        finally:
+            self._release()
         self.evaluation_run_end()
         self.call_event("on_evaluation_run_end")
-        self._release()
         return EvaluationResult(self.run_history.latest(), self._run.stop_reason)
 
     def predict(
@@ -250,8 +256,10 @@ class Trainer(TrainerServices):
         """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
         self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
         self.model.eval()
-        outputs = run_prediction(self, self._engine, self._eval_dataloader)
-        self._release()
+        try:
+            outputs = run_prediction(self, self._engine, self._eval_dataloader)
+        finally:
+            self._release()
         return PredictionResult(outputs, {"num_samples": len(self._eval_dataloader.dataset)})
 
     # --- THE LOOP -----------------------------------------------------------------------------------------------
@@ -386,7 +394,7 @@ class Trainer(TrainerServices):
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
             self.scheduler.step()
-        self.optimizer_zero_grad()
+        self._drop_gradients()
         self._counts_items = is_overridden(self, Trainer, "count_batch_items")
 
     def _begin_epoch(self) -> None:
@@ -399,7 +407,9 @@ class Trainer(TrainerServices):
     def _begin_update(self, window: Window) -> None:
         counts = None
         if self._counts_items:
-            counts = [float(self.count_batch_items(p.batch) or 0) if p.rows else 0.0 for p in window.pieces]
+            counted = [(piece.rows, self.count_batch_items(piece.batch)) for piece in window.pieces]
+            if all(items is not None for _, items in counted):
+                counts = [float(items or 0) if rows else 0.0 for rows, items in counted]
         self._losses.begin_update(window, counts)
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
@@ -416,7 +426,8 @@ class Trainer(TrainerServices):
 
     def _evaluation_is_due(self) -> bool:
         every, epoch = self._settings.evaluate_every, self.progress.epoch + 1
-        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or epoch >= self._settings.num_epochs
+        is_last = epoch >= self._settings.num_epochs or self._has_reached_limit()
+        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or is_last
         return self._eval_dataloader is not None and is_due
 
     def _finish_epoch(self) -> None:
@@ -442,8 +453,7 @@ class Trainer(TrainerServices):
         self._run.stop_reason = str(error)
         if self._run.epoch_is_whole and self.progress.batch:
             self.progress.end_epoch()
-        if self.optimizer is not None:
-            self.optimizer_zero_grad()
+        self._drop_gradients()
         self.call_event("on_stop_training_error", error=error)
 
     def _finish_run(self) -> None:
@@ -457,7 +467,6 @@ class Trainer(TrainerServices):
             self._serve_stop()
         except StopTrainingError as error:
             self._stop(error)
-        self._release()
 
     def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
         """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
@@ -490,4 +499,4 @@ class TrainerWithTimmScheduler(Trainer):
         """Tell the scheduler how many epochs are finished, with or without evaluation."""
         super().training_run_epoch_end()
         if self.scheduler is not None:
-            self.scheduler.step(self.run_history.current_epoch)
+            self.scheduler.step(self.progress.epoch + 1)

@@ -146,8 +146,7 @@ class OrderedLoader(Loader):
         self.batch_size = source.batch_size  # None: the batch sampler is the user's own
         self.drop_last = source.drop_last
         self.num_workers = source.num_workers
-        self._plan = self._find_plan()
-        self.guarantee = RANDOM_ACCESS if self._plan is not None else OWN_SAMPLER
+        self.guarantee = RANDOM_ACCESS if self._find_plan() is not None else OWN_SAMPLER
         self._fetches_here = source.num_workers == 0 and not source.pin_memory
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
@@ -226,8 +225,9 @@ class OrderedLoader(Loader):
                     yield index, start, list(ids)
                 start += len(ids)
             return
-        if self._plan is not None:
-            batches = plan_batches(self._plan, epoch, position, self.batch_size)
+        plan = self._find_plan()  # not kept: a resumed run sets the seed that it was begun with
+        if plan is not None:
+            batches = plan_batches(plan, epoch, position, self.batch_size)
         else:
             ids_from = itertools.islice(_keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
             batches = iter(lambda: list(itertools.islice(ids_from, self.batch_size)), [])

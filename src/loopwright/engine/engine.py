@@ -7,6 +7,7 @@ them itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,10 @@ def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
     """
     from accelerate import Accelerator
 
-    return Accelerator(mixed_precision=mixed_precision)
+    # Where torchrun started this and there is no accelerator, accelerate must be told: it would join the process
+    # group, and still take each process for the only one.
+    on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
+    return Accelerator(mixed_precision=mixed_precision, cpu=on_cpu)
 
 
 def forget_precision() -> None:
