@@ -12,7 +12,7 @@ from torch import nn
 from loopwright.data import Loader, Piece
 from loopwright.engine import Engine
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
-from loopwright.engine.processes import gather_rows
+from loopwright.engine.processes import gather_rows, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
 from loopwright.keys import forward_key
 from loopwright.losses import check_batch_output, reduced_mean
@@ -44,16 +44,17 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
     event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
 
 
-def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> Any:
-    """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU."""
-    outputs = []
+def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, int]:
+    """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
+    outputs, rows = [], 0
     with torch.no_grad():
         for piece, batch in _pieces(trainer, engine, loader):
             output = trainer.calculate_prediction(batch)
             if piece.rows == 0:
                 output = map_tensors(output, lambda tensor: tensor[:0])
             outputs.append(map_tensors(output, lambda tensor: gather_rows(tensor, engine.device).cpu()))
-    return _joined(outputs)
+            rows += piece.rows
+    return _joined(outputs), int(sum_over_processes([rows], engine.device)[0])
 
 
 @contextmanager
@@ -103,5 +104,6 @@ def _joined(outputs: list[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _joined([output[name] for output in outputs]) for name in first}
     if isinstance(first, (list, tuple)) and any(True for _ in iter_tensors(first)):
-        return type(first)(_joined([output[index] for output in outputs]) for index in range(len(first)))
+        columns = [_joined(list(column)) for column in zip(*outputs, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     return outputs

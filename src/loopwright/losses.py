@@ -16,6 +16,7 @@ from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_on_device, sum_over_processes
 from loopwright.errors import BatchLossError
 from loopwright.tracking import LossTracker
+from loopwright.tracking.loss import combined
 
 
 class EpochLosses:
@@ -33,21 +34,29 @@ class EpochLosses:
         self._logged_loss = 0.0
         self._logged_items = 0.0
 
-    def begin_update(self, window: Window, counts: list[float] | None) -> None:
+    def begin_update(self, window: Window, counts: list[float | None]) -> None:
         """Start an update.
 
         Args:
             window: its micro-batches.
-            counts: the items of each, if they are something else than samples.
+            counts: the items of each; empty, or with a None, if they are samples.
         """
         self._window = window
-        self._counts = counts
+        self._counts = self._own_counts(window, counts)
         self._is_alone = len(window.pieces) == 1 and not self._engine.is_distributed
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
         self._total = 0.0
         if not self._is_alone:
-            self._total = float(window.samples) if counts is None else self._engine.agreement.total(sum(counts))
+            own = self._counts
+            self._total = float(window.samples) if own is None else self._engine.agreement.total(sum(own))
+
+    @staticmethod
+    def _own_counts(window: Window, counts: list[float | None]) -> list[float] | None:
+        known = [float(count) for count in counts if count is not None]
+        if not counts or len(known) < len(counts):
+            return None
+        return [count if piece.rows else 0.0 for count, piece in zip(known, window.pieces, strict=True)]
 
     def weighted(self, output: dict[str, Any], index: int) -> Tensor:
         """Return what goes to backward for the update's micro-batch of this index, and remember its loss."""
@@ -60,14 +69,18 @@ class EpochLosses:
         if self._is_alone:
             return loss
         if items is not None:
-            self._late_items.append(items if rows else 0)
+            if isinstance(items, Tensor):
+                # An integer count would be divided in float32, whatever the loss is.
+                precise = torch.promote_types(loss.dtype, torch.float32)
+                items = items.to(loss.device, precise, non_blocking=True)
+            self._late_items.append(items if rows else items * 0)  # of the same type on every process
             return loss * (self._late_items[-1] / self._window.samples)
         count = rows if self._counts is None else self._counts[index]
         weight = count * self._engine.num_processes / self._total if self._total else 0.0
         return loss if weight == 1.0 else loss * weight
 
     def finish_update(self, model: nn.Module) -> None:
-        """End the update's backward passes: finish the division if items came late, and keep the losses."""
+        """End the update's backward passes: finish the division if items came late."""
         if self._late_items:
             total = sum(self._late_items)
             if isinstance(total, Tensor):
@@ -77,6 +90,9 @@ class EpochLosses:
             total = total + (total == 0)  # a window without items has no gradient to divide
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             torch._foreach_mul_(gradients, self._window.samples * self._engine.num_processes / total)
+
+    def count_update(self) -> None:
+        """Keep the losses of the update, once its weights are in the model."""
         for loss, items in self._entries:
             self._tracker.update(loss, items)
 
@@ -104,10 +120,19 @@ class EpochLosses:
         """The sums, as of the last finished update."""
         return {"tracker": self._tracker.state_dict(), "logged": [self._logged_loss, self._logged_items]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with saved sums."""
-        self._tracker.load_state_dict(state["tracker"])
-        self._logged_loss, self._logged_items = state["logged"]
+    def load_process_states(self, states: list[dict[str, Any]]) -> None:
+        """Go on with the sums that every process saved: each with its own, or the first with all of them."""
+        if len(states) == self._engine.num_processes:
+            own = states[self._engine.rank]
+        elif self._engine.rank == 0:
+            own = {
+                "tracker": combined([state["tracker"] for state in states]),
+                "logged": [sum(sums) for sums in zip(*(state["logged"] for state in states), strict=True)],
+            }
+        else:
+            return
+        self._tracker.load_state_dict(own["tracker"])
+        self._logged_loss, self._logged_items = own["logged"]
 
 
 def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from loopwright.callbacks import CallbackHandler
-from loopwright.checkpoint import read, write
+from loopwright.checkpoint import prune, read, write
 from loopwright.data import Loader, Share, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.nested import map_tensors
-from loopwright.engine.processes import gather_rows, local_process_zero_only, world_process_zero_only
+from loopwright.engine.processes import gather_objects, gather_rows, local_process_zero_only, world_process_zero_only
 from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses
 from loopwright.progress import Progress, Requests, RunState
 from loopwright.run_config import create_run_config
-from loopwright.settings import RunSettings
+from loopwright.settings import RunSettings, check_dataset, is_overridden
 from loopwright.tracking import RunHistory
 from loopwright.training_state import capture, load_model_file, restore, save_model_file
 
@@ -177,8 +177,12 @@ class TrainerServices(TrainerHooks):
         assert self._run.loaded is not None
         run = self._run.loaded["run"]
         self._run.resumed_from = path
+        schedule = self._run.loaded["scheduler"]
+        if hasattr(self.scheduler, "resume_state_dict") and (schedule or {}).get("is_continuation_from_checkpoint"):
+            # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
+            self.scheduler.resume_state_dict(schedule)
         self.progress.load_state_dict(run["progress"])
-        self._losses.load_state_dict(run["losses"])
+        self._losses.load_process_states(run["losses"])
         self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
         for loader in (self._train_dataloader, self._eval_dataloader):
             if loader is not None:
@@ -187,11 +191,23 @@ class TrainerServices(TrainerHooks):
         self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
         self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
 
-    def _set_up_evaluation(self, dataset: Any, batch_size: int, kwargs: dict[str, Any] | None, collate_fn: Any) -> None:
+    def _set_up_evaluation(
+        self,
+        dataset: Any,
+        batch_size: int,
+        kwargs: dict[str, Any] | None,
+        collate_fn: Any,
+        may_be_empty: bool = False,
+    ) -> None:
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
+        if not may_be_empty and not is_overridden(self, TrainerHooks, "create_eval_dataloader"):
+            check_dataset(dataset, "dataset", kwargs or {}, batch_size)
+        # A training state may still be saved after it: where the last training run stood is kept.
+        kept = self.progress, self.scheduler, self._run.first_epoch
         self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
+        self.progress, self.scheduler, self._run.first_epoch = kept
         self.eval_dataset, self.collate_fn = dataset, collate_fn
         self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
         self._prepare_model_optimizer_and_dataloaders()
@@ -212,7 +228,7 @@ class TrainerServices(TrainerHooks):
             "progress": self.progress.state_dict(),
             "seed": self.seed,
             "first_epoch": self._run.first_epoch,
-            "losses": self._losses.state_dict(),
+            "losses": gather_objects(self._losses.state_dict()),
         }
         model, state = capture(self, self._engine, run, checkpoint_kwargs or {})
         world_process_zero_only(write)(output_dir, model, state, self.progress.update)
@@ -230,6 +246,20 @@ class TrainerServices(TrainerHooks):
         self._run.loaded = checkpoint.state
         metadata: dict[str, Any] = checkpoint.state["metadata"]
         return metadata
+
+    def _serve_saves(self) -> None:
+        """Save what was asked for, as of the last finished update."""
+        if self._run.update_is_torn:
+            return
+        saves, self.requests.saves = self.requests.saves, []
+        for directory, metadata in saves:
+            if self._losses.has_nonfinite():
+                self.print(f"Not saving {directory}: a loss of this epoch was not finite")
+                continue
+            self.save_training_state(directory, metadata)
+            checkpoints = self._settings.checkpoints
+            if checkpoints is not None and directory.parent == Path(checkpoints.directory):
+                world_process_zero_only(prune)(directory.parent, checkpoints.keep_last, self._run.resumed_from)
 
     def save_checkpoint(
         self,
@@ -264,7 +294,9 @@ class TrainerServices(TrainerHooks):
         """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
 
         A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
+        Training states that were asked for are written first, since they are of the weights that go now.
         """
+        self._serve_saves()
         model = self._engine.unwrap(self.model, keep_torch_compile=False)
         optimizer = self._engine.unwrap_optimizer(self.optimizer)
         return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)

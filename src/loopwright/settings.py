@@ -139,7 +139,7 @@ def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: i
     """
     if isinstance(dataset, DataLoader):
         if not isinstance(dataset.dataset, IterableDataset) and len(dataset) == 0:
-            raise DataError(f"{name} is a DataLoader without a single batch: {len(dataset.dataset)} samples")  # type: ignore[arg-type]
+            raise DataError(f"{name} is a DataLoader without a batch: too few samples, or none. Check its dataset.")
         return
     if not isinstance(dataset, Sized):
         return

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
-from loopwright.checkpoint import Checkpointing, prune
+from loopwright.checkpoint import Checkpointing
 from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
 from loopwright.engine.nested import to_device
-from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import seed_torch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_eval_epoch, run_prediction, swapped
@@ -254,13 +253,13 @@ class Trainer(TrainerServices):
         collate_fn: Callable[..., Any] | None = None,
     ) -> PredictionResult:
         """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
-        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
+        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
         self.model.eval()
         try:
-            outputs = run_prediction(self, self._engine, self._eval_dataloader)
+            outputs, num_samples = run_prediction(self, self._engine, self._eval_dataloader)
         finally:
             self._release()
-        return PredictionResult(outputs, {"num_samples": len(self._eval_dataloader.dataset)})
+        return PredictionResult(outputs, {"num_samples": num_samples})
 
     # --- THE LOOP -----------------------------------------------------------------------------------------------
 
@@ -329,6 +328,7 @@ class Trainer(TrainerServices):
             self.scheduler_step()
         self.optimizer_zero_grad()
         self.progress.advance(len(window.pieces), window.samples)
+        self._losses.count_update()
         self._run.update_is_torn = False
         self.call_event("on_update_end")
         self._ask_for_what_is_due()
@@ -340,7 +340,8 @@ class Trainer(TrainerServices):
         loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
         name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
         run_eval_epoch(self, self._engine, loader, name, is_intermediate)
-        self._serve_stop()
+        if not is_intermediate:  # else it is a request itself, and a stop is served after the saves
+            self._serve_stop()
 
     # --- asking and serving -------------------------------------------------------------------------------------
 
@@ -369,17 +370,6 @@ class Trainer(TrainerServices):
         self._serve_saves()
         self._serve_stop()
 
-    def _serve_saves(self) -> None:
-        saves, self.requests.saves = self.requests.saves, []
-        for directory, metadata in saves:
-            if self._losses.has_nonfinite():
-                self.print(f"Not saving {directory}: a loss of this epoch was not finite")
-                continue
-            self.save_training_state(directory, metadata)
-            checkpoints = self._settings.checkpoints
-            if checkpoints is not None and directory.parent == Path(checkpoints.directory):
-                world_process_zero_only(prune)(directory.parent, checkpoints.keep_last, self._run.resumed_from)
-
     def _serve_stop(self) -> None:
         reason = self.requests.stop
         if self._engine.agreement.largest(reason is not None)[0]:
@@ -389,8 +379,9 @@ class Trainer(TrainerServices):
     # --- phases of the loop -------------------------------------------------------------------------------------
 
     def _begin_run(self) -> None:
-        if self._run.loaded is not None:
+        if self._run.resumed_from is not None and self._run.loaded is not None:
             self.callback_handler.load_state_dict(self._run.loaded["callbacks"])
+        self._run.loaded = None
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
             self.scheduler.step()
@@ -405,11 +396,7 @@ class Trainer(TrainerServices):
             self._losses = EpochLosses(self._engine)
 
     def _begin_update(self, window: Window) -> None:
-        counts = None
-        if self._counts_items:
-            counted = [(piece.rows, self.count_batch_items(piece.batch)) for piece in window.pieces]
-            if all(items is not None for _, items in counted):
-                counts = [float(items or 0) if rows else 0.0 for rows, items in counted]
+        counts = [self.count_batch_items(piece.batch) for piece in window.pieces] if self._counts_items else []
         self._losses.begin_update(window, counts)
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
@@ -438,7 +425,8 @@ class Trainer(TrainerServices):
             latest = self.run_history.latest()
             self.scheduler.step(latest.get("eval_loss_epoch", latest["train_loss_epoch"]))
         self.training_run_epoch_end()
-        self.call_event("on_training_run_epoch_end")
+        has_evaluated = self._eval_dataloader is None or self._evaluation_is_due()
+        self.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
         self.run_history._increment_epoch()
         if self._run.epoch_is_whole:
             self.progress.end_epoch()
@@ -458,19 +446,19 @@ class Trainer(TrainerServices):
 
     def _finish_run(self) -> None:
         try:
-            self.training_run_end()
-            self.call_event("on_training_run_end")
             if self._settings.checkpoints is not None:
                 self.request_save(self._settings.checkpoints.path(self.progress.update))
-            if not self._run.update_is_torn:
-                self._serve_saves()
+            self.training_run_end()
+            self.call_event("on_training_run_end")
+            self._serve_saves()
             self._serve_stop()
         except StopTrainingError as error:
             self._stop(error)
 
     def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
         """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
-        with swapped(self, model, CallbackHandler(callbacks), metric_prefix):
+        handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
+        with swapped(self, model, handler, metric_prefix):
             self._run_eval_epoch(self._eval_dataloader)
 
 

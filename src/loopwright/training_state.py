@@ -42,9 +42,9 @@ def capture(
 
 
 def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's model, optimizer, scheduler, scaler, history and generators back into a trainer.
+    """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into a trainer.
 
-    Callbacks are not touched: they are restored once their run has started.
+    History and callbacks are not touched: they belong to the run, which may be another one.
 
     Raises:
         CheckpointError: the checkpoint is of another model or optimizer; it names what differs.
@@ -61,7 +61,6 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
         trainer.scheduler.load_state_dict(state["scheduler"])
     if state["scaler"] is not None and engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(state["scaler"])
-    trainer.run_history.load_state_dict(state["history"])
     if state["num_processes"] == engine.num_processes == 1:
         restore_generator_states(state["generators"], engine.device)
 
@@ -87,7 +86,10 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
     else:
         folder = Path(resume_from)
         if not folder.is_dir():
-            raise ConfigError(f"resume_from={str(resume_from)!r} is not a folder")
+            raise ConfigError(
+                f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "
+                '"auto" to take the newest of `checkpoints` if there is one'
+            )
         if (folder / store.MANIFEST).exists():
             return folder
     found, problems = store.find_newest(folder)
@@ -137,10 +139,15 @@ def load_model_file(
         from safetensors.torch import load_file
 
         checkpoint: dict[str, Any] = {"model_state_dict": load_file(path)}
-        keys = model.load_state_dict(checkpoint["model_state_dict"], strict=False)
-        tied = set(untied(model.state_dict())[1])
-        if keys.unexpected_keys or set(keys.missing_keys) - tied:
-            raise CheckpointError(f"{path} is of another model: {keys}")
+        current, tied = untied(model.state_dict())
+        found = checkpoint["model_state_dict"]
+        missing, unexpected = sorted(set(current) - set(found)), sorted(set(found) - set(current) - set(tied))
+        if missing or unexpected:
+            raise CheckpointError(
+                f"{path} is of another model. Not in the file: {missing[:5] or 'none'}; "
+                f"not in the model: {unexpected[:5] or 'none'}."
+            )
+        model.load_state_dict(found, strict=False)
         return checkpoint
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if load_optimizer and "optimizer_state_dict" in checkpoint and optimizer is None:
@@ -173,7 +180,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
+        return torch.from_numpy(np.array(value, order="C"))
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, collections.OrderedDict):

@@ -143,7 +143,6 @@ def test_there_are_five_placeholders():
         (10 - EPOCHS, 7),
         (EPOCHS * UPDATES, 24),
     ],
-    ids=repr,
 )
 def test_the_sums_people_write_work(expression, number):
     assert resolve(TRAINER, expression) == number

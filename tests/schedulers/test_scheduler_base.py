@@ -120,7 +120,6 @@ def test_a_field_of_tuples_can_be_scheduled_with_one_tuple_per_group():
         ([torch.tensor(1.0), 2], [1.0, 2]),
         ({"a": 1, "b": 2}.values(), [1, 2]),
     ],
-    ids=repr,
 )
 def test_updated_values_may_be_none_a_number_a_tensor_or_any_iterable(answer, expected):
     optimizer = two_groups()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from loopwright.errors import CallbackMethodNotImplementedError, StopTrainingError
@@ -125,7 +125,12 @@ class TrainerCallback(ABC):
         """
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run when an epoch is over, evaluation included."""
+        """Run when an epoch is over, evaluation included.
+
+        Args:
+            trainer: the trainer.
+            kwargs: `has_evaluated`, False if `evaluate_every` left this epoch out.
+        """
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run once at the end of a training run, also of one that was stopped."""
@@ -157,11 +162,25 @@ class TrainerCallback(ABC):
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
-class CallbackHandler:
-    """Holds the callbacks of a trainer and calls their events, in order."""
+def has_new_value(metric_name: str, event: Mapping[str, Any]) -> bool:
+    """Whether a metric can be new at this `on_training_run_epoch_end`, given the event's keywords.
 
-    def __init__(self, callbacks: Iterable[Any]) -> None:
+    Metrics of training (their names contain "train") are new in every epoch, all others in those that were evaluated.
+    """
+    return "train" in metric_name or bool(event.get("has_evaluated", True))
+
+
+class CallbackHandler:
+    """Holds the callbacks of a trainer and calls their events, in order.
+
+    Args:
+        callbacks: instances, or classes to be made without arguments.
+        limited_by: a handler whose callbacks limit epochs here too, although they get no events.
+    """
+
+    def __init__(self, callbacks: Iterable[Any], limited_by: CallbackHandler | None = None) -> None:
         self.callbacks: list[Any] = []
+        self._limited_by = limited_by
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self.add_callbacks(callbacks)
 
@@ -214,8 +233,10 @@ class CallbackHandler:
 
     def batch_limit(self, trainer: Any, training: bool, is_intermediate: bool = False) -> int | None:
         """Return the smallest limit that any callback sets on an epoch's micro-batches, or None."""
-        callbacks = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
-        limits = [callback.batch_limit(trainer, training, is_intermediate) for callback in callbacks]
+        limiters: list[Any] = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
+        if self._limited_by is not None:
+            limiters.append(self._limited_by)
+        limits = [limiter.batch_limit(trainer, training, is_intermediate) for limiter in limiters]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -237,14 +258,15 @@ class CallbackHandler:
                     break
 
     def _find_listeners(self, event: str) -> list[Callable[..., Any]]:
+        methods = (getattr(callback, event, None) for callback in self.callbacks)
+        # The base's empty methods are left out: they are the most frequent calls of a run. A method may also be
+        # a plain function (static, or set on the instance), which has no __func__.
         nothing = getattr(TrainerCallback, event, None)
-        listeners = []
-        for callback in self.callbacks:
-            method = getattr(callback, event, None)
-            # The base's empty methods are left out: they are the most frequent calls of a run.
-            if method is not None and getattr(method, "__func__", None) is not nothing:
-                listeners.append(method)
-        return listeners
+        return [
+            method
+            for method in methods
+            if method is not None and (nothing is None or getattr(method, "__func__", None) is not nothing)
+        ]
 
 
 def _warn_of_unknown_events(callback: Any) -> None:

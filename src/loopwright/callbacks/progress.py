@@ -52,6 +52,13 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Close what a stopped run left open."""
+        self._close()
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Close what an interrupted run left open."""
+        self._close()
+
+    def _close(self) -> None:
         for bar in (self.eval_pbar, self.pbar):
             if bar is not None:
                 bar.close()

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, has_new_value
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 
@@ -61,6 +61,8 @@ class SaveBestModelCallback(TrainerCallback):
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Save if the metric is better than ever; a nan never is."""
+        if not has_new_value(self.watch_metric, kwargs):
+            return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
         if math.isnan(value) or (self.best_metric is not None and not self.operator(value, self.best_metric)):
             return
@@ -98,7 +100,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     """Saves everything needed to continue the run, every so many epochs or micro-batches and at the end.
 
     States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`.
-    They are written at update boundaries.
+    They are written at update boundaries. After a SaveBestModelCallback in the list `final` holds the best
+    weights, which that one has loaded by then; before it, the last ones.
 
     Args:
         save_dir: the folder.
@@ -122,7 +125,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save_at_end = save_at_end
         self.max_checkpoints = max_checkpoints
         self._batches_before = 0
-        self._asked: set[Path] = set()
+        self._asked: list[Path] = []
         self._written: list[Path] = []
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -155,7 +158,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         saved = Path(path)
         if saved not in self._asked:
             return
-        self._asked.discard(saved)
+        self._asked.remove(saved)
         trainer.print(f"\nSaved training state to {saved}")
         self._written = [other for other in self._written if other != saved] + [saved]
         if self.max_checkpoints is None:
@@ -166,16 +169,19 @@ class SaveTrainingStateCallback(TrainerCallback):
                 shutil.rmtree(oldest, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states written so far, oldest first."""
-        return {"written": [str(path) for path in self._written]}
+        """The states written so far, oldest first, and those being written: this goes into one of them."""
+        earlier = [path for path in self._written if path not in self._asked]
+        return {"written": [str(path) for path in (*earlier, *self._asked)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting the states that an earlier process wrote and that are still there."""
         self._written = [Path(path) for path in state["written"] if Path(path).is_dir()]
 
     def _ask(self, trainer: TrainerLike, name: str) -> None:
-        self._asked.add(self.save_dir / name)
-        trainer.request_save(self.save_dir / name, {"global_step": trainer.progress.total_batches})
+        path = self.save_dir / name
+        if path not in self._asked:
+            self._asked.append(path)
+        trainer.request_save(path, {"global_step": trainer.progress.total_batches})
 
 
 class WSDCheckpointCallback(TrainerCallback):
@@ -215,14 +221,15 @@ class WSDCheckpointCallback(TrainerCallback):
         self.decay_info: list[dict[str, Any]] | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Load the initial checkpoint, and read the schedule."""
+        """Load the initial checkpoint, unless a resumed run is past it already, and read the schedule."""
         scheduler = trainer.scheduler
         if not hasattr(scheduler, "get_checkpoint_steps"):
             raise ConfigError(
                 "Scheduler must implement get_checkpoint_steps() for WSDCheckpointCallback, got "
                 f"{type(scheduler).__name__}. Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()."
             )
-        if self.initial_checkpoint is not None and self.initial_checkpoint.exists():
+        is_new = trainer.progress.update == 0
+        if is_new and self.initial_checkpoint is not None and self.initial_checkpoint.exists():
             is_state = self.initial_checkpoint.is_dir()
             load = trainer.load_training_state if is_state else trainer.load_checkpoint
             self.last_checkpoint_step = load(self.initial_checkpoint).get("step")

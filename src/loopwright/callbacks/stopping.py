@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, has_new_value
 from loopwright.errors import StopTrainingError
 from loopwright.protocols import TrainerLike
 
@@ -52,7 +52,9 @@ class EarlyStoppingCallback(TrainerCallback):
             self.early_stopping_patience_counter = 0
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Compare, count, and stop the run when patience is at its end."""
+        """Compare, count, and stop the run when patience is at its end; an epoch without evaluation does not count."""
+        if not has_new_value(self.watch_metric, kwargs):
+            return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
         if self.best_metric is None and not math.isnan(value):
             self.best_metric = value

@@ -29,10 +29,10 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
     Raises:
         CheckpointError: the value holds something that cannot be saved; it names the key path and type.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
     if isinstance(value, np.generic):
         value = value.item()
+    if value is None or isinstance(value, (bool, str)):
+        return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -49,6 +49,8 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
         kind = next(name for name, cls in _SEQUENCES.items() if isinstance(value, cls))
         ordered = sorted(value, key=repr) if kind in ("set", "frozenset") else value
         items = [encode(item, tensors, f"{path}.{index}") for index, item in enumerate(ordered)]
+        if isinstance(value, deque):
+            return {_TAG: kind, "v": items, "maxlen": value.maxlen}
         return items if kind == "list" else {_TAG: kind, "v": items}
     raise CheckpointError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved. "
@@ -77,6 +79,8 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind in ("dict", "Counter", "OrderedDict"):
         pairs = [(decode(name, tensors), decode(item, tensors)) for name, item in payload]
         return _MAPPINGS[kind](pairs) if kind != "Counter" else Counter(dict(pairs))
+    if kind == "deque":
+        return deque((decode(item, tensors) for item in payload), value["maxlen"])
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](decode(item, tensors) for item in payload)
     raise CheckpointError(f"saved state holds an unknown kind {kind!r}; it was written by a newer version")
@@ -95,11 +99,17 @@ _MAPPINGS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter"
 def _encode_array(value: torch.Tensor | np.ndarray[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:
     kind = "tensor"
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
+        if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
             raise CheckpointError(f"{path} is a numpy array of {value.dtype}, which cannot be saved")
-        kind, value = "ndarray", torch.from_numpy(np.ascontiguousarray(value))
-    tensors[path] = value.detach()
-    return {_TAG: kind, "v": path}
+        # A copy: torch takes no foreign byte order and no negative strides, and warns of read-only arrays.
+        kind, value = "ndarray", torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+    # Two key paths may read the same: {"a.b": x, "a": {"b": y}}.
+    name, copies = path, 1
+    while name in tensors:
+        copies += 1
+        name = f"{path}#{copies}"
+    tensors[name] = value.detach()
+    return {_TAG: kind, "v": name}
 
 
 def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:

@@ -21,6 +21,9 @@ def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
     tied: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.items():
+        if tensor.layout is not torch.strided:
+            kept[name] = tensor  # it has no one place in memory
+            continue
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in seen:
             tied[name] = seen[place]
@@ -69,7 +72,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]
     groups = []
     for group in optimizer.state_dict()["param_groups"]:
         options = saved_group[name_of[group["params"][0]]] if group["params"] else group
-        groups.append({**options, "params": group["params"]})
+        who = {key: group[key] for key in ("params", "param_names") if key in group}
+        groups.append({**options, **who})
     state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

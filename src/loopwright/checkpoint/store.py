@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from loopwright.checkpoint.encoding import decode, encode
@@ -32,6 +33,7 @@ from loopwright.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
+_UNSAVABLE = (torch.complex32, torch.complex128)
 _READ_BYTES = 4 * 1024 * 1024
 
 
@@ -81,7 +83,7 @@ def write(directory: str | Path, model: Mapping[str, torch.Tensor], state: dict[
         _sync(aside / MANIFEST)
         _sync(aside)
         _swap_in(aside, final)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
     except BaseException:
@@ -165,8 +167,8 @@ def prune(directory: str | Path, keep_last: int, protected: Path | None = None) 
         except CheckpointError:
             continue  # never counted, never removed: it may be the only evidence of what went wrong
     for _, path in sorted(found)[: -max(keep_last, 1)]:
-        if path != protected:
-            doomed = path.with_name(f".del-{path.name}")
+        if protected is None or path.resolve() != protected.resolve():
+            doomed = path.with_name(f".del-{path.name}-{uuid.uuid4().hex[:8]}")
             os.rename(path, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
@@ -193,7 +195,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         damaged = digest != _digest_of(manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
-    except (ValueError, KeyError, AttributeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
     if damaged:
         raise CheckpointError(f"{folder / MANIFEST} is damaged: its own sha256 does not match")
@@ -204,14 +208,24 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def stored(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors as safetensors takes them: contiguous, and none sharing memory with another."""
-    # A view shares storage with others, which safetensors refuses: it gets memory of its own.
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        if tensor.untyped_storage().nbytes() != tensor.nbytes
-        else tensor.detach().contiguous()
-        for name, tensor in tensors.items()
-    }
+    """Return the tensors as safetensors takes them: contiguous, and none sharing memory with another.
+
+    Raises:
+        CheckpointError: one of them is of a kind that safetensors does not know; it names it.
+    """
+    result: dict[str, torch.Tensor] = {}
+    memories: set[tuple[torch.device, int]] = set()
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype in _UNSAVABLE:
+            raise CheckpointError(f"{name} is a {tensor.layout} {tensor.dtype} on {tensor.device}: cannot be saved")
+        storage = tensor.untyped_storage()
+        memory = (tensor.device, storage.data_ptr())
+        # A view, and what another name has already, gets memory of its own: safetensors refuses to share it.
+        if storage.nbytes() != tensor.nbytes or memory in memories:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        memories.add(memory)
+        result[name] = tensor.detach().contiguous()
+    return result
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -239,7 +253,12 @@ def _swap_in(aside: Path, final: Path) -> None:
     if final.exists():
         old = final.with_name(f".del-{final.name}-{uuid.uuid4().hex[:8]}")
         os.rename(final, old)
-    os.rename(aside, final)
+    try:
+        os.rename(aside, final)
+    except BaseException:
+        if old is not None:
+            os.rename(old, final)
+        raise
     _sync(final.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)

@@ -15,6 +15,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from loopwright.engine.seeding import (
 from loopwright.keys import KeyStream, key
 
 _STREAM_CHUNK = 1024
+_END = object()
 
 
 class Piece(NamedTuple):
@@ -101,8 +103,8 @@ class Loader(ABC):
         total = self._num_global_batches()
         if total is None:
             return None
-        local = self.share.num_local_batches(total)
-        return local if self.limit is None else min(local, self.limit)
+        limit = self._global_limit()
+        return self.share.num_local_batches(total if limit is None else min(total, limit))
 
     @property
     def num_updates(self) -> int | None:
@@ -140,6 +142,7 @@ class OrderedLoader(Loader):
         limit: int | None,
     ) -> None:
         super().__init__(seed, share, device, even_tail, limit)
+        self.source = source
         self.dataset = source.dataset
         self.sampler = source.sampler
         self.batch_sampler: Any = source.batch_sampler
@@ -200,12 +203,12 @@ class OrderedLoader(Loader):
         sampler = self.sampler
         if self.batch_size is None:
             return None
-        size = len(self.dataset)  # type: ignore[arg-type]
         if type(sampler) is SequentialSampler:
-            return Sequential(size)
-        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size:
-            seed = self.seed if sampler.generator is None else sampler.generator.initial_seed()
-            return Shuffled(size, seed)
+            return Sequential(len(sampler))
+        if type(sampler) is RandomSampler and not sampler.replacement:
+            size = len(sampler.data_source)
+            if sampler.num_samples == size:
+                return Shuffled(size, self.seed if sampler.generator is None else sampler.generator.initial_seed())
         return None
 
     def _num_global_batches(self) -> int | None:
@@ -293,19 +296,18 @@ class ReplayLoader(Loader):
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
-        parts: tuple[Any, ...] = (self.dataset, getattr(self.source, "sampler", None), self.source)
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        _set_epoch(epoch, self.dataset, *_parts(self.source))
+        own = _OwnGenerators(self.source, epoch)
         seed_generators(key(self.seed, "loader", epoch))
-        batches = iter(self.source)
+        with own.in_use():
+            batches = iter(self.source)
         start = 0
         while True:
             # A source that draws in this process draws as a function of the position.
             seed_generators(key(self.seed, self._purpose, epoch, start))
-            try:
-                batch = next(batches)
-            except StopIteration:
+            with own.in_use():
+                batch = next(batches, _END)
+            if batch is _END:
                 return
             rows = num_rows(batch)
             yield start, rows, batch
@@ -321,22 +323,35 @@ class ReplayLoader(Loader):
 class SeededDataset:
     """A dataset whose micro-batches are fetched under generators seeded by their position.
 
-    Everything else is the wrapped dataset's own.
+    Everything else is the wrapped dataset's own: a `worker_init_fn` finds and sets its attributes through this.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+        object.__setattr__(self, "_wrapped", dataset)
 
     def __getitems__(self, micro_batch: MicroBatch) -> list[Any]:
         """Seed this process's generators, then fetch the samples (by the dataset's `__getitems__` if it has one)."""
         seed_generators(micro_batch.key)
-        fetch: Callable[[list[int]], list[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        dataset = self._wrapped
+        fetch: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
         if fetch is not None:
             return fetch(list(micro_batch))
-        return [self.dataset[index] for index in micro_batch]
+        return [dataset[index] for index in micro_batch]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._wrapped[index]
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not yet there while it is unpickled; and how to pickle this is no business of the dataset's.
+        if name == "_wrapped" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._wrapped, name, value)
 
 
 def adopt(
@@ -356,12 +371,13 @@ def adopt(
         share: this process's part.
         device: where batches are used.
         evaluation: no accumulation; the last window is split evenly over the processes.
-        limit: at most so many micro-batches per process and epoch.
+        limit: micro-batches per process and epoch: so many times the processes in all. If the accumulation
+            does not divide it, the first processes run more of the last window than the others.
     """
     if evaluation:
         share = Share(share.rank, share.processes, 1)
-    if isinstance(source, Loader):
-        source = getattr(source, "source", source)
+    if isinstance(source, (OrderedLoader, ReplayLoader)):
+        source = source.source
     ordered = (
         type(source) is DataLoader
         and not isinstance(source.dataset, IterableDataset)
@@ -393,12 +409,12 @@ class _Feed:
 
 def _keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
     """Iterate a sampler under generators of its own, seeded by the epoch, whatever else is drawn meanwhile."""
-    if hasattr(source, "set_epoch"):
-        source.set_epoch(epoch)
+    _set_epoch(epoch, *_parts(source))
+    own = _OwnGenerators(source, epoch)
     states: dict[str, Any] | None = None
     items: Iterator[Any] | None = None
     while True:
-        with preserved_generators(device):
+        with preserved_generators(device), own.in_use():
             if items is None or states is None:
                 seed_generators(key(seed, "sampler", epoch), device)
                 items = iter(source)
@@ -409,6 +425,45 @@ def _keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> I
         yield from chunk
         if len(chunk) < _STREAM_CHUNK:
             return
+
+
+class _OwnGenerators:
+    """The torch generators that a sampler or loader was given: they give a sequence of their own for every epoch,
+    by their seed, and are left as they were."""
+
+    def __init__(self, source: Any, epoch: int) -> None:
+        found = [getattr(part, "generator", None) for part in _parts(source)]
+        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        self._epoch = epoch
+        self._states: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Run a block that draws from them, each time from where the last one ended."""
+        outside = [generator.get_state() for generator in self._generators]
+        for index, generator in enumerate(self._generators):
+            if self._states is None:
+                generator.manual_seed(key(generator.initial_seed(), "sampler", self._epoch))
+            else:
+                generator.set_state(self._states[index])
+        try:
+            yield
+        finally:
+            self._states = [generator.get_state() for generator in self._generators]
+            for generator, state in zip(self._generators, outside, strict=True):
+                generator.set_state(state)
+
+
+def _parts(source: Any) -> list[Any]:
+    """Return a sampler or loader and the samplers that it iterates."""
+    batch_sampler = getattr(source, "batch_sampler", None)
+    return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def _set_epoch(epoch: int, *parts: Any) -> None:
+    for part in {id(part): part for part in parts}.values():
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:

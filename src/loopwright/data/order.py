@@ -39,17 +39,17 @@ class Permutation:
         self._round_keys = [np.uint64(key(permutation_key, "round", index)) for index in range(_ROUNDS)]
 
     def __call__(self, positions: npt.ArrayLike) -> Ids:
-        """Return the ids at these positions, each in range(size)."""
-        ids = np.asarray(positions, dtype=np.uint64)
-        if ids.size and int(ids.max()) >= self.size:
-            raise IndexError(f"position {int(ids.max())} is outside a permutation of {self.size}")
-        ids = self._network(ids)
+        """Return the ids at these positions, in the same shape, each in range(size)."""
+        given = np.asarray(positions)
+        if given.size and (given.min() < 0 or given.max() >= self.size):
+            raise IndexError(f"positions {given.min()} to {given.max()} are not all in a permutation of {self.size}")
+        ids = self._network(given.astype(np.uint64).ravel())
         # Cycle walking: what falls outside range(size) goes through again until it falls inside.
         outside = np.flatnonzero(ids >= np.uint64(self.size))
         while outside.size:
             ids[outside] = self._network(ids[outside])
             outside = outside[ids[outside] >= np.uint64(self.size)]
-        return ids.astype(np.int64)
+        return ids.astype(np.int64).reshape(given.shape)
 
     def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left_bits, right_bits = self._left_bits, self._right_bits

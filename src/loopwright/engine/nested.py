@@ -13,16 +13,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Return the same structure with the function applied to every tensor; other leaves are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(item, function) for item in value)
-    if isinstance(value, Mapping):
-        return _rebuilt(value, {name: map_tensors(item, function) for name, item in value.items()})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: map_tensors(getattr(value, f.name), function) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **fields)
-    return value
+    return _map_children(value, lambda item: map_tensors(item, function))
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -47,9 +38,11 @@ def to_device(value: Any, device: torch.device) -> Any:
     """
     if device.type == "cpu":
         return value
-    if not isinstance(value, (torch.Tensor, list, tuple, dict)) and hasattr(value, "to"):
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)):
         return value.to(device)
-    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+    return _map_children(value, lambda item: to_device(item, device))
 
 
 def num_rows(batch: Any) -> int:
@@ -60,6 +53,20 @@ def num_rows(batch: Any) -> int:
     if isinstance(batch, (list, tuple)) and batch:
         return len(batch[0]) if isinstance(batch[0], (list, tuple)) else len(batch)
     return 1
+
+
+def _map_children(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a container with the function applied to what it holds; anything else as it is."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(function(item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(function(item) for item in value)
+    if isinstance(value, Mapping):
+        return _rebuilt(value, {name: function(item) for name, item in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: function(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **fields)
+    return value
 
 
 def _rebuilt(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -74,5 +81,7 @@ def _rebuilt(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def remove_padding(padded_tensor: torch.Tensor, pad_value: float) -> torch.Tensor:
     """Return the tensor without the rows (dim 0) all of whose elements equal the value."""
-    is_padding = (padded_tensor == pad_value).reshape(padded_tensor.shape[0], -1).all(dim=1)
+    is_padding = padded_tensor == pad_value
+    while is_padding.dim() > 1:
+        is_padding = is_padding.all(dim=-1)
     return padded_tensor[~is_padding]

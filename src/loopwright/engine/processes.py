@@ -54,6 +54,15 @@ def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float
     return torch.cat([part[: size[0]] for part, size in zip(parts, sizes, strict=True)]).to(rows.dtype)
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """Return every process's value, in order of rank; for small things that are no tensors."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def sum_over_processes(values: list[float], device: torch.device) -> list[float]:
     """Return each value's sum over all processes (float64 where the device has it)."""
     if not is_distributed():

@@ -131,6 +131,18 @@ class LossTracker:
         return self._sums
 
 
+def combined(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a tracker that counted what several did: sums and counts added up."""
+    firsts = [state["first_nonfinite"] for state in states if state["first_nonfinite"] is not None]
+    return {
+        "loss_value": states[0]["loss_value"],
+        "total_loss": math.fsum(state["total_loss"] for state in states),
+        "running_count": sum(state["running_count"] for state in states),
+        "num_updates": max(state["num_updates"] for state in states),
+        "first_nonfinite": min(firsts, default=None),
+    }
+
+
 @dataclass(slots=True)
 class _Sums:
     loss_value: float = 0.0

@@ -1,0 +1,205 @@
+"""Named fault points: places where a test can make this process die, fail or wait.
+
+Code that must survive a crash calls `failpoint("pre_rename")` where the crash would hurt most. Nothing happens unless
+the point is armed, by the environment when this module is first imported,
+
+    LW_FAILPOINT=pre_rename:3:kill,mid_write:*:raise:ENOSPC
+
+or by `arm` inside a test. Each entry is `name:n:action`: at the n-th hit of that point in this process (`*`: at every
+hit) do the action, which is one of
+
+    kill            SIGKILL to this process
+    raise           RuntimeError
+    raise:ENOSPC    OSError with that errno, by its name
+    sleep:0.5       wait that many seconds, then go on
+    exit:3          leave with that code at once, without clean-up
+
+A forked child goes on counting from where its parent was; a spawned one reads the environment and starts at zero.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from loopwright.errors import ConfigError
+
+FAILPOINTS: Final[dict[str, str]] = {
+    "before_first_update": "the run is set up, no update was made yet",
+    "after_backward": "gradients of a micro-batch exist, the optimizer has not used them",
+    "after_optimizer_step": "weights are updated, progress is not advanced yet",
+    "mid_eval": "between two batches of an evaluation",
+    "after_snapshot": "the state is copied, nothing of it is written yet",
+    "writer_start": "the background writer has taken a snapshot up",
+    "mid_write": "part of a file is written, the rest is not",
+    "pre_fsync": "a file is written, not yet synced",
+    "pre_manifest": "all files of a checkpoint are synced, it has no manifest yet",
+    "pre_rename": "everything lies aside under its temporary name",
+    "after_rename": "the final name exists, its folder is not synced yet",
+    "after_commit": "a checkpoint is committed, nothing was done about it yet",
+    "pre_best": "a better checkpoint is committed, best.json still names the old one",
+    "mid_prune": "a checkpoint to be removed is renamed, its files are still there",
+    "mid_load": "a checkpoint is verified and half restored",
+    "mid_quarantine": "a bad checkpoint was found, it still has its name",
+    "mid_metrics_append": "half a line of metrics.jsonl is written",
+    "pre_status": "status.json is about to be written",
+    "before_final_save": "the last update is made, its checkpoint is not asked for yet",
+    "run_end": "the run is complete on disk, its end was not announced yet",
+}
+"""Every fault point there is, and where it lies."""
+
+_Action = Callable[[str], None]
+
+
+class _Point:
+    """An armed point: its hits are counted, and some of them do something."""
+
+    def __init__(self) -> None:
+        self.faults: list[tuple[int | None, _Action]] = []
+        # next() on it is one bytecode, so threads never see the same number and no fork can leave a lock behind.
+        self._hits = itertools.count(1)
+
+    def hit(self, name: str) -> None:
+        number = next(self._hits)
+        for nth, act in self.faults:
+            if nth is None or nth == number:
+                act(name)
+
+
+_points: dict[str, _Point | None] = dict.fromkeys(FAILPOINTS)
+
+
+def failpoint(name: str) -> None:
+    """Do what is armed for this point; called in the place that it names, and free when nothing is armed.
+
+    Args:
+        name: one of `FAILPOINTS`.
+
+    Raises:
+        ConfigError: there is no such point.
+        OSError, RuntimeError: the armed fault.
+    """
+    try:
+        point = _points[name]
+    except KeyError:
+        raise _unknown_name(name) from None
+    if point is not None:
+        point.hit(name)
+
+
+def is_armed(name: str) -> bool:
+    """Return whether anything is armed for a point; asked by code that must make something half done for it to break.
+
+    Raises:
+        ConfigError: there is no such point.
+    """
+    if name not in _points:
+        raise _unknown_name(name)
+    return _points[name] is not None
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all points, in the order in which a run meets them; for tests that go through every one."""
+    return tuple(FAILPOINTS)
+
+
+def arm(spec: str) -> None:
+    """Arm these points, and no others, from a hit count of zero; called by tests that stay in one process.
+
+    Args:
+        spec: `name:n:action[,name:n:action...]`, as in the environment.
+
+    Raises:
+        ConfigError: the text cannot be understood; then what was armed before stays.
+    """
+    armed: dict[str, _Point] = {}
+    for entry in spec.split(","):
+        name, nth, act = _parse(entry.strip())
+        armed.setdefault(name, _Point()).faults.append((nth, act))
+    disarm()
+    _points.update(armed)
+
+
+def disarm() -> None:
+    """Make every point do nothing again; called by tests when they are done."""
+    _points.update(dict.fromkeys(FAILPOINTS))
+
+
+def _parse(entry: str) -> tuple[str, int | None, _Action]:
+    """Return name, hit (None: every one) and action of one entry."""
+    name, _, rest = entry.partition(":")
+    nth, _, action = rest.partition(":")
+    if not name or not nth or not action:
+        raise ConfigError(f"LW_FAILPOINT: {entry!r} is not of the form name:n:action, as in pre_rename:3:kill")
+    if name not in FAILPOINTS:
+        raise _unknown_name(name)
+    if nth == "*":
+        return name, None, _parse_action(action, entry)
+    if not nth.isascii() or not nth.isdigit() or int(nth) < 1:
+        raise ConfigError(f"LW_FAILPOINT: the hit in {entry!r} is {nth!r}; it must be 1, 2, ... or * for every hit")
+    return name, int(nth), _parse_action(action, entry)
+
+
+def _parse_action(text: str, entry: str) -> _Action:
+    kind, _, argument = text.partition(":")
+    try:
+        if text == "kill":
+            return lambda name: os.kill(os.getpid(), signal.SIGKILL)
+        if text == "raise":
+            return _raise_runtime_error
+        if kind == "raise":
+            return _raise_os_error(argument)
+        if kind == "sleep":
+            return _sleep(float(argument))
+        if kind == "exit":
+            return _exit(int(argument))
+    except ValueError as error:
+        raise ConfigError(f"LW_FAILPOINT: {entry!r}: {error}") from None
+    raise ConfigError(
+        f"LW_FAILPOINT: the action in {entry!r} is {text!r}; it must be kill, raise, raise:ERRNO, sleep:seconds "
+        "or exit:code"
+    )
+
+
+def _raise_runtime_error(name: str) -> None:
+    raise RuntimeError(f"failpoint {name}")
+
+
+def _raise_os_error(errno_name: str) -> _Action:
+    code = getattr(errno, errno_name, None) if errno_name.startswith("E") else None
+    if not isinstance(code, int):
+        raise ValueError(f"{errno_name!r} is no errno name, such as ENOSPC or EIO")
+
+    def act(name: str) -> None:
+        raise OSError(code, f"{os.strerror(code)} (failpoint {name})")
+
+    return act
+
+
+def _sleep(seconds: float) -> _Action:
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"cannot sleep {seconds} seconds")
+    return lambda name: time.sleep(seconds)
+
+
+def _exit(code: int) -> _Action:
+    if not 0 <= code <= 255:
+        raise ValueError(f"an exit code lies between 0 and 255, got {code}")
+    return lambda name: os._exit(code)
+
+
+def _unknown_name(name: str) -> ConfigError:
+    import difflib  # only here: it costs more than the rest of this module
+
+    nearest = difflib.get_close_matches(name, FAILPOINTS, n=1, cutoff=0.0)[0]
+    return ConfigError(f"there is no failpoint {name!r}; the nearest is {nearest!r}. All: {', '.join(FAILPOINTS)}")
+
+
+if _spec := os.environ.get("LW_FAILPOINT"):
+    arm(_spec)

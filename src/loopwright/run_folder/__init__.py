@@ -1,0 +1,42 @@
+"""The folder of a run: who owns it, what it says about itself, and files that are never half written.
+
+    .lock, lease.json   who owns the folder (`Lease`)
+    status.json         how the run is doing (`RunStatus`)
+    metrics.jsonl       one record per line (`MetricsLog`)
+
+The main process of a run writes here, and no other. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+from loopwright.run_folder.files import (
+    DamagedFileError,
+    fsync_folder,
+    read_json,
+    remove_leftovers,
+    write_all,
+    write_atomically,
+    write_json,
+)
+from loopwright.run_folder.lease import Lease, LeaseError, Owner
+from loopwright.run_folder.metrics_log import MetricsLog
+from loopwright.run_folder.metrics_log import read as read_metrics
+from loopwright.run_folder.status import RunStatus
+from loopwright.run_folder.status import read as read_status
+
+__all__ = [
+    "DamagedFileError",
+    "Lease",
+    "LeaseError",
+    "MetricsLog",
+    "Owner",
+    "RunStatus",
+    "fsync_folder",
+    "read_json",
+    "read_metrics",
+    "read_status",
+    "remove_leftovers",
+    "write_all",
+    "write_atomically",
+    "write_json",
+]

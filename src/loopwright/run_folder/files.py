@@ -1,0 +1,174 @@
+"""Small files that are either old or new, never half written, whatever kills the process or the machine.
+
+A file is written under a temporary name in its own folder, synced, renamed, and the folder is synced. What a killed
+process leaves behind is called `.tmp-...`; `remove_leftovers` takes it away at the next start.
+
+An fsync that failed is never tried again on the same descriptor: the kernel has dropped the pages by then, and the
+second call would report success for data that is nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import LoopwrightError
+from loopwright.failpoints import failpoint
+
+_PREFIX = ".tmp-"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking, so that a pipe planted under the name is refused instead of waited for.
+_EXISTING_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class DamagedFileError(LoopwrightError, ValueError):
+    """A file of the run folder that does not hold what was written to it."""
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of the data, however few bytes the system takes at a time; called wherever bytes go to a file.
+
+    Raises:
+        OSError: the system refuses; part of the data may be written.
+    """
+    rest = memoryview(data).cast("B")
+    while rest:
+        try:
+            num_written = os.write(descriptor, rest)
+        except InterruptedError:
+            continue
+        if num_written == 0:
+            raise OSError(errno.EIO, f"the system takes no more bytes, {len(rest)} are left to write")
+        rest = rest[num_written:]
+
+
+def fsync_folder(path: str | Path) -> None:
+    """Make the names in a folder survive a power cut; called after a file in it was created, renamed or removed.
+
+    Raises:
+        OSError: the folder is missing or the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems do not know fsync of a folder: there is nothing more to be had from them.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = False) -> None:
+    """Replace a file, or create it: a reader, now or after a crash, finds the old content or the new, never a part.
+
+    A link under that name is replaced, not followed.
+
+    Args:
+        path: the file; its folder must exist.
+        data: its whole new content; text is written as UTF-8.
+        faults: whether to pass the failpoints `mid_write`, `pre_fsync`, `pre_rename` and `after_rename`. Off for files
+            that are written by the clock, which would make the count of hits a matter of luck.
+
+    Raises:
+        OSError: it could not be written: the old content is still there, and no temporary file is. Only if syncing the
+            folder failed, the new content is there, but may not survive a power cut.
+    """
+    final = Path(path)
+    content = memoryview(data.encode() if isinstance(data, str) else data)
+    half = len(content) // 2
+    aside = final.with_name(f"{_PREFIX}{final.name}-{os.urandom(4).hex()}")
+    descriptor = os.open(aside, _NEW_FILE, 0o666)
+    try:
+        try:
+            write_all(descriptor, content[:half])
+            _pass("mid_write", faults)
+            write_all(descriptor, content[half:])
+            _pass("pre_fsync", faults)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _pass("pre_rename", faults)
+        os.replace(aside, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    _pass("after_rename", faults)
+    fsync_folder(final.parent)
+
+
+def write_json(path: str | Path, value: Any, *, faults: bool = False) -> None:
+    """Replace a JSON file as `write_atomically` does.
+
+    Raises:
+        OSError: it could not be written; see `write_atomically`.
+        TypeError, ValueError: the value holds something that JSON cannot, such as nan.
+    """
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", faults=faults)
+
+
+def read_json(path: str | Path, default: Any = None) -> Any:
+    """Return what a JSON file holds, or the default if there is no such file; called for files of the run folder.
+
+    Raises:
+        DamagedFileError: there is such a file, but it is no JSON, too large, or not a plain file.
+        OSError: it cannot be read.
+    """
+    try:
+        text = _read_regular(Path(path))
+        return json.loads(text, parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        return default
+    except DamagedFileError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}. Restore it, or move it away.") from None
+
+
+def remove_leftovers(folder: str | Path) -> list[Path]:
+    """Remove the temporary files of killed processes, and return them; called at a start, by the folder's owner.
+
+    Raises:
+        OSError: the folder cannot be read, or a file in it cannot be removed.
+    """
+    leftovers = [
+        Path(entry.path)
+        for entry in os.scandir(folder)
+        if entry.name.startswith(_PREFIX) and entry.is_file(follow_symlinks=False)
+    ]
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return leftovers
+
+
+def _pass(point: str, faults: bool) -> None:
+    if faults:
+        failpoint(point)
+
+
+def _read_regular(path: Path) -> str:
+    try:
+        descriptor = os.open(path, _EXISTING_FILE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedFileError(f"{path} is a link, not a file; put the file itself there") from None
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(f"{path} is not a plain file; move it away")
+    with os.fdopen(descriptor, "rb") as file:
+        if found.st_size > _MOST_BYTES:
+            raise DamagedFileError(f"{path} has {found.st_size} bytes, expected at most {_MOST_BYTES}; move it away")
+        return file.read(_MOST_BYTES).decode()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,300 @@
+"""Who owns a run folder: a lock that dies with its process, and a lease.json that says who holds it.
+
+The lock is a POSIX record lock on `.lock` (`fcntl.lockf`). It ends with its process at once, also under SIGKILL, and
+forked children do not have it: with `flock` they would, and a killed run would stay locked until its last worker is
+gone. Two properties of such locks shape this module:
+
+* They belong to a process, so they do not keep out a second owner in the same process: a registry does. It is keyed
+  by the process id, so that a forked child does not mistake its parent's lease for its own.
+* Closing *any* descriptor of the file, in the process that has the lock, gives the lock up. So nothing but this module
+  may open `.lock`, and here it is opened only after the registry was asked. A child that exits or closes its copy
+  gives up only what the child has, which is nothing.
+
+The lock may not reach other hosts, and some file systems have none: lease.json covers these. It names an incarnation
+(one holding of the lease) and carries a heartbeat. A commit asks `still_ours` first, so that an owner that was wrongly
+given up for dead cannot spoil what its successor writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import math
+import os
+import platform
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from loopwright.errors import LoopwrightError
+from loopwright.run_folder.files import fsync_folder, read_json, write_json
+
+LEASE: Final = "lease.json"
+LOCK: Final = ".lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_SETTLE_SECONDS = 1.0  # how long a process that has the lock may take to write its name into lease.json
+_HEARTBEATS_PER_STALE = 6
+
+_logger = logging.getLogger("loopwright")
+
+# (device, inode, process) of each held folder. dict.setdefault is atomic: no lock that a fork could leave taken.
+_held: dict[tuple[int, int, int], Lease] = {}
+
+
+class LeaseError(LoopwrightError):
+    """The run folder belongs to another process, or no longer to this one.
+
+    Attributes:
+        owner: whose it is, if that is known.
+    """
+
+    def __init__(self, message: str, owner: Owner | None = None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What lease.json says.
+
+    Attributes:
+        incarnation: differs for every holding of a lease.
+        host: the machine's name.
+        pid: the process on it.
+        boot_id: the machine's start, so that a process id from before a reboot means nothing; empty if unknown.
+        process_start: when the process started, in clock ticks since the boot, so that a process id that was given
+            out again means nothing; 0 if unknown.
+        started_at: when the lease was taken, in seconds since 1970.
+        heartbeat: when the owner was last known to be alive, in seconds since 1970.
+    """
+
+    incarnation: str
+    host: str
+    pid: int
+    boot_id: str
+    process_start: int
+    started_at: float
+    heartbeat: float
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on host {self.host}"
+
+
+class Lease:
+    """Ownership of a run folder; taken before anything else is written there, by the main process of a run.
+
+    Also a context manager: it acquires and releases.
+
+    Args:
+        folder: the run folder; it is created if need be.
+        stale_seconds: an owner that cannot be looked at, being on another host, is dead if its heartbeat is this old.
+
+    Attributes:
+        problem: why the last heartbeat could not be written; None if it could.
+    """
+
+    def __init__(self, folder: str | Path, *, stale_seconds: float = 60.0) -> None:
+        self.problem: OSError | None = None
+        self._folder = Path(folder)
+        self._path = self._folder / LEASE
+        self._stale_seconds = stale_seconds
+        self._owner: Owner | None = None
+        self._key = (0, 0, 0)
+        self._descriptor = -1
+        self._next_heartbeat = math.inf
+
+    def acquire(self) -> Owner | None:
+        """Take the folder; called once, at the start of a run.
+
+        Returns:
+            The dead owner it was taken from; None if the last one had released it.
+
+        Raises:
+            LeaseError: a live process owns it, maybe this one; the text gives its pid and host.
+            OSError: the folder cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        found = os.stat(self._folder)
+        key = (found.st_dev, found.st_ino, os.getpid())
+        # Before .lock is opened: closing it again would give up the lock that this process has already.
+        if key in _held or _held.setdefault(key, self) is not self:
+            raise LeaseError(f"{self._folder} is in use by this process, pid {os.getpid()} on host {platform.node()}.")
+        try:
+            self._descriptor = os.open(self._folder / LOCK, _LOCK_FLAGS, 0o666)
+            is_locked = self._take_lock()
+            previous = _read_owner(self._path)
+            if previous is not None and self._may_be_alive(previous, is_locked):
+                raise LeaseError(
+                    f"{self._folder} is in use by {_describe(previous)}. Wait for it to end, or stop it. If you are "
+                    f"sure that it has ended, delete {self._path} and try again.",
+                    previous,
+                )
+            now = time.time()
+            self._owner = Owner(
+                uuid.uuid4().hex, platform.node(), os.getpid(), _boot_id(), _process_start(os.getpid()), now, now
+            )
+            write_json(self._path, asdict(self._owner))
+        except BaseException:
+            self._owner = None
+            self._close()
+            del _held[key]
+            raise
+        self._key = key
+        self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
+        return previous
+
+    def heartbeat(self) -> None:
+        """Tell other hosts that the owner is alive; called at every update, and cheap unless it is time.
+
+        It must be called more often than every `stale_seconds`. A disk that refuses does not stop the run: see
+        `problem`.
+
+        Raises:
+            LeaseError: the folder belongs to somebody else by now; the run must end without writing anything.
+        """
+        if time.monotonic() < self._next_heartbeat or self._owner is None or self._key[2] != os.getpid():
+            return
+        self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
+        try:
+            if not self.still_ours():
+                raise LeaseError(f"{self._folder} no longer belongs to this process: another run took it over")
+            self._owner = replace(self._owner, heartbeat=time.time())
+            write_json(self._path, asdict(self._owner))
+        except OSError as error:
+            if self.problem is None:
+                _logger.warning("cannot write %s: %s; training goes on", self._path, error)
+            self.problem = error
+        else:
+            self.problem = None
+
+    def still_ours(self) -> bool:
+        """Return whether this process owns the folder; asked before each commit, which must not happen otherwise.
+
+        False before `acquire`, after `release`, in a forked child, and once another process took the folder over.
+
+        Raises:
+            OSError: lease.json cannot be read.
+        """
+        if self._owner is None or self._key[2] != os.getpid():
+            return False
+        with contextlib.suppress(LeaseError):  # damaged: at least it is not what this process wrote
+            found = _read_owner(self._path)
+            return found is not None and found.incarnation == self._owner.incarnation
+        return False
+
+    def release(self) -> None:
+        """Give the folder back; called at the end of a run. Does nothing in a forked child, or a second time."""
+        if self._owner is None or self._key[2] != os.getpid():
+            return
+        try:
+            if self.still_ours():
+                self._path.unlink(missing_ok=True)
+                fsync_folder(self._folder)
+        except OSError as error:  # the end of this process tells the next one as well
+            _logger.warning("cannot remove %s: %s", self._path, error)
+        finally:
+            self._owner = None
+            self._close()
+            _held.pop(self._key, None)
+
+    def __enter__(self) -> Lease:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _take_lock(self) -> bool:
+        """Lock the file; return False if the file system has no locks. Another process that has it is an error."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError as error:
+                if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    _logger.warning("%s has no file locks: only %s guards it", self._folder, LEASE)
+                    return False
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+            owner = _read_owner(self._path)
+            # lease.json may still name the owner before: the one that has the lock is about to write it.
+            if (owner is not None and _runs(owner)) or time.monotonic() > deadline:
+                text = f"{self._folder} is in use by {_describe(owner)}."
+                raise LeaseError(f"{text} Wait for it to end, stop it, or use another folder.", owner)
+            time.sleep(0.02)
+
+    def _may_be_alive(self, owner: Owner, is_locked: bool) -> bool:
+        """Return whether the owner in lease.json must be taken for alive, though nobody else has the lock."""
+        if _runs(owner):
+            return True
+        boot_id = _boot_id()
+        is_fresh = time.time() - owner.heartbeat < self._stale_seconds
+        is_same_host = owner.host == platform.node()
+        if owner.boot_id == boot_id if owner.boot_id and boot_id else is_same_host:
+            # This machine. Its processes would have been seen, except those of another container, which goes by
+            # another host name: there the lock is the witness.
+            was_visible = is_same_host and bool(boot_id)
+            return is_fresh and not (is_locked or was_visible)
+        return is_fresh and not is_same_host
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _read_owner(path: Path) -> Owner | None:
+    try:
+        content = read_json(path)
+        if content is None:
+            return None
+        return Owner(
+            incarnation=str(content["incarnation"]),
+            host=str(content["host"]),
+            pid=int(content["pid"]),
+            boot_id=str(content["boot_id"]),
+            process_start=int(content["process_start"]),
+            started_at=float(content["started_at"]),
+            heartbeat=float(content["heartbeat"]),
+        )
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise LeaseError(f"{path} does not say who owns the folder: {error!r}. If nobody does, delete it.") from None
+
+
+def _describe(owner: Owner | None) -> str:
+    if owner is None:
+        return "another process, which has not said who it is"
+    return f"{owner} (last heartbeat {time.time() - owner.heartbeat:.0f} s ago)"
+
+
+def _runs(owner: Owner) -> bool:
+    """Return whether the owner is for certain a live process of this machine, and not this one."""
+    is_here = owner.boot_id == _boot_id() and owner.pid != os.getpid()
+    return is_here and owner.process_start > 0 and _process_start(owner.pid) == owner.process_start
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _process_start(pid: int) -> int:
+    """Return when a live process started; 0 if there is none, or if this system does not tell."""
+    try:
+        # The name stands in parentheses and may hold anything; the state is the first field behind it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    # A killed process is a zombie until its parent has noticed.
+    return 0 if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,260 @@
+"""metrics.jsonl: one JSON object per line, appended, cut back at a resume, never torn for long.
+
+A line counts once its newline is there. A process killed while it appends leaves a line without one: opening the log
+drops it, and readers skip it. Each append is one write, so it survives the death of the process as soon as it returns;
+it survives a power cut once `sync` has returned.
+
+A number that is not finite has no form in JSON. It is written as null, and the key `nonfinite`, which is kept for
+this, says what it was:
+
+    {"update": 7, "loss": null, "lr": 0.1, "nonfinite": {"loss": "nan"}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loopwright.failpoints import failpoint, is_armed
+from loopwright.run_folder.files import DamagedFileError, fsync_folder, write_all
+
+_BLOCK_BYTES = 64 * 1024
+_START_EVENT = "earlier_records_missing"
+# A ready encoder is five times cheaper than json.dumps with options. Its output is ASCII, so bytes are characters.
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class MetricsLog:
+    """The write side of a run's metrics.jsonl; opened at the start of a run, by the owner of its folder.
+
+    Opening creates the file if there is none, and drops an incomplete last line. Threads may share it.
+
+    Offsets count the bytes of all records ever kept, and are what a checkpoint stores. They equal positions in the file
+    unless the file was missing when a run was resumed: then its first record says so, and which offset comes after it,
+    `{"event": "earlier_records_missing", "offset": 4711}`.
+
+    Args:
+        path: the file; its folder must exist.
+
+    Raises:
+        OSError: it cannot be opened, or it is a link.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._is_torn = False
+        self._sync_error: OSError | None = None
+        is_new = not self._path.exists()
+        self._file = open(path, "a+b", buffering=0, opener=_open_without_following)  # noqa: SIM115 - closed by close()
+        try:
+            if is_new:
+                fsync_folder(self._path.parent)
+            self._start_offset, self._first_line_bytes = _read_start(self._file.fileno(), self._repair())
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record; called at every log, evaluation and save.
+
+        Args:
+            record: anything that JSON can hold, and numbers that are not finite (see the module).
+
+        Raises:
+            TypeError: the record holds something else; the text says under which key.
+            OSError: the disk refuses. Nothing of the record stays, and it may be appended again.
+        """
+        line = _to_line(record)
+        with self._lock:
+            self._write(line)
+
+    def sync(self) -> int:
+        """Make all records survive a power cut, and return the offset they end at; called for every checkpoint.
+
+        Raises:
+            OSError: the disk fails, or it failed in an earlier call: what was appended since the last good one may
+                then be lost, and only opening the log again tells.
+        """
+        with self._lock:
+            if self._sync_error is not None:
+                raise OSError(
+                    self._sync_error.errno, f"an earlier fsync failed: {self._sync_error.strerror}", str(self._path)
+                )
+            size = self._repair()
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self._sync_error = error
+                raise
+            return self._start_offset + size
+
+    def cut_back(self, offset: int) -> None:
+        """Forget all records after an offset; called once at a resume, with what `sync` returned for the checkpoint.
+
+        If the file is missing or empty, or was so at an earlier resume and the offset lies before what it holds now,
+        it starts anew.
+
+        Raises:
+            DamagedFileError: the offset lies behind the end of the file or inside a line: this is not the file that the
+                checkpoint knew.
+            OSError: the disk refuses.
+        """
+        if offset < 0:
+            raise ValueError(f"cannot cut {self._path} back to {offset} bytes; an offset is 0 or more")
+        # No fsync here: all before the offset was synced with the checkpoint, all behind it is cut again if need be.
+        with self._lock:
+            end = self._repair()
+            if offset == 0:
+                self._start_offset = self._first_line_bytes = size = 0
+            elif end == 0:
+                line = _to_line({"event": _START_EVENT, "offset": offset})
+                self._write(line)
+                self._start_offset, self._first_line_bytes = offset - len(line), len(line)
+                return
+            else:
+                size = max(offset - self._start_offset, self._first_line_bytes)
+            if size > end:
+                raise DamagedFileError(
+                    f"{self._path} ends at byte {self._start_offset + end}, but the checkpoint knew {offset} bytes "
+                    "of it. Restore the file, or move it away to go on without the earlier records."
+                )
+            if size > 0 and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+                raise DamagedFileError(
+                    f"{self._path} has no end of a line at byte {offset}, where the checkpoint knew one: it is "
+                    "another file. Restore the right one, or move it away to go on without the earlier records."
+                )
+            os.ftruncate(self._file.fileno(), size)
+
+    def close(self) -> None:
+        """Close the file; called at the end of a run, after the last `sync`. May be called again."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        descriptor = self._file.fileno()
+        if self._is_torn:
+            self._repair()
+        try:
+            if is_armed("mid_metrics_append"):
+                half = len(line) // 2
+                write_all(descriptor, line[:half])
+                failpoint("mid_metrics_append")
+                write_all(descriptor, line[half:])
+            else:
+                write_all(descriptor, line)
+        except BaseException:
+            self._is_torn = True
+            with contextlib.suppress(OSError):  # tried again before the next line
+                self._repair()
+            raise
+
+    def _repair(self) -> int:
+        """Drop an incomplete last line, and return the size of the file."""
+        size = _whole_lines_bytes(self._file.fileno())
+        if size < os.fstat(self._file.fileno()).st_size:
+            os.ftruncate(self._file.fileno(), size)
+        self._is_torn = False
+        return size
+
+
+def read(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a metrics.jsonl, oldest first; called by reports and tests, also while a run appends.
+
+    A last line without its newline is still being written, or never will be: it is skipped.
+
+    Raises:
+        DamagedFileError: another line is no JSON object; the text gives its number. The lines before it were yielded.
+        OSError: the file is missing or cannot be read.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = _parse(line)
+            except (ValueError, RecursionError) as error:
+                raise DamagedFileError(f"{path}, line {number} is damaged: {error}") from None
+            yield record
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def _to_line(record: Mapping[str, Any]) -> bytes:
+    if not isinstance(record, Mapping):
+        raise TypeError(f"a record of metrics is a mapping, got {type(record).__name__}")
+    try:
+        return _encode(record).encode() + b"\n"
+    except (TypeError, ValueError):  # something that is not finite, or not JSON
+        nonfinite: dict[str, str] = {}
+        plain = {str(key): _to_plain(value, str(key), nonfinite) for key, value in record.items()}
+        return _encode({**plain, "nonfinite": nonfinite} if nonfinite else plain).encode() + b"\n"
+
+
+def _to_plain(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
+    """Return the value with null for what is not finite, which is noted under its path."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        nonfinite[path] = repr(float(value))
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item, f"{path}.{key}", nonfinite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item, f"{path}.{index}", nonfinite) for index, item in enumerate(value)]
+    raise TypeError(
+        f"a record of metrics holds a {type(value).__name__} under {path!r}; expected numbers, texts, lists or "
+        "mappings. Convert it first, as in float(value)."
+    )
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _whole_lines_bytes(descriptor: int) -> int:
+    """Return where the last complete line ends, looking from the end of the file."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _read_start(descriptor: int, size: int) -> tuple[int, int]:
+    """Return the offset of the file's first byte, and the length of the record that says so if there is one."""
+    line, newline, _ = os.pread(descriptor, min(size, 256), 0).partition(b"\n")
+    if not newline or _START_EVENT.encode() not in line:
+        return 0, 0
+    try:
+        record = _parse(line)
+    except ValueError:
+        return 0, 0
+    if record.get("event") != _START_EVENT or not isinstance(record.get("offset"), int):
+        return 0, 0
+    return record["offset"] - len(line) - 1, len(line) + 1

@@ -1,0 +1,115 @@
+"""status.json: how a run is doing, for people and programs that look at it from outside.
+
+    {"state": "running", "update": 1200, "epoch": 3, "message": null, "last_checkpoint": "checkpoints/step-0000001200",
+     "last_error": null, "pid": 4711, "host": "box", "updated_at": "2025-11-15T09:44:00.000+00:00"}
+
+It may be a second old. A run that was killed cannot say so: its state stays `running`, and its lease is free.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.errors import ConfigError
+from loopwright.failpoints import failpoint
+from loopwright.run_folder.files import read_json, write_json
+
+STATUS: Final = "status.json"
+STATES: Final = ("running", "done", "stopped", "failed", "preempted")
+_FIELDS: Final = ("state", "update", "epoch", "message", "last_checkpoint", "last_error")
+# What somebody outside waits for is written at once, whatever was written a moment ago.
+_URGENT: Final = ("state", "last_error")
+
+_logger = logging.getLogger("loopwright")
+
+
+class RunStatus:
+    """The status of a run; made at its start, by the owner of its folder. Threads may share it.
+
+    Nothing is written before the first `update`. A disk that refuses does not stop the run: the failure is kept in
+    `problem`, logged when it first occurs, and the status is written again later.
+
+    Args:
+        folder: the run folder.
+        every_seconds: how often an update is written that changes neither `state` nor `last_error`.
+
+    Attributes:
+        problem: why the last write failed; None if it did not.
+    """
+
+    def __init__(self, folder: str | Path, *, every_seconds: float = 1.0) -> None:
+        self.problem: OSError | None = None
+        self._path = Path(folder) / STATUS
+        self._every_seconds = every_seconds
+        self._fields: dict[str, Any] = dict.fromkeys(_FIELDS)
+        self._fields["state"] = "running"
+        self._written_at = -math.inf
+        self._lock = threading.Lock()
+
+    def update(self, *, force: bool = False, **fields: Any) -> bool:
+        """Change these fields, keep the others, and write the file if it is time; called at every log, save and error.
+
+        Args:
+            force: write now; for the last call of a run.
+            fields: `state` (one of `STATES`), `update`, `epoch`, `message`, `last_checkpoint`, `last_error`. Paths and
+                exceptions become text.
+
+        Returns:
+            Whether the file now says what was given; if not, a later update will write it.
+
+        Raises:
+            ConfigError: there is no such field or state.
+        """
+        if unknown := fields.keys() - set(_FIELDS):
+            raise ConfigError(f"status.json has no field {sorted(unknown)[0]!r}; it has {', '.join(_FIELDS)}")
+        if fields.get("state", "running") not in STATES:
+            raise ConfigError(f"a run's state is one of {', '.join(STATES)}; got {fields['state']!r}")
+        with self._lock:
+            changes = {name: _to_plain(value) for name, value in fields.items()}
+            is_urgent = force or any(name in changes and changes[name] != self._fields[name] for name in _URGENT)
+            self._fields.update(changes)
+            if not is_urgent and time.monotonic() < self._written_at + self._every_seconds:
+                return False
+            return self._write()
+
+    def _write(self) -> bool:
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        content = {**self._fields, "pid": os.getpid(), "host": platform.node(), "updated_at": now}
+        # Counted from the end of the write, and after a failure too: a slow or full disk is not asked all the time.
+        try:
+            failpoint("pre_status")
+            write_json(self._path, content)
+        except OSError as error:
+            if self.problem is None:
+                _logger.warning("cannot write %s: %s; training goes on", self._path, error)
+            self.problem = error
+            return False
+        finally:
+            self._written_at = time.monotonic()
+        self.problem = None
+        return True
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """Return what a run's status.json says, or None if it has none; called by whoever looks at a run.
+
+    Raises:
+        DamagedFileError: the file is not what `RunStatus` writes.
+        OSError: it cannot be read.
+    """
+    status: dict[str, Any] | None = read_json(Path(folder) / STATUS)
+    return status
+
+
+def _to_plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)

@@ -1,0 +1,291 @@
+"""Callbacks that print, draw bars, and put modules where they belong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from flaws import subject
+from loopwright import Trainer
+from loopwright.callbacks import (
+    DEFAULT_CALLBACKS,
+    ConvertSyncBatchNormCallback,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    LogMetricsCallback,
+    MoveModulesToDeviceCallback,
+    PrintMetricsCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    TrainerCallback,
+)
+from loopwright.callbacks import progress as progress_module
+
+# Printing
+
+
+def test_progress_is_printed_in_these_words(capsys):
+    trainer = subject.trainer([PrintProgressCallback])
+    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    assert capsys.readouterr().out == (
+        "\nStarting training run\n"
+        "\nStarting epoch 1\n\nStarting eval epoch\n"
+        "\nStarting epoch 2\n\nStarting eval epoch\n"
+        "Finishing training run\n"
+    )
+    trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+    assert capsys.readouterr().out == "\nStarting evaluation run\n\nStarting eval epoch\nFinishing evaluation run\n"
+
+
+def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
+    trainer = subject.trainer([PrintProgressCallback, subject.stop_at("on_train_step_end", "had enough")])
+    subject.fit(trainer, subject.data(8))
+    assert capsys.readouterr().out == (
+        "\nStarting training run\n\nStarting epoch 1\nhad enough\nFinishing training run\n"
+    )
+
+
+def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
+    subject.fit(subject.trainer([saver]), subject.data(8), num_epochs=2)
+    capsys.readouterr()
+    subject.fit(subject.trainer([PrintProgressCallback]), subject.data(8), 2, resume_from=tmp_path / "step_3")
+    assert capsys.readouterr().out == (
+        f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
+        "\nStarting training run\n\nStarting epoch 2\nFinishing training run\n"
+    )
+
+
+class Measured(Trainer):
+    """Records a metric of training and one of evaluation."""
+
+    def train_epoch_end(self):
+        self.run_history.update_metric("a_train_metric", 1)
+
+    def eval_epoch_end(self):
+        self.run_history.update_metric("accuracy", 0.5)
+
+
+def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsys):
+    trainer = subject.trainer([LogMetricsCallback], cls=Measured)
+    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    latest = trainer.run_history.latest()
+    assert capsys.readouterr().out == (
+        f"\na_train_metric: 1\n\ntrain_loss_epoch: {latest['train_loss_epoch']}\n"
+        f"\naccuracy: 0.5\n\neval_loss_epoch: {latest['eval_loss_epoch']}\n"
+    )
+
+
+def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
+    logged = []
+
+    class LogToList(LogMetricsCallback):
+        def log_metrics(self, trainer, metrics):
+            logged.append((trainer, metrics))
+
+    trainer = subject.trainer([LogToList], cls=Measured)
+    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    assert capsys.readouterr().out == ""
+    assert [set(metrics) for _, metrics in logged] == [
+        {"a_train_metric", "train_loss_epoch"},
+        {"accuracy", "eval_loss_epoch"},
+    ] * 2
+    assert all(logged_trainer is trainer for logged_trainer, _ in logged)
+    assert [metrics["train_loss_epoch"] for _, metrics in logged[::2]] == trainer.run_history.get_metric_values(
+        "train_loss_epoch"
+    )
+
+
+def test_an_evaluation_run_logs_its_metrics(capsys):
+    trainer = subject.trainer([LogMetricsCallback])
+    result = trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+    assert capsys.readouterr().out == f"\nevaluation_loss: {result.metrics['evaluation_loss']}\n"
+
+
+def test_print_metrics_is_another_name_of_log_metrics():
+    assert PrintMetricsCallback is LogMetricsCallback
+
+
+# Bars
+
+
+class Bar:
+    """A bar that only takes notes."""
+
+    def __init__(self, **kwargs):
+        self.kwargs = kwargs
+        self.count = 0
+        self.is_closed = False
+
+    def update(self, count):
+        assert not self.is_closed
+        self.count += count
+
+    def close(self):
+        self.is_closed = True
+
+    @property
+    def summary(self):
+        return (self.kwargs["total"], self.kwargs["initial"], self.count)
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """Every bar made during the test, in order."""
+    made = []
+
+    def make(**kwargs):
+        made.append(Bar(**kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(progress_module, "tqdm", make)
+    return made
+
+
+def test_each_epoch_has_a_bar_that_counts_its_micro_batches(bars):
+    callback = ProgressBarCallback()
+    assert callback.pbar is None and callback.eval_pbar is None
+    trainer = subject.trainer([callback])
+    subject.fit(trainer, subject.data(18), num_epochs=2, eval_dataset=subject.data(9), gradient_accumulation_steps=2)
+    assert [bar.summary for bar in bars] == [(5, 0, 5), (3, 0, 3)] * 2
+    assert all(bar.is_closed for bar in bars)
+    assert [bar.kwargs["disable"] for bar in bars] == [False] * 4
+    assert callback.pbar is bars[2] and callback.eval_pbar is bars[3]
+
+
+def test_a_bar_knows_of_the_limits(bars):
+    limits = [LimitBatchesCallback(3), LimitEvalStepsCallback(1)]
+    trainer = subject.trainer([*limits, StepBasedEvaluationCallback(2), ProgressBarCallback])
+    subject.fit(trainer, subject.data(32), eval_dataset=subject.data(32))
+    # The bar of the epoch stays open while a bar inside it comes and goes.
+    assert [bar.summary for bar in bars] == [(3, 0, 3), (1, 0, 1), (3, 0, 3)]
+    assert all(bar.is_closed for bar in bars)
+
+
+def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    subject.fit(subject.trainer([saver]), subject.data(20), num_epochs=2)
+    subject.fit(subject.trainer([ProgressBarCallback]), subject.data(20), 2, resume_from=tmp_path / "step_8")
+    assert [bar.summary for bar in bars] == [(5, 3, 2)]
+
+
+def test_a_bar_without_a_known_length_has_no_total(bars):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(subject.data(10))
+
+    subject.fit(subject.trainer([ProgressBarCallback]), Stream())
+    assert [bar.summary for bar in bars] == [(None, 0, 3)]
+
+
+def test_an_evaluation_run_has_a_bar(bars):
+    subject.trainer([ProgressBarCallback]).evaluate(subject.data(9), 4, dataloader_kwargs={"num_workers": 0})
+    assert [bar.summary for bar in bars] == [(3, 0, 3)]
+    assert all(bar.is_closed for bar in bars)
+
+
+@pytest.mark.parametrize("error", [StopTrainingError, KeyboardInterrupt])
+@pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
+def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
+    def end(trainer, **kwargs):
+        raise error
+
+    trainer = subject.trainer([ProgressBarCallback, subject.callback(**{event: end})])
+    if error is StopTrainingError:
+        subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+    assert len(bars) == (1 if event == "on_train_step_end" else 2)
+    assert all(bar.is_closed for bar in bars)
+
+
+def test_the_real_bar_is_drawn_to_the_end(capsys):
+    subject.fit(subject.trainer([ProgressBarCallback]), subject.data(20))
+    assert "5/5" in capsys.readouterr().err
+
+
+def test_a_trainer_with_the_default_callbacks_prints_all_of_it(capsys):
+    trainer = subject.trainer(DEFAULT_CALLBACKS)
+    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+    captured = capsys.readouterr()
+    metrics = trainer.run_history.latest()
+    assert captured.out == (
+        "\nStarting training run\n\nStarting epoch 1\n"
+        f"\ntrain_loss_epoch: {metrics['train_loss_epoch']}\n"
+        "\nStarting eval epoch\n"
+        f"\neval_loss_epoch: {metrics['eval_loss_epoch']}\n"
+        "Finishing training run\n"
+    )
+    assert "2/2" in captured.err
+
+
+# Devices
+
+
+class Moved(nn.Module):
+    """Notes where it is moved to."""
+
+    def __init__(self):
+        super().__init__()
+        self.moves = []
+
+    def to(self, device):
+        self.moves.append(device)
+        return self
+
+
+class WithModules(Trainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.metric, self.nothing, self.list_of_modules = Moved(), None, [Moved()]
+
+
+@pytest.mark.parametrize("run", ["train", "evaluate"])
+def test_modules_that_are_attributes_of_the_trainer_are_moved_to_its_device(run):
+    trainer = subject.trainer([MoveModulesToDeviceCallback], cls=WithModules)
+    if run == "train":
+        subject.fit(trainer, subject.data(4))
+    else:
+        trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+    assert trainer.metric.moves == [trainer.device]
+    assert trainer.list_of_modules[0].moves == []
+
+
+def test_the_model_itself_is_left_to_the_engine():
+    moved_by_callback = []
+
+    class Witness(TrainerCallback):
+        def on_training_run_start(self, trainer, **kwargs):
+            trainer.model.to = lambda device: moved_by_callback.append(device)
+            MoveModulesToDeviceCallback().on_training_run_start(trainer)
+            del trainer.model.to
+
+    subject.fit(subject.trainer([Witness]), subject.data(4))
+    assert moved_by_callback == []
+
+
+def test_batch_norms_are_left_alone_where_there_is_one_process():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    trainer = subject.trainer([ConvertSyncBatchNormCallback], model)
+    subject.fit(trainer, subject.data(8))
+    assert trainer.model is model and type(model[1]) is nn.BatchNorm1d
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", nn.BatchNorm1d), ("cuda", nn.SyncBatchNorm)])
+def test_batch_norms_of_a_distributed_run_on_accelerators_are_converted(device, expected):
+    class OnSeveral:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        class run_config:
+            is_distributed = True
+
+    OnSeveral.device = torch.device(device)
+    trainer = OnSeveral()
+    ConvertSyncBatchNormCallback().on_training_run_start(trainer)
+    assert type(trainer.model[1]) is expected

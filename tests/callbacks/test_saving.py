@@ -1,0 +1,531 @@
+"""Callbacks that save: the best model, training states, and a warmup-stable-decay schedule's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+from flaws import subject
+from loopwright.callbacks import (
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    TrainerCallback,
+    WSDCheckpointCallback,
+)
+from loopwright.checkpoint import Checkpointing, read
+from loopwright.errors import CheckpointError
+from loopwright.schedulers import WSDLrScheduler
+
+
+class Scored(subject.recording_trainer_class()):
+    """Records the scores it is given as the metric `score`, one per epoch, and the weights after each epoch."""
+
+    def train_epoch_end(self):
+        self.run_history.update_metric("score", self.scores.pop(0))
+        self.weights_after = [*getattr(self, "weights_after", []), subject.weights(self)]
+
+
+def run_with_scores(scores, callbacks, **kwargs):
+    trainer = subject.trainer(callbacks, cls=Scored)
+    trainer.scores = list(scores)
+    subject.fit(trainer, subject.data(8), num_epochs=len(scores), **kwargs)
+    return trainer
+
+
+def saved_file(path):
+    return torch.load(path, weights_only=True)
+
+
+def row(model_state):
+    return torch.cat([model_state[name].reshape(-1) for name in ("weight", "bias")])
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# The best model
+
+
+def test_save_best_has_the_documented_arguments_and_attributes():
+    default = SaveBestModelCallback()
+    assert (default.save_path, default.watch_metric) == ("best_model.pt", "eval_loss_epoch")
+    assert (default.greater_is_better, default.reset_on_train) == (False, True)
+    assert (default.save_optimizer, default.save_scheduler, default.load_saved_checkpoint) == (True, True, True)
+    assert (default.best_metric, default.best_metric_epoch) == (None, None)
+    assert default.operator is operator.lt
+
+    given = SaveBestModelCallback("a.pt", "accuracy", True, False, False, False, False)
+    assert (given.save_path, given.watch_metric) == ("a.pt", "accuracy")
+    assert (given.greater_is_better, given.reset_on_train) == (True, False)
+    assert (given.save_optimizer, given.save_scheduler, given.load_saved_checkpoint) == (False, False, False)
+    assert given.operator is operator.gt
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater_is_better", "best_epoch"),
+    [
+        ([3.0, 1.0, 2.0], False, 2),
+        ([3.0, 1.0, 2.0], True, 1),
+        ([1.0, 1.0, 1.0], False, 1),  # strictly better: an equal one is not
+        ([1.0, 1.0, 1.0], True, 1),
+        ([math.nan, 2.0, 1.0], True, 2),
+        ([math.nan, 2.0, math.nan], False, 2),
+        ([-math.inf, 0.0], False, 1),
+        ([math.inf, 0.0], False, 2),
+    ],
+)
+def test_the_best_model_is_in_the_file_and_at_the_end_in_the_trainer(
+    scores, greater_is_better, best_epoch, tmp_path, capsys
+):
+    path = tmp_path / "best.pt"
+    best = SaveBestModelCallback(str(path), "score", greater_is_better)
+    trainer = run_with_scores(scores, [best])
+
+    assert (best.best_metric, best.best_metric_epoch) == (scores[best_epoch - 1], best_epoch)
+    saved = saved_file(path)
+    assert set(saved) == {"model_state_dict", "optimizer_state_dict", "score"}
+    assert saved["score"] == scores[best_epoch - 1]
+    expected = trainer.weights_after[best_epoch - 1]
+    assert torch.equal(row(saved["model_state_dict"]), expected)
+    assert torch.equal(subject.weights(trainer), expected)
+    momentum = [state["momentum_buffer"] for state in saved["optimizer_state_dict"]["state"].values()]
+    assert torch.equal(trainer.optimizer.state[trainer.model.weight]["momentum_buffer"], momentum[0])
+    said = f"Loading checkpoint with score: {scores[best_epoch - 1]} from epoch {best_epoch}\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+def test_save_best_says_when_it_saves(tmp_path, capsys):
+    path = tmp_path / "best.pt"
+    run_with_scores([3.0, 4.0, 2.0], [SaveBestModelCallback(path, "score", load_saved_checkpoint=False)])
+    assert capsys.readouterr().out == (
+        f"\nscore improved to 3.0. Saving to {path}\n\nscore improved from 3.0 to 2.0. Saving to {path}\n"
+    )
+
+
+def test_optimizer_and_scheduler_are_saved_from_the_first_file_on_as_asked(tmp_path):
+    schedule = partial(StepLR, step_size=100)
+    for scores in ([1.0], [2.0, 1.0]):
+        both = SaveBestModelCallback(tmp_path / "both.pt", "score")
+        neither = SaveBestModelCallback(tmp_path / "neither.pt", "score", save_optimizer=False, save_scheduler=False)
+        trainer = run_with_scores(scores, [both, neither], create_scheduler_fn=schedule)
+        assert set(saved_file(tmp_path / "both.pt")) == {
+            "model_state_dict",
+            "optimizer_state_dict",
+            "scheduler_state_dict",
+            "score",
+        }
+        assert set(saved_file(tmp_path / "neither.pt")) == {"model_state_dict", "score"}
+        assert saved_file(tmp_path / "both.pt")["scheduler_state_dict"]["last_epoch"] == 2 * len(scores)
+        assert trainer.scheduler.last_epoch == 2 * len(scores)
+
+
+def test_without_loading_the_last_weights_stay_in_the_trainer(tmp_path):
+    trainer = run_with_scores(
+        [1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score", load_saved_checkpoint=False)]
+    )
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+    assert torch.equal(row(saved_file(tmp_path / "best.pt")["model_state_dict"]), trainer.weights_after[0])
+
+
+def test_the_best_model_is_loaded_after_a_stop_too(tmp_path):
+    def stop(trainer, **kwargs):
+        if trainer.run_history.current_epoch == 2:
+            raise StopTrainingError("enough")
+
+    stopper = subject.callback(on_train_step_end=stop)
+    trainer = run_with_scores([1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score"), stopper])
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_where_nothing_was_saved_nothing_is_loaded(stale, tmp_path):
+    path = tmp_path / "best.pt"
+    if stale:
+        run_with_scores([1.0, 2.0], [SaveBestModelCallback(path, "score")])
+    best = SaveBestModelCallback(path, "score")
+    trainer = run_with_scores([math.nan], [best])  # a nan is never saved
+    assert best.best_metric is None
+    assert path.exists() == stale
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+
+
+def test_two_of_them_watch_two_metrics(tmp_path):
+    low = SaveBestModelCallback(tmp_path / "low.pt", "score")
+    high = SaveBestModelCallback(tmp_path / "high.pt", "score", greater_is_better=True, load_saved_checkpoint=False)
+    loss = SaveBestModelCallback(tmp_path / "loss.pt", "train_loss_epoch", load_saved_checkpoint=False)
+    trainer = run_with_scores([2.0, 1.0, 3.0], [low, high, loss])
+    assert torch.equal(row(saved_file(tmp_path / "low.pt")["model_state_dict"]), trainer.weights_after[1])
+    assert torch.equal(row(saved_file(tmp_path / "high.pt")["model_state_dict"]), trainer.weights_after[2])
+    assert loss.best_metric == min(trainer.run_history.get_metric_values("train_loss_epoch"))
+    assert saved_file(tmp_path / "loss.pt")["train_loss_epoch"] == loss.best_metric
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+
+
+def test_the_best_value_is_forgotten_at_the_start_of_a_run_unless_told_not_to(tmp_path):
+    for reset, best_metric in ((True, 5.0), (False, 1.0)):
+        best = SaveBestModelCallback(tmp_path / f"{reset}.pt", "score", reset_on_train=reset)
+        trainer = run_with_scores([1.0], [best])
+        trainer.scores = [5.0]
+        subject.fit(trainer, subject.data(8))
+        assert best.best_metric == best_metric
+        assert best.best_metric_epoch == 1
+        assert saved_file(tmp_path / f"{reset}.pt")["score"] == best_metric
+
+
+def test_a_metric_that_was_never_recorded_is_an_error(tmp_path):
+    trainer = subject.trainer([SaveBestModelCallback(tmp_path / "best.pt")])
+    with pytest.raises(ValueError, match="No values have been recorded for the metric eval_loss_epoch"):
+        subject.fit(trainer, subject.data(8))
+
+
+def test_the_best_weights_can_be_saved_as_safetensors(tmp_path):
+    from safetensors.torch import load_file
+
+    path = tmp_path / "best.safetensors"
+    trainer = run_with_scores([2.0, 1.0, 3.0], [SaveBestModelCallback(path, "score")])
+    assert torch.equal(row(load_file(path)), trainer.weights_after[1])
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+
+
+# Training states
+
+
+def test_save_training_state_has_the_documented_arguments():
+    default = SaveTrainingStateCallback()
+    assert default.save_dir == Path("training_states")
+    assert (default.save_every_n_epochs, default.save_every_n_steps) == (None, None)
+    assert (default.save_at_end, default.max_checkpoints) == (True, None)
+
+
+def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):
+    # 20 samples: five micro-batches and three updates per epoch, the last one short.
+    saver = SaveTrainingStateCallback(tmp_path / "new" / "folder", save_every_n_epochs=2, save_every_n_steps=3)
+    trainer = subject.trainer([saver])
+    subject.fit(trainer, subject.data(20), num_epochs=2, gradient_accumulation_steps=2)
+    # Every third micro-batch, or the boundary after it: 3 -> 4, 6 -> 7, 9 -> 9.
+    folder = tmp_path / "new" / "folder"
+    assert names_in(folder) == {"step_4", "step_7", "step_9", "epoch_2", "final"}
+
+    expected = {
+        "step_4": {"epoch": 0, "update": 2, "samples": 16, "batch": 4, "total_batches": 4},
+        "step_7": {"epoch": 1, "update": 4, "samples": 8, "batch": 2, "total_batches": 7},
+        "step_9": {"epoch": 1, "update": 5, "samples": 16, "batch": 4, "total_batches": 9},
+        "epoch_2": {"epoch": 2, "update": 6, "samples": 0, "batch": 0, "total_batches": 10},
+        "final": {"epoch": 2, "update": 6, "samples": 0, "batch": 0, "total_batches": 10},
+    }
+    for name, progress in expected.items():
+        checkpoint = read(folder / name)
+        assert checkpoint.state["run"]["progress"] == progress, name
+        assert checkpoint.state["metadata"]["global_step"] == progress["total_batches"], name
+        assert checkpoint.update == progress["update"], name
+    said = capsys.readouterr().out
+    assert [f"\nSaved training state to {folder / name}\n" in said for name in expected] == [True] * 5
+
+
+def test_a_state_of_an_epoch_holds_the_metrics_of_its_evaluation(tmp_path):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_at_end=False)
+    trainer = subject.trainer([saver])
+    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    assert names_in(tmp_path) == {"epoch_1", "epoch_2"}
+    metrics = read(tmp_path / "epoch_1").state["history"]["metrics"]
+    for name in ("train_loss_epoch", "eval_loss_epoch"):
+        assert metrics[name] == trainer.run_history.get_metric_values(name)[:1]
+
+
+def test_nothing_is_saved_that_was_not_asked_for(tmp_path):
+    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path, save_at_end=False)]), subject.data(8))
+    assert names_in(tmp_path) == set()
+    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path)]), subject.data(8))
+    assert names_in(tmp_path) == {"final"}
+
+
+def test_only_the_newest_states_are_kept_across_a_resume_too(tmp_path):
+    def saver():
+        return SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, save_at_end=False, max_checkpoints=2)
+
+    subject.fit(subject.trainer([saver()]), subject.data(12))
+    assert names_in(tmp_path) == {"step_2", "step_3"}
+    subject.fit(subject.trainer([saver()]), subject.data(12), num_epochs=2, resume_from=tmp_path / "step_3")
+    assert names_in(tmp_path) == {"step_5", "step_6"}
+
+
+def test_states_of_others_are_not_counted_and_not_removed(tmp_path):
+    ask = subject.callback(
+        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"mine_{trainer.progress.update}")
+    )
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=1)
+    subject.fit(subject.trainer([saver, ask]), subject.data(8))
+    assert names_in(tmp_path) == {"mine_1", "mine_2", "final"}
+
+
+def test_a_stopped_run_saves_its_final_state_at_its_last_finished_update(tmp_path):
+    def stop_in_the_second_window(trainer, step, **kwargs):
+        if step == 3:
+            raise StopTrainingError("enough")
+
+    stopper = subject.callback(on_train_step_end=stop_in_the_second_window)
+    stopped = subject.trainer([SaveTrainingStateCallback(tmp_path), stopper])
+    result = subject.fit(stopped, subject.data(32), gradient_accumulation_steps=2)
+    assert result.stop_reason == "enough" and result.updates == 1
+
+    whole, resumed = subject.trainer(), subject.trainer()
+    subject.fit(whole, subject.data(32), gradient_accumulation_steps=2)
+    subject.fit(resumed, subject.data(32), gradient_accumulation_steps=2, resume_from=tmp_path / "final")
+    assert resumed.seen == whole.seen[2:]
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert resumed.run_history.latest() == whole.run_history.latest()
+
+
+def test_a_stop_between_gradients_and_update_loses_and_repeats_nothing(tmp_path):
+    def stop(trainer, **kwargs):
+        if trainer.progress.update == 1:
+            raise StopTrainingError("enough")
+
+    for event in ("on_before_optimizer_step", "on_update_end"):
+        folder = tmp_path / event
+        stopped = subject.trainer([SaveTrainingStateCallback(folder), subject.callback(**{event: stop})])
+        assert subject.fit(stopped, subject.data(16)).updates == 1
+
+        whole, resumed = subject.trainer(), subject.trainer()
+        subject.fit(whole, subject.data(16))
+        subject.fit(resumed, subject.data(16), resume_from=folder / "final")
+        assert resumed.seen == whole.seen[1:], event
+        assert torch.equal(subject.weights(resumed), subject.weights(whole)), event
+        assert resumed.run_history.latest() == whole.run_history.latest(), event
+
+
+def test_a_stop_inside_an_update_saves_no_state_that_is_neither_before_nor_after_it(tmp_path):
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
+
+    def stop(trainer, **kwargs):
+        if trainer.progress.update == 2:
+            raise StopTrainingError("enough")
+
+    stopped = subject.trainer([saver, subject.callback(on_optimizer_step_end=stop)])
+    subject.fit(stopped, subject.data(16))
+    assert names_in(tmp_path) == {"step_1", "step_2"}
+
+
+def test_every_state_resumes_to_the_end_of_the_run(tmp_path):
+    model = partial(subject.network, 6, dropout=0.3)
+    saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, save_every_n_epochs=1)
+    whole = subject.trainer([saver], model())
+    subject.fit(whole, subject.data(12), num_epochs=2, eval_dataset=subject.data(8))
+    assert names_in(tmp_path) == {"step_2", "step_4", "step_6", "epoch_1", "epoch_2", "final"}
+    for name in sorted(names_in(tmp_path)):
+        resumed = subject.trainer([SaveTrainingStateCallback(tmp_path / "again")], model())
+        subject.fit(resumed, subject.data(12), num_epochs=2, eval_dataset=subject.data(8), resume_from=tmp_path / name)
+        assert torch.equal(subject.weights(resumed), subject.weights(whole)), name
+        for metric in ("train_loss_epoch", "eval_loss_epoch"):
+            expected = whole.run_history.get_metric_values(metric)
+            assert resumed.run_history.get_metric_values(metric) == expected, (name, metric)
+
+
+def test_the_state_saved_at_the_end_of_a_run_holds_the_last_weights_not_the_best(tmp_path):
+    # Score 1 is best after the first epoch, so the end of the run loads those weights into the trainer.
+    best = SaveBestModelCallback(tmp_path / "best.pt", "score")
+    checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=100)
+    trainer = run_with_scores([1.0, 2.0], [best], checkpoints=checkpoints)
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    at_end = read(tmp_path / "checkpoints" / "step-0000000004")
+    assert torch.equal(row(at_end.model), trainer.weights_after[1])
+
+
+def test_a_final_state_asked_for_before_the_best_model_is_loaded_holds_the_last_weights(tmp_path):
+    best = SaveBestModelCallback(tmp_path / "best.pt", "score")
+    trainer = run_with_scores([1.0, 2.0], [SaveTrainingStateCallback(tmp_path / "before"), best])
+    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(row(read(tmp_path / "before" / "final").model), trainer.weights_after[1])
+
+    # The other way round the best weights are the trainer's own by then: list order is the only order.
+    trainer = run_with_scores([1.0, 2.0], [best, SaveTrainingStateCallback(tmp_path / "after")])
+    assert torch.equal(row(read(tmp_path / "after" / "final").model), trainer.weights_after[0])
+
+
+def test_the_folder_is_written_when_the_event_says_so(tmp_path):
+    seen = []
+
+    class Witness(TrainerCallback):
+        def on_checkpoint_saved(self, trainer, path=None, **kwargs):
+            seen.append((path, (path / "MANIFEST.json").exists(), trainer.progress.update))
+
+    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path, None, 1), Witness()]), subject.data(8))
+    assert seen == [(tmp_path / "step_1", True, 1), (tmp_path / "step_2", True, 2), (tmp_path / "final", True, 2)]
+
+
+# Warmup, stable, decay
+
+
+def wsd(**kwargs):
+    return WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.25, num_warmup_epochs=0, **kwargs)
+
+
+def run_wsd(folder, num_epochs=4, num_checkpoints=2, callbacks=(), initial_checkpoint=None, scheduler=None, **kwargs):
+    """Four updates per epoch; two checkpoints of 16 updates end at 8 and 16 and decay from 6 and 14 on."""
+    callback = WSDCheckpointCallback(folder, initial_checkpoint=initial_checkpoint)
+    trainer = subject.trainer([callback, *callbacks])
+    schedule = scheduler or wsd(num_checkpoints=num_checkpoints)
+    subject.fit(trainer, subject.data(16), num_epochs=num_epochs, create_scheduler_fn=schedule, **kwargs)
+    return trainer, callback
+
+
+def test_wsd_checkpoints_have_the_documented_arguments_and_attributes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    default = WSDCheckpointCallback()
+    assert default.save_dir == Path("checkpoints") and (tmp_path / "checkpoints").is_dir()
+    assert (default.save_optimizer, default.save_scheduler, default.initial_checkpoint) == (True, True, None)
+    assert (default.last_checkpoint_step, default.checkpoint_steps) == (None, set())
+    assert (default.decay_fraction, default.decay_info) == (None, None)
+    assert WSDCheckpointCallback("a/b", initial_checkpoint="c/d").initial_checkpoint == Path("c/d")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_wsd_saves_a_state_before_each_decay_and_the_model_after_it(tmp_path):
+    trainer, callback = run_wsd(tmp_path)
+    assert names_in(tmp_path) == {
+        "checkpoint_6_wsd_pre_decay",
+        "checkpoint_8_wsd_post_decay.pt",
+        "checkpoint_14_wsd_pre_decay",
+        "checkpoint_16_wsd_post_decay.pt",
+    }
+    assert callback.checkpoint_steps == {8, 16}
+    assert callback.last_checkpoint_step == 16
+    assert callback.decay_fraction == 0.25
+    assert callback.decay_info == trainer.scheduler.get_decay_info()
+
+    for step, decayed_at in ((6, 8), (14, 16)):
+        state = read(tmp_path / f"checkpoint_{step}_wsd_pre_decay")
+        assert state.update == step
+        assert state.state["optimizer"]["param_groups"][0]["lr"] == 0.05, "not yet decayed"
+        exported = saved_file(tmp_path / f"checkpoint_{decayed_at}_wsd_post_decay.pt")
+        assert {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"} <= set(exported)
+        for metadata, count, kind in ((state.state["metadata"], step, "pre"), (exported, decayed_at, "post")):
+            assert metadata["step"] == count
+            assert metadata["checkpoint_type"] == f"wsd_{kind}_decay"
+            assert metadata["total_steps"] == trainer.run_config.max_num_train_steps
+            assert metadata["decay_fraction"] == 0.25
+            assert datetime.fromisoformat(metadata["timestamp"]).tzinfo is not None
+    assert torch.equal(row(exported["model_state_dict"]), subject.weights(trainer))
+
+
+def test_wsd_leaves_out_optimizer_and_scheduler_when_asked(tmp_path):
+    callback = WSDCheckpointCallback(tmp_path, save_optimizer=False, save_scheduler=False)
+    subject.fit(subject.trainer([callback]), subject.data(16), create_scheduler_fn=wsd())
+    exported = saved_file(tmp_path / "checkpoint_4_wsd_post_decay.pt")
+    assert "model_state_dict" in exported
+    assert "optimizer_state_dict" not in exported and "scheduler_state_dict" not in exported
+
+
+def test_wsd_counts_updates_not_micro_batches(tmp_path):
+    run_wsd(tmp_path, num_epochs=4, num_checkpoints=1, gradient_accumulation_steps=2)
+    assert names_in(tmp_path) == {"checkpoint_6_wsd_pre_decay", "checkpoint_8_wsd_post_decay.pt"}
+
+
+def test_a_state_before_a_decay_resumes_to_the_same_end(tmp_path):
+    whole, _ = run_wsd(tmp_path / "whole")
+    for step in (6, 14):
+        state = tmp_path / "whole" / f"checkpoint_{step}_wsd_pre_decay"
+        resumed, callback = run_wsd(tmp_path / f"resumed_{step}", resume_from=state)
+        assert resumed.lrs == whole.lrs[step:]
+        assert torch.equal(subject.weights(resumed), subject.weights(whole))
+        assert callback.last_checkpoint_step == 16
+        assert f"checkpoint_{step}_wsd_pre_decay" not in names_in(tmp_path / f"resumed_{step}")
+
+
+@pytest.mark.parametrize("source", ["checkpoint_6_wsd_pre_decay", "checkpoint_8_wsd_post_decay.pt"])
+def test_a_new_run_starts_from_an_initial_checkpoint_folder_or_file(source, tmp_path):
+    first, _ = run_wsd(tmp_path / "first")
+    step = int(source.split("_")[1])
+    seen = []
+    witness = subject.callback(
+        on_training_run_start=lambda trainer, **kwargs: seen.append(
+            (subject.weights(trainer), trainer.callback_handler.callbacks[0].last_checkpoint_step)
+        )
+    )
+    second, callback = run_wsd(
+        tmp_path / "second",
+        num_epochs=2,
+        callbacks=[witness],
+        initial_checkpoint=tmp_path / "first" / source,
+        scheduler=wsd(is_continuation_from_checkpoint=True),
+    )
+    [(weights, last_step)] = seen
+    assert torch.equal(weights, first.weights_before[step])
+    assert last_step == step
+    # A run of its own: eight updates in two epochs, with a stable phase at the full lr, and a history of its own.
+    assert len(second.lrs) == 8 and second.epochs == [1] * 4 + [2] * 4
+    assert second.lrs[:6] == [0.05] * 6
+    assert len(second.run_history.get_metric_values("train_loss_epoch")) == 2
+    assert second.scheduler.get_checkpoint_steps()[-1] == 8 and callback.last_checkpoint_step == 8
+    assert "checkpoint_8_wsd_post_decay.pt" in names_in(tmp_path / "second")
+
+
+def test_a_missing_initial_checkpoint_is_no_reason_not_to_start(tmp_path):
+    trainer, callback = run_wsd(tmp_path, initial_checkpoint=tmp_path / "nowhere")
+    assert len(trainer.lrs) == 16 and callback.last_checkpoint_step == 16
+
+
+def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(tmp_path):
+    run_wsd(tmp_path / "first")
+    arguments = {
+        "num_epochs": 2,
+        "initial_checkpoint": tmp_path / "first" / "checkpoint_6_wsd_pre_decay",
+        "scheduler": wsd(is_continuation_from_checkpoint=True),
+    }
+    saver = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)
+    whole, _ = run_wsd(tmp_path / "whole", callbacks=[saver], **arguments)
+    for name in ("step_3", "step_6"):
+        resumed, _ = run_wsd(tmp_path / "resumed", resume_from=tmp_path / "states" / name, **arguments)
+        assert resumed.lrs == whole.lrs[int(name[-1]) :], name
+        assert torch.equal(subject.weights(resumed), subject.weights(whole)), name
+        assert resumed.run_history.latest() == whole.run_history.latest()
+
+
+@pytest.mark.parametrize("schedule", [None, partial(StepLR, step_size=1)])
+def test_a_scheduler_without_decay_phases_is_refused(schedule, tmp_path):
+    trainer = subject.trainer([WSDCheckpointCallback(tmp_path)])
+    with pytest.raises(ValueError, match=r"Scheduler must implement get_checkpoint_steps\(\)"):
+        subject.fit(trainer, subject.data(8), create_scheduler_fn=schedule)
+
+
+# What a save does not do
+
+
+def test_a_state_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
+    (tmp_path / "in_the_way").write_text("a file where a folder is needed")
+    ask = subject.callback(
+        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "in_the_way" / "state")
+    )
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
+        subject.fit(subject.trainer([ask]), subject.data(8))
+
+
+def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
+    class Stubborn(TrainerCallback):
+        def state_dict(self):
+            return {"when": datetime(2020, 1, 1)}
+
+    ask = subject.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state"))
+    with pytest.raises(CheckpointError, match=r"state\.callbacks\.1\.state\.when is a datetime\.datetime"):
+        subject.fit(subject.trainer([ask, Stubborn()]), subject.data(8))
+    assert names_in(tmp_path) == set()
+
+
+def test_metadata_given_with_a_request_comes_back_with_the_state(tmp_path):
+    ask = subject.callback(
+        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state", {"note": "hello"})
+    )
+    trainer = subject.trainer([ask])
+    subject.fit(trainer, subject.data(4))
+    assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["update"] == 1
+    assert trainer.load_training_state(tmp_path / "state") == {"current_epoch": 1, "note": "hello"}

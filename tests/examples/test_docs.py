@@ -1,0 +1,92 @@
+"""Every Python block of the README and of docs/ runs, and every link to a file or a heading leads somewhere.
+
+The blocks of a page run in order, in one namespace, in an empty folder. Blocks that only sketch are fenced as text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LEAST_PAGES = 9
+LEAST_BLOCKS = 40
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path) -> list[tuple[int, str, str]]:
+    """Return (line of its first line, language, code) for each fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, match.start(2)) + 1, match[1], match[2]) for match in FENCE.finditer(text)]
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    return [(line, code) for line, language, code in blocks(page) if language == "python"]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that a link can use for the headings of a page."""
+    outside = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", outside, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_there_are_pages_and_blocks_to_run():
+    assert len(PAGES) >= LEAST_PAGES
+    assert sum(len(python_blocks(page)) for page in PAGES) >= LEAST_BLOCKS
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    num_run = 0
+    for line, code in python_blocks(page):
+        # Blank lines in front, so that a traceback names the line of the page.
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+        num_run += 1
+    assert num_run > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    local = [link for link in LINK.findall(text) if not link.startswith(("http://", "https://"))]
+    broken = []
+    for link in local:
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_is_at_most_120_columns_wide_and_its_fences_are_closed(page):
+    assert len(re.findall(r"^```", page.read_text(encoding="utf-8"), re.MULTILINE)) == 2 * len(blocks(page))
+    wide = [
+        f"{page.name}:{first + offset}"
+        for first, _, code in blocks(page)
+        for offset, line in enumerate(code.splitlines())
+        if len(line) > 120
+    ]
+    # architecture.md draws its layers wider than that.
+    assert [place for place in wide if not place.startswith("architecture.md")] == []
+
+
+def test_the_index_lists_every_page():
+    listed = LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    others = [page.name for page in PAGES if page.parent.name == "docs" and page.name != "index.md"]
+    assert len(others) >= LEAST_PAGES - 2
+    assert [name for name in others if name not in listed] == []
+
+
+def test_the_readme_example_is_at_most_15_lines_long():
+    (_, example), *more = python_blocks(ROOT / "README.md")
+    assert more == []
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15

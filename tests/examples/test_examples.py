@@ -1,0 +1,92 @@
+"""Every example runs as its docstring says, finishes, and prints what it promises."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MOST_LINES = 79
+
+
+def output_of(name: str, folder: Path) -> str:
+    """Run an example in a process of its own, in another folder, with one thread; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:__main__", ROOT / "examples" / name],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == [], "an example leaves no files behind"
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """Return every number in the text that stands where the pattern has its group."""
+    found = [float(number) for number in re.findall(pattern, text)]
+    assert found, f"nothing matches {pattern!r} in:\n{text}"
+    return found
+
+
+def test_there_are_no_more_and_no_fewer_examples_than_are_tested_here():
+    tested = re.findall(r'output_of\("(\w+\.py)"', Path(__file__).read_text(encoding="utf-8"))
+    assert sorted(set(tested)) == [path.name for path in EXAMPLES]
+    assert len(EXAMPLES) == 5
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short_and_says_what_it_shows_and_how_to_run_it(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    docstring = ast.get_docstring(ast.parse(text))
+    assert len(docstring.splitlines()[0]) > 40
+    assert f"`python examples/{path.name}`" in docstring
+
+
+def test_digits_reaches_95_percent_and_is_no_wall_of_text(tmp_path):
+    output = output_of("digits.py", tmp_path)
+    losses = numbers(r"train loss ([\d.]+)", output)
+    assert len(losses) == 8 and losses[-1] < losses[0] / 10
+    assert numbers(r"accuracy on 359 unseen digits: ([\d.]+)", output)[0] >= 0.95
+    assert len(output.splitlines()) <= 12
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_metrics_in_subclass_records_accuracy_and_f1(tmp_path):
+    output = output_of("metrics_in_subclass.py", tmp_path)
+    accuracies = numbers(r"accuracy ([\d.]+)", output)
+    assert len(accuracies) == 9
+    assert accuracies[-1] == accuracies[-2] >= 0.93 > accuracies[0]
+    assert abs(numbers(r"F1 ([\d.]+)", output)[-1] - accuracies[-1]) < 0.02
+
+
+def test_custom_callback_event_collects_mistakes(tmp_path):
+    output = output_of("custom_callback_event.py", tmp_path)
+    mistakes = numbers(r"epoch \d+: (\d+) mistakes", output)
+    assert len(mistakes) == 10 and mistakes[-1] < mistakes[0] / 2
+    assert numbers(r"was taken for a \d (\d+) times", output)[0] > 1
+
+
+def test_custom_loss_makes_the_model_more_robust(tmp_path):
+    output = output_of("custom_loss.py", tmp_path)
+    without, with_consistency = numbers(r"accuracy under noise ([\d.]+)", output)
+    assert with_consistency > without + 0.02
+
+
+def test_onecycle_placeholders_plans_the_updates_that_happen(tmp_path):
+    output = output_of("onecycle_placeholders.py", tmp_path)
+    done, planned = numbers(r"(\d+) updates", output)[0], numbers(r"(\d+) planned", output)[0]
+    assert done == planned == 10 * 23
+    # Two epochs of 23 updates.
+    assert numbers(r"at update (\d+)", output) == [46]
+    assert numbers(r"accuracy: ([\d.]+)", output)[0] >= 0.93

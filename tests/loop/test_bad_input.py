@@ -1,0 +1,463 @@
+"""Bad input is refused before anything is touched, by an error that says what was given, what is needed, and a fix."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint import Checkpointing
+from loopwright.errors import BatchLossError, CheckpointError, ConfigError, ConfigTypeError, DataError
+from loopwright.schedulers import CosineLrScheduler
+
+
+def data(num_samples: int = 8) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_samples, 4, generator=generator)
+    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+class Started(TrainerCallback):
+    """Notes whether a run began."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_training_run_start(self, trainer, **kwargs):
+        self.events.append("training")
+
+    def on_evaluation_run_start(self, trainer, **kwargs):
+        self.events.append("evaluation")
+
+
+def trainer_of(model=None, loss_func=None, optimizer=None, cls=Trainer):
+    """A trainer that has already trained once, so that there is something to lose."""
+    model = nn.Linear(4, 1) if model is None else model
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return cls(model, nn.MSELoss() if loss_func is None else loss_func, optimizer, callbacks=[Started()])
+
+
+def plain(value):
+    """A copy that can be compared: tensors become lists."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def snapshot(trainer) -> dict:
+    """Everything of a trainer that a refused call must leave alone."""
+    return {
+        "weights": plain(trainer.model.state_dict()),
+        "optimizer": plain(trainer.optimizer.state_dict()),
+        "mode": trainer.model.training,
+        "history": trainer.run_history.state_dict(),
+        "progress": trainer.progress.state_dict(),
+        "seed": trainer.seed,
+        "objects": [id(vars(trainer)[name]) for name in sorted(vars(trainer)) if name != "callback_handler"],
+        "events": list(trainer.callback_handler.callbacks[0].events),
+        "random": plain(torch.get_rng_state()),
+    }
+
+
+def assert_refused(error: type[Exception], texts, trainer, call) -> None:
+    """The call raises exactly this error, with these texts in it, and changes nothing."""
+    before = snapshot(trainer)
+    with pytest.raises(error) as caught:
+        call(trainer)
+    assert type(caught.value) is error
+    for text in texts:
+        assert text in str(caught.value), str(caught.value)
+    assert snapshot(trainer) == before
+
+
+STEP_LR = torch.optim.lr_scheduler.StepLR
+WHOLE = "must be a whole number of at least 1"
+
+
+class Empty(Dataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError(index)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "texts"),
+    [
+        ({"train_dataset": Empty()}, DataError, ["train_dataset is empty", "no samples"]),
+        ({"train_dataset": []}, DataError, ["train_dataset is empty"]),
+        ({"train_dataset": data(0)}, DataError, ["train_dataset is empty"]),
+        ({"train_dataset": DataLoader(data(3), batch_size=4, drop_last=True)}, DataError, ["without a batch"]),
+        ({"eval_dataset": []}, DataError, ["eval_dataset is empty"]),
+        (
+            {"train_dataset": data(7), "per_device_batch_size": 8, "train_dataloader_kwargs": {"drop_last": True}},
+            DataError,
+            ["7 samples", "one batch of 8", "drop_last=True", "Lower the batch size or pass drop_last=False"],
+        ),
+        (
+            {"train_dataloader_kwargs": {"drop_last": True, "batch_size": 100}},
+            DataError,
+            ["8 samples", "one batch of 100"],
+        ),
+        (
+            {"eval_dataset": data(3), "eval_dataloader_kwargs": {"drop_last": True}},
+            DataError,
+            ["eval_dataset has 3 samples", "one batch of 4"],
+        ),
+        ({"num_epochs": 0}, ConfigError, ["num_epochs", WHOLE, "got 0"]),
+        ({"num_epochs": -3}, ConfigError, ["num_epochs", WHOLE, "got -3"]),
+        ({"num_epochs": 1.5}, ConfigError, ["num_epochs", WHOLE, "got 1.5"]),
+        ({"num_epochs": "2"}, ConfigError, ["num_epochs", WHOLE, "got '2'"]),
+        ({"num_epochs": True}, ConfigError, ["num_epochs", WHOLE, "got True"]),
+        ({"num_epochs": None}, ConfigError, ["num_epochs", WHOLE, "got None"]),
+        ({"per_device_batch_size": 0}, ConfigError, ["per_device_batch_size", WHOLE, "got 0"]),
+        ({"per_device_batch_size": None}, ConfigError, ["per_device_batch_size", WHOLE, "got None"]),
+        ({"gradient_accumulation_steps": 0}, ConfigError, ["gradient_accumulation_steps", WHOLE, "got 0"]),
+        ({"gradient_accumulation_steps": -1}, ConfigError, ["gradient_accumulation_steps", WHOLE, "got -1"]),
+        ({"gradient_accumulation_steps": None}, ConfigError, ["gradient_accumulation_steps", WHOLE, "got None"]),
+        ({"max_num_train_steps": 0}, ConfigError, ["max_num_train_steps", WHOLE, "got 0"]),
+        ({"log_every": 0}, ConfigError, ["log_every", WHOLE, "got 0"]),
+        ({"step_mode": "turbo"}, ConfigError, ["step_mode", "auto", "eager", "compile", "got 'turbo'"]),
+        ({"mixed_precision": "fp12"}, ConfigError, ["mixed_precision", '"no", "fp16", "bf16" or "fp8"', "got 'fp12'"]),
+        ({"evaluate_every": 0}, ConfigError, ["evaluate_every", "number of updates", '"N epochs"', "got 0"]),
+        ({"evaluate_every": -5}, ConfigError, ["evaluate_every", "got -5"]),
+        ({"evaluate_every": 2.5}, ConfigError, ["evaluate_every", "got 2.5"]),
+        ({"evaluate_every": "sometimes"}, ConfigError, ["evaluate_every", "got 'sometimes'"]),
+        ({"evaluate_every": "2 hours"}, ConfigError, ["evaluate_every", "got '2 hours'"]),
+        ({"evaluate_every": "epochs"}, ConfigError, ["evaluate_every", "got 'epochs'"]),
+        ({"resume_from": "no/such/folder"}, ConfigError, ["resume_from='no/such/folder'", "not a folder", '"auto"']),
+        ({"resume_from": "auto"}, ConfigError, ['resume_from="auto"', "checkpoints=Checkpointing("]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_an_argument_that_cannot_work_is_refused(kwargs, error, texts):
+    trainer = trainer_of()
+    trainer.train(data(), 2, per_device_batch_size=4, seed=1)
+    arguments = {"train_dataset": data(), "num_epochs": 1, "per_device_batch_size": 4, **kwargs}
+    assert_refused(error, texts, trainer, lambda trainer: trainer.train(**arguments))
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    trainer = trainer_of()
+    trainer.train(data(), 1)
+    assert_refused(
+        ConfigError, [str(tmp_path), "holds no checkpoint"], trainer,
+        lambda trainer: trainer.train(data(), 1, resume_from=tmp_path),
+    )  # fmt: skip
+
+
+def test_auto_starts_anew_where_there_is_nothing_yet(tmp_path):
+    trainer = trainer_of()
+    result = trainer.train(data(), 1, checkpoints=Checkpointing(tmp_path / "none yet"), resume_from="auto")
+    assert result.updates == 1
+
+
+@pytest.mark.parametrize("name", ["every_updates", "every_epochs", "keep_last"])
+def test_checkpoint_intervals_below_one_are_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+        Checkpointing(tmp_path, **{name: 0})
+
+
+def test_errors_about_arguments_are_value_errors_so_that_old_handlers_catch_them():
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(DataError, ValueError)
+    assert issubclass(BatchLossError, ValueError)
+    assert issubclass(ConfigTypeError, ConfigError)
+    assert issubclass(ConfigTypeError, TypeError)
+    assert not issubclass(CheckpointError, ValueError)
+
+
+# Schedulers
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (partial(STEP_LR, step_size=1), "StepLR"),
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau"),
+        (partial(CosineLrScheduler, total_num_epochs=1, num_update_steps_per_epoch=1), "CosineLrScheduler"),
+    ],
+)
+def test_a_scheduler_instead_of_a_factory_is_refused_and_told_how_to_make_one(make, name):
+    trainer = trainer_of()
+    trainer.train(data(), 1)
+    scheduler = make(trainer.optimizer)
+    assert_refused(
+        ConfigTypeError, [f"got a {name}", "already made", f"functools.partial({name}, ...)"], trainer,
+        lambda trainer: trainer.train(data(), 1, create_scheduler_fn=scheduler),
+    )  # fmt: skip
+    with pytest.raises(TypeError):
+        trainer.train(data(), 1, create_scheduler_fn=scheduler)
+
+
+def test_a_factory_that_cannot_be_called_is_refused():
+    trainer = trainer_of()
+    trainer.train(data(), 1)
+    assert_refused(
+        ConfigTypeError, ["create_scheduler_fn", "not callable", "'cosine'"], trainer,
+        lambda trainer: trainer.train(data(), 1, create_scheduler_fn="cosine"),
+    )  # fmt: skip
+
+
+# Models and optimizers
+
+
+def test_a_model_without_parameters_is_refused():
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    assert_refused(
+        ConfigError, ["ReLU has no parameters", "nothing to train"], trainer_of(nn.ReLU(), optimizer=optimizer),
+        lambda trainer: trainer.train(data(), 1),
+    )  # fmt: skip
+
+
+def test_a_model_without_trainable_parameters_is_refused_but_may_be_evaluated():
+    model = nn.Linear(4, 1)
+    trainer = trainer_of(model)
+    model.requires_grad_(False)
+    assert_refused(
+        ConfigError, ["Linear has no trainable parameters", "all 2", "Unfreeze some, or use evaluate()"], trainer,
+        lambda trainer: trainer.train(data(), 1),
+    )  # fmt: skip
+    assert trainer.evaluate(data()).metrics["evaluation_loss"] > 0
+
+
+def test_an_optimizer_that_holds_none_of_the_models_parameters_is_refused():
+    stranger = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
+    assert_refused(
+        ConfigError,
+        ["the optimizer holds none of the parameters of Linear", "another model", "model.parameters()"],
+        trainer_of(optimizer=stranger),
+        lambda trainer: trainer.train(data(), 1),
+    )
+
+
+def test_an_optimizer_that_holds_some_of_them_is_fine():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    trainer = trainer_of(model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1))
+    assert trainer.train(data(), 1).updates == 1
+
+
+# Batches and losses: found with the first batch, before the first update
+
+
+def train_once(trainer, dataset=None):
+    return trainer.train(data() if dataset is None else dataset, 1, train_dataloader_kwargs={"num_workers": 0})
+
+
+def assert_refused_at_the_first_batch(error: type[Exception], texts, trainer, call=train_once) -> None:
+    """The run begins, and ends at its first batch: the weights are as before."""
+    weights = copy.deepcopy(trainer.model.state_dict())
+    with pytest.raises(error) as caught:
+        call(trainer)
+    for text in texts:
+        assert text in str(caught.value), str(caught.value)
+    torch.testing.assert_close(trainer.model.state_dict(), weights, rtol=0, atol=0)
+    assert trainer.progress.update == 0
+    assert trainer.run_history.get_metric_names() == set()
+
+
+def returning(make_output):
+    """A trainer whose batch loss is what the function makes of the right one."""
+
+    class Returning(Trainer):
+        def calculate_train_batch_loss(self, batch):
+            return make_output(super().calculate_train_batch_loss(batch))
+
+        def calculate_eval_batch_loss(self, batch):
+            return make_output(super().calculate_eval_batch_loss(batch))
+
+    return trainer_of(cls=Returning)
+
+
+def without(*names):
+    return lambda output: {name: value for name, value in output.items() if name not in names}
+
+
+def with_loss(change):
+    return lambda output: {**output, "loss": change(output["loss"])}
+
+
+METHOD = "calculate_train_batch_loss returned"
+
+
+@pytest.mark.parametrize(
+    ("make_output", "texts"),
+    [
+        (lambda output: output["loss"], [f"{METHOD} a Tensor", "must return a dict", "loss, model_outputs"]),
+        (lambda output: None, [f"{METHOD} a NoneType", "must return a dict"]),
+        (lambda output: (output["loss"], 4), [f"{METHOD} a tuple", "must return a dict"]),
+        (without("loss"), ["a dict without loss;", "it must have loss", "has model_outputs, batch_size"]),
+        (without("batch_size"), ["a dict without batch_size;", "has loss, model_outputs"]),
+        (without("loss", "batch_size"), ["without loss, batch_size", "has model_outputs"]),
+        (lambda output: {}, ["without loss, batch_size", "no keys"]),
+        (with_loss(lambda loss: loss.repeat(4)), ["a loss of shape (4,)", "must be a scalar", "reduction='mean'"]),
+        (with_loss(lambda loss: loss.item()), ["a loss of type float", "must be a scalar tensor"]),
+        (with_loss(lambda loss: loss.detach()), ["a loss without a gradient", "nothing can be trained", "detach()"]),
+    ],
+)
+def test_a_batch_loss_that_cannot_be_used_is_refused_at_the_first_batch(make_output, texts):
+    assert_refused_at_the_first_batch(BatchLossError, texts, returning(make_output))
+
+
+def test_a_loss_function_without_reduction_is_refused():
+    assert_refused_at_the_first_batch(
+        BatchLossError, ["shape (8, 1)", "reduction='mean'"], trainer_of(loss_func=nn.MSELoss(reduction="none"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_output", "texts"),
+    [
+        (lambda output: None, ["calculate_eval_batch_loss returned a NoneType"]),
+        (without("loss"), ["calculate_eval_batch_loss returned a dict without loss"]),
+        (with_loss(lambda loss: loss.item()), ["calculate_eval_batch_loss returned a loss of type float"]),
+    ],
+)
+def test_an_evaluation_batch_loss_that_cannot_be_used_is_refused(make_output, texts):
+    assert_refused_at_the_first_batch(
+        BatchLossError, texts, returning(make_output), lambda trainer: trainer.evaluate(data())
+    )
+
+
+def test_a_loss_of_one_element_and_a_missing_model_output_are_fine():
+    trainer = returning(lambda output: {"loss": output["loss"].reshape(1), "batch_size": output["batch_size"]})
+    assert train_once(trainer).updates == 1
+
+
+class Rows(Dataset):
+    """Samples that are dicts."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+X, Y = data().tensors
+
+
+class Named(nn.Linear):
+    """A linear model whose input has a name."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_a_mapping_batch_without_labels_is_refused_where_a_loss_function_needs_them():
+    assert_refused_at_the_first_batch(
+        BatchLossError,
+        ["needs labels for the loss_func", "got x, target", "Rename the target to labels", "override"],
+        trainer_of(Named(4, 1)),
+        lambda trainer: train_once(trainer, Rows(x=X, target=Y)),
+    )
+
+
+def test_no_loss_function_is_refused_for_tuple_batches():
+    model = nn.Linear(4, 1)
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    assert_refused_at_the_first_batch(
+        BatchLossError, ["loss_func is None", "mapping batch", "got a batch of type list", "Pass a loss_func"], trainer
+    )
+
+
+@pytest.mark.parametrize("outputs", [lambda y: y, lambda y: {"logits": y}, lambda y: {"loss": None, "logits": y}])
+def test_no_loss_function_is_refused_for_a_model_without_a_loss(outputs):
+    class Model(Named):
+        def forward(self, x):
+            return outputs(super().forward(x))
+
+    model = Model(4, 1)
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    assert_refused_at_the_first_batch(
+        BatchLossError,
+        ["outputs have no loss", "a batch with x", "when the batch has labels", "Pass a loss_func"],
+        trainer,
+        lambda trainer: train_once(trainer, Rows(x=X)),
+    )
+
+
+# Evaluation and prediction
+
+
+def test_an_evaluation_of_nothing_is_refused():
+    trainer = trainer_of()
+    trainer.train(data(), 1)
+    assert_refused(
+        ConfigError, ["nothing to evaluate", "pass a dataset"], trainer, lambda trainer: trainer.evaluate()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "texts"),
+    [
+        ({"dataset": []}, DataError, ["dataset is empty"]),
+        ({"dataset": data(3), "dataloader_kwargs": {"drop_last": True}}, DataError, ["3 samples", "one batch of 8"]),
+        ({"dataset": data(), "per_device_batch_size": 0}, ConfigError, ["per_device_batch_size", WHOLE, "got 0"]),
+    ],
+)
+def test_an_evaluation_that_cannot_work_is_refused(kwargs, error, texts):
+    trainer = trainer_of()
+    trainer.train(data(), 1)
+    assert_refused(error, texts, trainer, lambda trainer: trainer.evaluate(**kwargs))
+
+
+def test_states_cannot_be_saved_or_loaded_before_a_run(tmp_path):
+    trainer = trainer_of()
+    for call in (trainer.save_training_state, trainer.load_training_state):
+        with pytest.raises(ConfigError, match=r"needs a trainer that has been prepared by train\(\)"):
+            call(tmp_path)
+
+
+# What is tolerated
+
+
+def test_an_empty_loader_of_the_users_own_is_tolerated():
+    class Own(Trainer):
+        def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+            return []
+
+        def create_eval_dataloader(self, batch_size, eval_dl_kwargs=None):
+            return []
+
+    result = trainer_of(cls=Own).train([], 2, [])
+    assert result.updates == 0
+    assert result.epochs == 2
+    assert {name: str(value) for name, value in result.metrics.items()} == {
+        "train_loss_epoch": "nan",
+        "eval_loss_epoch": "nan",
+    }
+
+
+def test_an_empty_stream_is_only_known_to_be_empty_when_it_is_read():
+    class Nothing(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    assert trainer_of().train(Nothing(), 1).updates == 0
+
+
+def test_a_run_after_a_refused_call_goes_as_if_it_had_not_been_made():
+    def weights(refused_calls: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        trainer = trainer_of()
+        for _ in range(refused_calls):
+            with pytest.raises(ConfigError):
+                trainer.train(data(), 0)
+        trainer.train(data(), 2, per_device_batch_size=2)
+        return trainer.model.weight.detach().clone()
+
+    assert torch.equal(weights(0), weights(3))

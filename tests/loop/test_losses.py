@@ -1,0 +1,424 @@
+"""A loss is a sum and a count: batch size, accumulation and short tails never change a mean or its gradient.
+
+Models and data are in double precision here, so that "the same" can mean twelve digits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset, TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import DEFAULT_CALLBACKS, TrainerCallback
+from loopwright.schedulers import CosineLrScheduler
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-14}
+SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)]  # batch size x accumulation: 8 samples per update each time
+IGNORED = -100
+
+
+# Mean losses over samples
+
+
+def data(num_samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, torch.randn(num_samples, 1, generator=generator, dtype=torch.float64))
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+class Watching(Trainer):
+    """Keeps each update's gradient, and every log."""
+
+    def __init__(self, *args, **kwargs):
+        self.gradients, self.logs = [], []
+        super().__init__(*args, **kwargs)
+        self.callback_handler.add_callback(_Watch())
+
+    def optimizer_step(self):
+        self.gradients.append(torch.cat([parameter.grad.flatten() for parameter in self.model.parameters()]))
+        super().optimizer_step()
+
+
+class _Watch(TrainerCallback):
+    def on_log(self, trainer, logs=None, **kwargs):
+        trainer.logs.append(logs)
+
+
+def watched(cls=Watching, model=None, loss_func=None, lr: float = 0.0, callbacks=()):
+    model = network() if model is None else model
+    return cls(model, loss_func, torch.optim.SGD(model.parameters(), lr=lr), callbacks=callbacks)
+
+
+def gradient_of(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+UNSHUFFLED = {"shuffle": False}
+
+
+def test_a_mean_loss_has_the_same_gradients_however_its_update_is_cut():
+    x, y = data(16).tensors
+    model = network()
+    expected = [
+        gradient_of(model, nn.functional.mse_loss(model(x[part]), y[part])) for part in (slice(0, 8), slice(8, 16))
+    ]
+    for batch_size, accumulation in SHAPES:
+        trainer = watched(loss_func=nn.MSELoss())
+        trainer.train(
+            data(16), 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs=UNSHUFFLED,
+        )  # fmt: skip
+        assert len(trainer.gradients) == 2
+        for got, wanted in zip(trainer.gradients, expected, strict=True):
+            torch.testing.assert_close(got, wanted, **TIGHT)
+
+
+@pytest.mark.parametrize(("num_samples", "accumulation"), [(9, 2), (9, 4), (10, 4), (13, 2), (15, 3), (3, 8)])
+def test_a_short_tail_is_divided_by_what_it_holds(num_samples, accumulation):
+    x, y = data(num_samples).tensors
+    model = network()
+    per_update = 2 * accumulation
+    expected = [
+        gradient_of(model, nn.functional.mse_loss(model(x[start : start + per_update]), y[start : start + per_update]))
+        for start in range(0, num_samples, per_update)
+    ]
+    trainer = watched(loss_func=nn.MSELoss())
+    trainer.train(
+        data(num_samples), 1, per_device_batch_size=2, gradient_accumulation_steps=accumulation,
+        train_dataloader_kwargs=UNSHUFFLED,
+    )  # fmt: skip
+    assert len(trainer.gradients) == len(expected) == math.ceil(num_samples / per_update)
+    for got, wanted in zip(trainer.gradients, expected, strict=True):
+        torch.testing.assert_close(got, wanted, **TIGHT)
+
+
+# Losses per token: samples of different lengths, padded with labels that do not count
+
+
+class Tokens(Dataset):
+    """Sequences of 12 tokens, of which a different number has a label in each."""
+
+    def __init__(self, num_samples: int):
+        generator = torch.Generator().manual_seed(2)
+        self.inputs = torch.randint(7, (num_samples, 12), generator=generator)
+        self.labels = torch.randint(7, (num_samples, 12), generator=generator)
+        lengths = torch.randint(1, 13, (num_samples,), generator=generator)
+        self.labels[torch.arange(12)[None] >= lengths[:, None]] = IGNORED
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return {"tokens": self.inputs[index], "labels": self.labels[index]}
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5)
+        self.head = nn.Linear(5, 7)
+        self.double()
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+class KeywordTagger(Tagger):
+    """Takes anything by keyword, as wrapped and configurable models do."""
+
+    def forward(self, **kwargs):
+        return super().forward(kwargs["tokens"])
+
+
+def tagger(cls=Tagger) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return cls()
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+class CountingOnTheHost(Watching):
+    """The way to say that a loss is per token: override one method."""
+
+    def count_batch_items(self, batch):
+        return (batch["labels"] != IGNORED).sum().item()
+
+
+class ReturningACount(Watching):
+    """pytorch-accelerated's way: a further key of the batch-loss dict, as a tensor on the device."""
+
+    def _with_count(self, output, batch):
+        return {**output, "num_items_in_batch": (batch["labels"] != IGNORED).sum()}
+
+    def calculate_train_batch_loss(self, batch):
+        return self._with_count(super().calculate_train_batch_loss(batch), batch)
+
+    def calculate_eval_batch_loss(self, batch):
+        return self._with_count(super().calculate_eval_batch_loss(batch), batch)
+
+
+class ReturningANumber(ReturningACount):
+    """The same key as a Python number."""
+
+    def _with_count(self, output, batch):
+        return {**output, "num_items_in_batch": int((batch["labels"] != IGNORED).sum())}
+
+
+COUNTING = [CountingOnTheHost, ReturningACount, ReturningANumber]
+
+
+@pytest.mark.parametrize("model_class", [Tagger, KeywordTagger])
+@pytest.mark.parametrize("cls", COUNTING)
+def test_a_loss_per_token_has_the_same_gradients_however_its_update_is_cut(cls, model_class):
+    tokens = Tokens(20)  # two full updates of 8 and a short one of 4
+    model = tagger(model_class)
+    expected = [
+        gradient_of(model, token_loss(model(tokens=tokens.inputs[part]), tokens.labels[part]))
+        for part in (slice(0, 8), slice(8, 16), slice(16, 20))
+    ]
+    for batch_size, accumulation in SHAPES:
+        trainer = watched(cls, tagger(model_class), token_loss)
+        trainer.train(
+            tokens, 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs={"shuffle": False, "num_workers": 0},
+        )  # fmt: skip
+        assert len(trainer.gradients) == 3
+        for got, wanted in zip(trainer.gradients, expected, strict=True):
+            torch.testing.assert_close(got, wanted, **TIGHT)
+
+
+def test_without_a_count_a_loss_per_token_depends_on_how_its_update_is_cut():
+    """What the counts are for: the mean of means is another number."""
+    gradients = []
+    for batch_size, accumulation in ((8, 1), (1, 8)):
+        trainer = watched(Watching, tagger(), token_loss)
+        trainer.train(
+            Tokens(8), 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs={"num_workers": 0},
+        )  # fmt: skip
+        gradients.extend(trainer.gradients)
+    assert not torch.allclose(*gradients, rtol=1e-3)
+
+
+@pytest.mark.parametrize("cls", COUNTING)
+def test_the_recorded_and_logged_training_loss_is_the_true_mean_per_token(cls):
+    tokens = Tokens(20)
+    with torch.no_grad():
+        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
+    for batch_size, accumulation in ((20, 1), (8, 1), (3, 2), (1, 8)):
+        trainer = watched(cls, tagger(), token_loss)
+        result = trainer.train(
+            tokens, 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs={"num_workers": 0},
+        )  # fmt: skip
+        assert result.metrics["train_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
+        assert [log["loss"] for log in trainer.logs] == [pytest.approx(true_mean, rel=1e-12)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 33])
+@pytest.mark.parametrize("cls", COUNTING)
+def test_an_evaluation_loss_per_token_is_the_same_number_for_every_batch_size(cls, batch_size):
+    tokens = Tokens(33)
+    with torch.no_grad():
+        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
+    trainer = watched(cls, tagger(), token_loss)
+    result = trainer.evaluate(tokens, per_device_batch_size=batch_size, dataloader_kwargs={"num_workers": 0})
+    assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 33])
+def test_an_evaluation_loss_is_the_same_number_for_every_batch_size(batch_size):
+    x, y = data(33).tensors
+    with torch.no_grad():
+        true_mean = nn.functional.mse_loss(network()(x), y).item()
+    trainer = watched(loss_func=nn.MSELoss())
+    result = trainer.evaluate(data(33), per_device_batch_size=batch_size)
+    assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
+    # The same inside a training run (the learning rate is 0).
+    result = trainer.train(data(8), 1, data(33), per_device_batch_size=batch_size)
+    assert result.metrics["eval_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(33, 1), (8, 1), (8, 4), (4, 3), (1, 8)])
+def test_the_recorded_training_loss_is_the_true_mean_and_not_divided_by_the_accumulation(batch_size, accumulation):
+    x, y = data(33).tensors
+    with torch.no_grad():
+        true_mean = nn.functional.mse_loss(network()(x), y).item()
+    trainer = watched(loss_func=nn.MSELoss())
+    result = trainer.train(
+        data(33), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation
+    )  # fmt: skip
+    recorded = trainer.run_history.get_metric_values("train_loss_epoch")
+    assert recorded == [pytest.approx(true_mean, rel=1e-12)] * 2
+    assert result.metrics["train_loss_epoch"] == recorded[-1]
+
+
+def test_a_log_holds_the_mean_since_the_last_one():
+    x, y = data(22).tensors
+    with torch.no_grad():
+        squares = nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
+    trainer = watched(loss_func=nn.MSELoss())
+    trainer.train(
+        data(22), 1, per_device_batch_size=2, gradient_accumulation_steps=2, log_every=2,
+        train_dataloader_kwargs=UNSHUFFLED,
+    )  # fmt: skip
+    # Updates of 4 samples, a log every 8; the last update has 2.
+    assert [log["update"] for log in trainer.logs] == [2, 4, 6]
+    means = [squares[part].mean().item() for part in (slice(0, 8), slice(8, 16), slice(16, 22))]
+    assert [log["loss"] for log in trainer.logs] == [pytest.approx(mean, rel=1e-10) for mean in means]
+
+
+# Counts that are not there, or zero
+
+
+def test_a_count_of_none_means_samples():
+    class Undecided(Watching):
+        def count_batch_items(self, batch):
+            return None
+
+    plain, undecided = watched(loss_func=nn.MSELoss(), lr=0.1), watched(Undecided, loss_func=nn.MSELoss(), lr=0.1)
+    losses = [
+        trainer.train(data(10), 2, data(5), per_device_batch_size=4, gradient_accumulation_steps=2, seed=1).metrics
+        for trainer in (plain, undecided)
+    ]
+    assert losses[0] == losses[1]
+    for one, other in zip(plain.gradients, undecided.gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def safe_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """0 where there is no token to learn from, as losses for masked tokens are written."""
+    total = nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )  # fmt: skip
+    return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("cls", COUNTING)
+def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_not_fail(cls):
+    tokens = Tokens(8)
+    tokens.labels[2:4] = IGNORED  # the second half of the first window
+    tokens.labels[4:8] = IGNORED  # the whole second window
+    model = tagger()
+    expected = gradient_of(model, token_loss(model(tokens.inputs[:2]), tokens.labels[:2]))
+    with torch.no_grad():
+        true_mean = token_loss(model(tokens.inputs[:2]), tokens.labels[:2]).item()
+
+    trainer = watched(cls, tagger(), safe_token_loss)
+    result = trainer.train(
+        tokens, 1, per_device_batch_size=2, gradient_accumulation_steps=2,
+        train_dataloader_kwargs={"shuffle": False, "num_workers": 0},
+    )  # fmt: skip
+    first, second = trainer.gradients
+    torch.testing.assert_close(first, expected, **TIGHT)
+    assert torch.equal(second, torch.zeros_like(second))
+    assert result.metrics["train_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
+
+
+# What a callback sees, and what the host waits for
+
+
+def test_callbacks_see_each_micro_batch_s_own_loss_whatever_the_accumulation():
+    x, y = data(8).tensors
+    with torch.no_grad():
+        squares = nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
+    seen = []
+
+    class Losses(TrainerCallback):
+        def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
+            seen.append(batch_output["loss"].item())
+
+    trainer = watched(loss_func=nn.MSELoss(), callbacks=[Losses()])
+    trainer.train(
+        data(8), 1, per_device_batch_size=2, gradient_accumulation_steps=4, train_dataloader_kwargs=UNSHUFFLED
+    )  # fmt: skip
+    assert seen == [pytest.approx(squares[start : start + 2].mean().item(), rel=1e-12) for start in (0, 2, 4, 6)]
+
+
+def test_backward_gets_a_lone_micro_batch_s_loss_itself_and_a_weighted_one_otherwise():
+    passed = []
+
+    class Backward(Watching):
+        def calculate_train_batch_loss(self, batch):
+            self.output = super().calculate_train_batch_loss(batch)
+            return self.output
+
+        def backward_step(self, loss):
+            passed.append((loss is self.output["loss"], (loss / self.output["loss"]).item()))
+            super().backward_step(loss)
+
+    watched(Backward, loss_func=nn.MSELoss()).train(data(8), 1, per_device_batch_size=4)
+    assert [is_itself for is_itself, _ in passed] == [True, True]
+    passed.clear()
+    watched(Backward, loss_func=nn.MSELoss()).train(
+        data(7), 1, per_device_batch_size=4, gradient_accumulation_steps=2
+    )  # fmt: skip
+    assert [share for _, share in passed] == [pytest.approx(4 / 7), pytest.approx(3 / 7)]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the operations that make the host wait for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs"),
+    [
+        pytest.param(Trainer, {}, id="plain"),
+        pytest.param(Trainer, {"gradient_accumulation_steps": 2}, id="accumulation"),
+        pytest.param(Trainer, {"gradient_clip_norm": 1.0, "gradient_clip_value": 0.5}, id="clipping"),
+        pytest.param(Trainer, {"create_scheduler_fn": CosineLrScheduler.create_scheduler_fn()}, id="scheduler"),
+        pytest.param(ReturningACount, {"gradient_accumulation_steps": 2}, id="items counted on the device"),
+    ],
+)
+def test_the_host_waits_for_nothing_between_two_logs(cls, kwargs):
+    reads = HostReads()
+    after_update = []
+
+    class Reads(TrainerCallback):
+        def on_update_end(self, trainer, **kwargs):
+            after_update.append(reads.count)
+
+    per_update = 2 * kwargs.get("gradient_accumulation_steps", 1)
+    model = tagger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    trainer = cls(model, token_loss, optimizer, callbacks=[*DEFAULT_CALLBACKS, Reads()])
+    with reads:
+        trainer.train(
+            Tokens(52 * per_update), 1, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0},
+            log_every=50, **kwargs,
+        )  # fmt: skip
+    assert len(after_update) == 52
+    assert after_update[49] - after_update[0] == 0, "reads during updates 2 to 50"
+    assert after_update[51] - after_update[50] == 0, "reads during update 52, after the log of update 50"
+    assert after_update[0] == 0, "reads before the first update was over"
+
+
+def test_the_counter_of_host_reads_counts():
+    reads = HostReads()
+    with reads:
+        value = torch.ones(()) * 2
+        assert float(value) == 2.0
+        assert bool(value > 1)
+    assert reads.count == 2

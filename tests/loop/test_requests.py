@@ -1,0 +1,309 @@
+"""Callbacks ask, the loop acts: logs, evaluations, saves and stops are served at update boundaries."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import StopTrainingError, TerminateOnNaNCallback, TrainerCallback
+from loopwright.checkpoint import Checkpointing
+
+BATCH_SIZE = 4
+
+
+def data(num_samples: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_samples, 4, generator=generator)
+    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+class Journal(TrainerCallback):
+    """Notes (event, updates done) of what is served."""
+
+    def __init__(self):
+        self.entries = []
+        self.logs = []
+
+    def on_log(self, trainer, logs=None, **kwargs):
+        self.entries.append(("log", trainer.progress.update))
+        self.logs.append(logs)
+
+    def on_eval_epoch_start(self, trainer, is_intermediate=False, **kwargs):
+        self.entries.append(("look" if is_intermediate else "evaluate", trainer.progress.update))
+
+    def on_checkpoint_saved(self, trainer, path=None, **kwargs):
+        self.entries.append(("save", trainer.progress.update))
+
+    def on_stop_training_error(self, trainer, **kwargs):
+        self.entries.append(("stop", trainer.progress.update))
+
+    def of(self, kind: str) -> list[int]:
+        return [update for entry, update in self.entries if entry == kind]
+
+
+class Asking(TrainerCallback):
+    """Calls a function at the n-th call of an event (counted from 1)."""
+
+    def __init__(self, event: str, call: int, ask):
+        self.calls = 0
+
+        def method(trainer, **kwargs):
+            self.calls += 1
+            if self.calls == call:
+                ask(trainer)
+
+        setattr(self, event, method)
+
+
+def run(*callbacks, num_epochs: int = 1, loss_func=None, num_samples: int = 24, **kwargs):
+    """Train on batches of 4; return trainer, result and journal."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    journal = Journal()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = Trainer(model, loss_func or nn.MSELoss(), optimizer, callbacks=[*callbacks, journal])
+    result = trainer.train(data(num_samples), num_epochs, per_device_batch_size=BATCH_SIZE, seed=0, **kwargs)
+    return trainer, result, journal
+
+
+def ask_for_everything(folder):
+    def ask(trainer):
+        trainer.request_stop("asked to")
+        trainer.request_save(folder / "state", {"why": "asked to"})
+        trainer.request_evaluation()
+        trainer.request_log()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "event", ["on_train_step_start", "on_train_step_end", "on_before_optimizer_step", "on_update_end"]
+)
+def test_requests_are_served_at_the_next_boundary_in_the_order_log_evaluate_save_stop(event, tmp_path):
+    _, result, journal = run(Asking(event, 2, ask_for_everything(tmp_path)), eval_dataset=data(4))
+    assert journal.entries == [("log", 2), ("look", 2), ("save", 2), ("stop", 2)]
+    assert result.stop_reason == "asked to"
+    assert (result.epochs, result.updates) == (0, 2)
+
+
+def test_requests_made_inside_a_window_wait_for_its_update(tmp_path):
+    # The third micro-batch is the first of the second window.
+    asking = Asking("on_train_step_start", 3, ask_for_everything(tmp_path))
+    trainer, _, journal = run(asking, eval_dataset=data(4), gradient_accumulation_steps=2)
+    assert journal.entries == [("log", 2), ("look", 2), ("save", 2), ("stop", 2)]
+    assert trainer.progress.batch == 4
+
+
+def test_a_saved_request_keeps_its_metadata_and_can_be_resumed(tmp_path):
+    def save(trainer):
+        trainer.request_save(tmp_path / "state", {"why": "asked to"})
+
+    trainer, _, _ = run(Asking("on_train_step_end", 2, save))
+    metadata = trainer.load_training_state(tmp_path / "state")
+    assert metadata["why"] == "asked to"
+    assert metadata["current_epoch"] == 1
+    _, result, journal = run(resume_from=tmp_path / "state", log_every=1)
+    assert result.updates == 6
+    assert journal.of("log") == [3, 4, 5, 6]
+
+
+def test_several_saves_are_all_served_and_one_request_is_served_once(tmp_path):
+    def save(trainer):
+        trainer.request_save(tmp_path / "one")
+        trainer.request_save(str(tmp_path / "two"))
+        trainer.request_log()
+        trainer.request_log()
+
+    _, _, journal = run(Asking("on_update_end", 3, save))
+    assert journal.entries == [("log", 3), ("save", 3), ("save", 3), ("log", 6)]
+
+
+@pytest.mark.parametrize("event", ["on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"])
+def test_a_stop_asked_for_at_the_end_of_an_epoch_ends_the_run_there(event):
+    trainer, result, journal = run(
+        Asking(event, 1, lambda trainer: trainer.request_stop("one is enough")), num_epochs=3, eval_dataset=data(4)
+    )
+    assert result.stop_reason == "one is enough"
+    assert (result.epochs, result.updates) == (1, 6)
+    assert journal.of("stop") == [6]
+    assert "train_loss_epoch" in result.metrics
+    assert ("eval_loss_epoch" in result.metrics) == (event != "on_train_epoch_end")
+
+
+def test_a_save_asked_for_at_the_end_of_the_run_is_of_its_end(tmp_path):
+    def save(trainer):
+        trainer.request_save(tmp_path / "final")
+
+    trainer, _, journal = run(Asking("on_training_run_end", 1, save), num_epochs=2)
+    assert journal.entries[-1] == ("save", 12)
+    trainer.load_training_state(tmp_path / "final")
+    _, result, again = run(resume_from=tmp_path / "final", num_epochs=2)
+    assert (result.epochs, result.updates, again.entries) == (2, 12, [])
+
+
+def test_the_first_reason_to_stop_is_the_one_that_is_told():
+    def ask(trainer):
+        trainer.request_stop("first")
+        trainer.request_stop("second")
+
+    assert run(Asking("on_train_step_end", 1, ask))[1].stop_reason == "first"
+
+
+def test_a_run_that_was_not_stopped_has_no_reason_and_the_next_run_forgets_an_old_one():
+    trainer, result, _ = run(Asking("on_train_step_end", 1, lambda trainer: trainer.request_stop("once")))
+    assert result.stop_reason == "once"
+    assert trainer.train(data(), 1, per_device_batch_size=BATCH_SIZE).stop_reason is None
+
+
+def test_an_evaluation_that_cannot_be_had_is_not_waited_for():
+    _, result, journal = run(Asking("on_train_step_end", 1, lambda trainer: trainer.request_evaluation()))
+    assert journal.entries == [("log", 6)]
+    assert result.updates == 6
+
+
+# What the loop asks of itself
+
+
+@pytest.mark.parametrize(
+    ("log_every", "logged_at"), [(1, list(range(1, 13))), (4, [4, 6, 8, 12]), (5, [5, 6, 10, 12]), (50, [6, 12])]
+)
+def test_logs_come_every_so_many_updates_of_the_run_and_at_the_end_of_each_epoch(log_every, logged_at):
+    _, _, journal = run(num_epochs=2, log_every=log_every)
+    assert journal.of("log") == logged_at
+
+
+def test_a_log_says_update_epoch_loss_and_learning_rate_and_the_gradient_norm_where_it_is_known():
+    norms = []
+
+    class Norms(TrainerCallback):
+        def on_before_optimizer_step(self, trainer, **kwargs):
+            norms.append(trainer.gradient_norm)
+
+    _, result, journal = run(num_epochs=2, log_every=3, create_scheduler_fn=_halving)
+    assert [list(log) for log in journal.logs] == [["update", "epoch", "loss", "lr"]] * 4
+    assert [log["update"] for log in journal.logs] == [3, 6, 9, 12]
+    assert [log["epoch"] for log in journal.logs] == [1, 1, 2, 2]
+    assert [log["lr"] for log in journal.logs] == [0.01 * 0.5**update for update in (3, 6, 9, 12)]
+    assert all(type(log["loss"]) is float for log in journal.logs)
+    mean = (journal.logs[2]["loss"] + journal.logs[3]["loss"]) / 2
+    assert mean == pytest.approx(result.metrics["train_loss_epoch"])
+
+    trainer, _, journal = run(Norms(), log_every=3, gradient_clip_norm=0.5)
+    assert [log["gradient_norm"] for log in journal.logs] == [float(norms[2]), float(norms[5])]
+    assert max(log["gradient_norm"] for log in journal.logs) > 0.5, "the norm before clipping"
+    assert "gradient_norm" not in run(gradient_clip_value=0.5)[2].logs[0]
+
+
+def _halving(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "looks", "evaluations"),
+    [
+        (None, [], [6, 12, 18]),
+        (4, [4, 8, 12, 16], [6, 12, 18]),
+        ("4", [4, 8, 12, 16], [6, 12, 18]),
+        ("4 updates", [4, 8, 12, 16], [6, 12, 18]),
+        ("1 update", list(range(1, 19)), [6, 12, 18]),
+        ("1 epoch", [], [6, 12, 18]),
+        ("2 epochs", [], [12, 18]),
+        ("9 epochs", [], [18]),
+    ],
+)
+def test_evaluations_come_as_often_as_asked_for_and_always_after_the_last_epoch(evaluate_every, looks, evaluations):
+    trainer, _, journal = run(num_epochs=3, eval_dataset=data(4), evaluate_every=evaluate_every)
+    assert journal.of("look") == looks
+    assert journal.of("evaluate") == evaluations
+    assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == len(looks)
+    assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == len(evaluations)
+
+
+def test_a_run_cut_short_by_its_limit_is_evaluated_at_its_end_too():
+    _, _, journal = run(num_epochs=9, eval_dataset=data(4), evaluate_every="4 epochs", max_num_train_steps=8)
+    assert journal.of("evaluate") == [8]
+
+
+def test_checkpoints_are_written_as_often_as_asked_for_and_at_the_end(tmp_path):
+    _, _, journal = run(
+        num_epochs=2, checkpoints=Checkpointing(tmp_path / "updates", every_updates=4, keep_last=2)
+    )  # fmt: skip
+    assert journal.of("save") == [4, 8, 12, 12]
+    assert sorted(path.name for path in (tmp_path / "updates").glob("step-*")) == ["step-0000000008", "step-0000000012"]
+    _, _, journal = run(num_epochs=5, checkpoints=Checkpointing(tmp_path / "epochs", every_epochs=2))
+    assert journal.of("save") == [12, 24, 30]
+
+
+# No checkpoint of a broken run
+
+
+class NanFrom(nn.Module):
+    """A mean squared error that is nan from its n-th call on (counted from 1)."""
+
+    def __init__(self, call: int):
+        super().__init__()
+        self.calls_left = call
+
+    def forward(self, outputs, targets):
+        self.calls_left -= 1
+        loss = nn.functional.mse_loss(outputs, targets)
+        return loss * torch.nan if self.calls_left <= 0 else loss
+
+
+@pytest.mark.parametrize("callbacks", [(), (TerminateOnNaNCallback(),)], ids=["going on", "terminating"])
+def test_nothing_is_saved_once_a_loss_was_not_finite(tmp_path, callbacks, capsys):
+    run(
+        *callbacks, num_epochs=2, loss_func=NanFrom(4), log_every=50,
+        checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99),
+    )  # fmt: skip
+    saved = sorted(tmp_path.glob("step-*"))
+    assert [path.name for path in saved] == ["step-0000000001", "step-0000000002", "step-0000000003"]
+    assert "Not saving" in capsys.readouterr().out
+    for path in saved:
+        numbers = [number for file in path.rglob("*.json") for number in _numbers(json.loads(file.read_text()))]
+        assert len(numbers) > 10
+        assert all(math.isfinite(number) for number in numbers)
+
+
+def _numbers(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def test_a_save_and_a_nan_in_the_same_update_do_not_meet(tmp_path):
+    def save(trainer):
+        trainer.request_save(tmp_path / "bad")
+
+    _, _, journal = run(Asking("on_train_step_end", 4, save), loss_func=NanFrom(4))
+    assert journal.of("save") == []
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_stop_between_the_weights_and_the_count_saves_nothing_that_disagrees(tmp_path):
+    class Stopping(TrainerCallback):
+        def on_optimizer_step_end(self, trainer, **kwargs):
+            if trainer.progress.update == 2:
+                raise StopTrainingError("in the middle of an update")
+
+    _, result, journal = run(Stopping(), checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99))
+    assert result.stop_reason == "in the middle of an update"
+    assert journal.of("save") == [1, 2]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000001", "step-0000000002"]
+
+
+def test_a_nan_is_told_by_the_log_and_does_not_hide_in_the_mean():
+    _, result, journal = run(loss_func=NanFrom(4), log_every=2)
+    assert [math.isnan(log["loss"]) for log in journal.logs] == [False, True, True]
+    assert math.isnan(result.metrics["train_loss_epoch"])
+    assert result.stop_reason is None, "nobody asked for a stop"

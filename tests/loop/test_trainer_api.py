@@ -1,0 +1,968 @@
+"""The trainer's surface: what it accepts, what it holds, what it returns, what it leaves behind."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import shutil
+from collections import namedtuple
+from functools import partial
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import (
+    DEFAULT_CALLBACKS,
+    LimitBatchesCallback,
+    LogMetricsCallback,
+    ModelEmaCallback,
+    MoveModulesToDeviceCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+)
+from loopwright.errors import CheckpointError, ConfigError
+from loopwright.results import EvaluationResult, PredictionResult, TrainResult
+from loopwright.run_config import TrainerRunConfig
+from loopwright.tracking import InMemoryRunHistory
+from loopwright.trainer import TrainerWithTimmScheduler
+
+NO_WORKERS = {"num_workers": 0}
+
+
+def data(num_samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_samples, 4, generator=generator)
+    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+def trainer_of(model=None, callbacks=(), lr: float = 0.01, cls=Trainer, **kwargs):
+    model = nn.Linear(4, 1) if model is None else model
+    return cls(
+        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks, **kwargs
+    )  # fmt: skip
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+
+
+# Signatures
+
+
+def signature(function) -> list[tuple]:
+    return [
+        (name, parameter.default if parameter.default is not parameter.empty else "required")
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind is not parameter.KEYWORD_ONLY
+    ]
+
+
+def keyword_only(function) -> dict:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def test_the_constructor_is_the_contracts():
+    assert signature(Trainer.__init__) == [
+        ("model", "required"),
+        ("loss_func", "required"),
+        ("optimizer", "required"),
+        ("callbacks", DEFAULT_CALLBACKS),
+        ("run_history", None),
+    ]
+    assert keyword_only(Trainer.__init__) == {}
+    assert list(DEFAULT_CALLBACKS) == [
+        MoveModulesToDeviceCallback,
+        TerminateOnNaNCallback,
+        PrintProgressCallback,
+        ProgressBarCallback,
+        LogMetricsCallback,
+    ]
+
+
+def test_train_takes_the_contracts_arguments_in_order_and_ours_by_keyword():
+    assert signature(Trainer.train) == [
+        ("train_dataset", "required"),
+        ("num_epochs", "required"),
+        ("eval_dataset", None),
+        ("per_device_batch_size", 8),
+        ("max_num_train_steps", None),
+        ("gradient_accumulation_steps", 1),
+        ("gradient_clip_value", None),
+        ("create_scheduler_fn", None),
+        ("train_dataloader_kwargs", None),
+        ("eval_dataloader_kwargs", None),
+        ("reset_run_history", True),
+        ("collate_fn", None),
+        ("resume_from", None),
+    ]
+    ours = keyword_only(Trainer.train)
+    expected = {
+        "seed": None,
+        "mixed_precision": None,
+        "gradient_clip_norm": None,
+        "step_mode": "auto",
+        "checkpoints": None,
+        "log_every": 50,
+        "evaluate_every": None,
+    }
+    assert {name: ours[name] for name in expected} == expected
+    assert inspect.Parameter.empty not in ours.values(), "every argument of ours has a default"
+
+
+def test_the_other_methods_take_the_contracts_arguments():
+    assert signature(Trainer.evaluate) == [
+        ("dataset", None),
+        ("per_device_batch_size", 8),
+        ("dataloader_kwargs", None),
+        ("collate_fn", None),
+    ]
+    assert signature(Trainer.predict)[0] == ("dataset", "required")
+    assert signature(Trainer.predict)[1:] == signature(Trainer.evaluate)[1:]
+    assert signature(Trainer.gather) == [("tensor", "required"), ("padding_value", None)]
+    assert signature(Trainer.get_model) == [("keep_torch_compile", True)]
+    assert signature(Trainer.save_checkpoint) == [
+        ("save_path", "required"),
+        ("checkpoint_kwargs", None),
+        ("save_optimizer", True),
+        ("save_scheduler", True),
+        ("save_per_node", True),
+    ]
+    assert signature(Trainer.load_checkpoint) == [
+        ("checkpoint_path", "required"),
+        ("load_optimizer", True),
+        ("load_scheduler", True),
+    ]
+    assert signature(Trainer.save_training_state) == [("output_dir", "required"), ("checkpoint_kwargs", None)]
+    assert signature(Trainer.load_training_state) == [("input_dir", "required")]
+    for name, arguments in {
+        "create_train_dataloader": ["batch_size", "train_dl_kwargs"],
+        "create_eval_dataloader": ["batch_size", "eval_dl_kwargs"],
+        "get_default_train_dl_kwargs": ["batch_size"],
+        "get_default_eval_dl_kwargs": ["batch_size"],
+        "calculate_train_batch_loss": ["batch"],
+        "calculate_eval_batch_loss": ["batch"],
+        "backward_step": ["loss"],
+        "_run_train_epoch": ["train_dl"],
+        "_run_eval_epoch": ["valid_dl", "is_training", "is_intermediate"],
+        "_perform_forward_and_backward_passes": ["batch", "step"],
+        "_create_run_config": [
+            "per_device_batch_size",
+            "num_epochs",
+            "gradient_accumulation_steps",
+            "max_num_train_steps",
+            "gradient_clip_value",
+        ],
+        "_clip_gradients": [],
+        "_create_accelerator": [],
+        "_prepare_model_optimizer_and_dataloaders": [],
+        "_run_training": [],
+    }.items():
+        assert [argument for argument, _ in signature(getattr(Trainer, name))] == arguments, name
+
+
+# The constructor
+
+
+@pytest.mark.parametrize("arguments", [(Mock(), Mock(), Mock()), ("model", "loss", "optimizer"), (None, None, None)])
+def test_the_constructor_stores_and_checks_nothing(arguments):
+    trainer = Trainer(*arguments, callbacks=())
+    assert (trainer.model, trainer.loss_func, trainer.optimizer) == arguments
+
+
+def test_the_public_attributes_are_there_from_the_start_and_may_be_assigned():
+    trainer = trainer_of()
+    for name in (
+        "create_scheduler_fn", "scheduler", "collate_fn", "train_dataset", "eval_dataset", "run_config",
+        "_train_dataloader", "_eval_dataloader",
+    ):  # fmt: skip
+        assert getattr(trainer, name) is None, name
+        marker = object()
+        setattr(trainer, name, marker)
+        assert getattr(trainer, name) is marker
+    assert isinstance(trainer.run_history, InMemoryRunHistory)
+    assert trainer.callback_handler.callbacks == []
+    assert isinstance(trainer.device, torch.device)
+    assert trainer._accelerator.device == trainer.device
+
+
+def test_callbacks_may_be_instances_or_classes_and_none_is_a_type_error():
+    instance = LimitBatchesCallback(3)
+    trainer = trainer_of(callbacks=(PrintProgressCallback, instance, PrintProgressCallback))
+    assert trainer.callback_handler.callback_list == [
+        "PrintProgressCallback",
+        "LimitBatchesCallback",
+        "PrintProgressCallback",
+    ]
+    assert trainer.callback_handler.callbacks[1] is instance
+    with pytest.raises(TypeError):
+        Trainer(Mock(), Mock(), Mock(), callbacks=None)
+
+
+def test_the_default_callbacks_are_used_when_none_are_given():
+    trainer = Trainer(Mock(), Mock(), Mock())
+    assert [type(callback) for callback in trainer.callback_handler] == list(DEFAULT_CALLBACKS)
+
+
+@pytest.mark.parametrize("value", ["none", "None", "NONE"])
+def test_the_environment_limits_the_batches_of_trainers_made_under_it(monkeypatch, value):
+    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "2")
+    limited = trainer_of(callbacks=[PrintProgressCallback])
+    assert limited.callback_handler.callback_list == ["LimitBatchesCallback", "PrintProgressCallback"]
+    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", value)
+    assert trainer_of().callback_handler.callbacks == []
+    monkeypatch.delenv("PT_ACC_LIMIT_BATCHES")
+    assert trainer_of().callback_handler.callbacks == []
+    assert limited.train(data(40), 2, data(40), per_device_batch_size=4).updates == 4
+    assert limited.run_config.num_update_steps_per_epoch == 2
+
+
+def test_a_given_history_is_used_as_it_is():
+    class Counted(InMemoryRunHistory):
+        updates = 0
+
+        def update_metric(self, metric_name, metric_value):
+            self.updates += 1
+            super().update_metric(metric_name, metric_value)
+
+    history = Counted()
+    trainer = trainer_of(run_history=history)
+    trainer.train(data(8), 2, data(4))
+    assert trainer.run_history is history
+    assert history.updates == 4
+
+
+def test_a_history_may_be_kept_over_several_runs():
+    trainer = trainer_of()
+    trainer.train(data(8), 2)
+    trainer.train(data(8), 3, reset_run_history=False)
+    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 5
+    assert trainer.run_history.current_epoch == 6
+    trainer.train(data(8), 1)
+    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 1
+
+
+def test_the_init_event_is_the_constructors_last_act():
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_init_end(self, trainer, **kwargs):
+            seen.append((trainer.model, trainer.run_config, trainer.device))
+
+    trainer = trainer_of(callbacks=[Watch])
+    assert seen == [(trainer.model, None, trainer.device)]
+
+
+# Numbers of a run
+
+
+def test_the_run_config_holds_the_contracts_arithmetic():
+    trainer = trainer_of()
+    trainer.train(data(20), 3, data(10), per_device_batch_size=4, gradient_accumulation_steps=2)
+    config = trainer.run_config
+    assert isinstance(config, TrainerRunConfig)
+    numbers = {name: config[name] for name in config if not name.endswith("dl_kwargs")}
+    assert numbers == {
+        "num_epochs": 3,
+        "train_per_device_batch_size": 4,
+        "eval_per_device_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_clip_value": None,
+        "train_total_batch_size": 8,
+        "eval_total_batch_size": 4,
+        "num_update_steps_per_epoch": 3,
+        "num_local_update_steps_per_epoch": 3,
+        "max_num_train_steps": 3 * 3 + 1,
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "is_distributed": False,
+        "mixed_precision": "no",
+        "num_processes": 1,
+    }
+    assert config["num_epochs"] == config.num_epochs == 3
+    assert config.train_dl_kwargs["batch_size"] == config.eval_dl_kwargs["batch_size"] == 4
+    assert (config.train_dl_kwargs["shuffle"], config.eval_dl_kwargs["shuffle"]) == (True, False)
+    assert config.to_dict()["num_epochs"] == 3
+    with pytest.raises(KeyError, match="num_epochs"):
+        config["num_epoch"]
+
+
+def test_batch_sizes_in_the_loader_arguments_win_and_a_given_limit_is_reported_as_it_is():
+    trainer = trainer_of()
+    trainer.train(
+        data(20), 9, data(10), per_device_batch_size=4, max_num_train_steps=5, gradient_clip_value=0.5,
+        train_dataloader_kwargs={"batch_size": 10}, eval_dataloader_kwargs={"batch_size": 5},
+    )  # fmt: skip
+    config = trainer.run_config
+    assert (config.train_per_device_batch_size, config.eval_per_device_batch_size) == (10, 5)
+    assert config.max_num_train_steps == 5
+    assert config.num_epochs == 3, "2 updates per epoch: 5 updates take 3 epochs"
+    assert config.gradient_clip_value == 0.5
+
+
+def test_the_run_config_of_an_evaluation():
+    trainer = trainer_of()
+    trainer.evaluate(data(10), per_device_batch_size=4)
+    config = trainer.run_config
+    assert (config.num_epochs, config.max_num_train_steps, config.gradient_accumulation_steps) == (1, 1, 1)
+    assert (config.num_update_steps_per_epoch, config.num_local_update_steps_per_epoch) == (0, 0)
+    assert config.train_dl_kwargs is None
+    assert config.gradient_clip_value is None
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_epochs", "accumulation", "limit", "updates", "epochs_begun"),
+    [
+        (40, 2, 1, None, 20, 2),
+        (80, 2, 2, 15, 15, 2),  # 15 of 20 updates, accumulation 2
+        (40, 2, 1, 7, 7, 1),  # 7 of 2 x 10
+        (40, 2, 1, 20, 20, 2),  # both limits meet
+        (40, 2, 1, 99, 20, 2),  # the smaller one counts
+        (40, 1, 1, 99, 10, 1),
+        (40, 9, 1, 10, 10, 1),  # the limit is an epoch's end
+        (38, 2, 4, 4, 4, 2),  # windows of 4, 4, 2 micro-batches
+    ],
+)
+def test_a_run_ends_at_the_smaller_of_its_two_limits(
+    num_samples, num_epochs, accumulation, limit, updates, epochs_begun, capsys
+):
+    trainer = trainer_of()
+    result = trainer.train(
+        data(num_samples), num_epochs, data(4), per_device_batch_size=4, gradient_accumulation_steps=accumulation,
+        max_num_train_steps=limit,
+    )  # fmt: skip
+    assert result.updates == trainer.progress.update == updates
+    # The epoch in which the limit is reached is closed as any other: loss, evaluation, epoch count.
+    assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == epochs_begun
+    assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == epochs_begun
+    assert trainer.run_history.current_epoch == epochs_begun + 1
+    assert result.stop_reason is None
+    line = f"Reached max number of training steps {limit} in epoch {epochs_begun}"
+    assert (line in capsys.readouterr().out) == (limit == updates)
+
+
+# Results
+
+
+def test_training_returns_its_metrics_counts_and_seed():
+    trainer = trainer_of()
+    result = trainer.train(data(20), 3, data(8), per_device_batch_size=4, seed=5)
+    assert isinstance(result, TrainResult)
+    assert result == TrainResult(
+        metrics={
+            "eval_loss_epoch": trainer.run_history.get_latest_metric("eval_loss_epoch"),
+            "train_loss_epoch": trainer.run_history.get_latest_metric("train_loss_epoch"),
+        },
+        epochs=3,
+        updates=15,
+        stop_reason=None,
+        seed=5,
+    )
+    assert all(type(value) is float for value in result.metrics.values())
+
+
+def test_evaluating_returns_its_metrics_and_those_of_the_hooks():
+    class WithMetric(Trainer):
+        def eval_epoch_end(self):
+            self.run_history.update_metric("accuracy", 0.5)
+
+    trainer = trainer_of(cls=WithMetric)
+    result = trainer.evaluate(data(8))
+    assert isinstance(result, EvaluationResult)
+    assert result.stop_reason is None
+    assert result.metrics.keys() == {"accuracy", "evaluation_loss"}
+    expected = nn.functional.mse_loss(trainer.model(data(8).tensors[0]), data(8).tensors[1]).item()
+    assert result.metrics["evaluation_loss"] == pytest.approx(expected)
+
+
+def test_evaluating_without_a_dataset_takes_that_of_the_last_call():
+    trainer = trainer_of()
+    first = trainer.train(data(8), 1, data(6)).metrics["eval_loss_epoch"]
+    assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
+    assert trainer.eval_dataset is not None
+
+
+# Prediction
+
+
+def test_predictions_come_in_the_order_of_the_dataset():
+    trainer = trainer_of()
+    x = data(11).tensors[0]
+    with torch.no_grad():
+        expected = trainer.model(x)
+    for batch_size in (1, 4, 11, 100):
+        result = trainer.predict(data(11), per_device_batch_size=batch_size)
+        assert isinstance(result, PredictionResult)
+        assert torch.allclose(result.outputs, expected)
+        assert result.outputs.shape == (11, 1)
+        assert result.outputs.device.type == "cpu"
+        assert not result.outputs.requires_grad
+        assert result.metrics == {"num_samples": 11}
+
+
+Pair = namedtuple("Pair", ["double", "rows"])
+
+
+class Outputs(nn.Module):
+    """Returns what a function makes of its input."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+def predicted(make, **kwargs):
+    model = Outputs(make)
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    return trainer.predict(data(11), per_device_batch_size=4, **kwargs).outputs
+
+
+def test_predictions_keep_the_structure_of_the_models_outputs():
+    x = data(11).tensors[0]
+    pair = predicted(lambda x: (x * 2, x.sum(dim=1)))
+    assert type(pair) is tuple
+    assert torch.equal(pair[0], x * 2)
+    assert torch.equal(pair[1], x.sum(dim=1))
+    both = predicted(lambda x: {"double": x * 2, "parts": [x, x + 1]})
+    assert torch.equal(both["double"], x * 2)
+    assert torch.equal(both["parts"][1], x + 1)
+
+
+def test_predictions_in_a_named_tuple_stay_one():
+    x = data(11).tensors[0]
+    pair = predicted(lambda x: Pair(x * 2, x))
+    assert torch.equal(pair.double, x * 2)
+    assert torch.equal(pair.rows, x)
+
+
+def test_outputs_with_logits_give_the_logits():
+    class WithLogits:
+        def __init__(self, logits):
+            self.logits = logits
+
+    assert torch.equal(predicted(WithLogits), data(11).tensors[0])
+
+
+def test_predictions_of_different_shapes_become_a_list_with_one_entry_per_sample():
+    lengths = iter([3, 5, 4])
+    ragged = predicted(lambda x: x[:, :1].expand(-1, next(lengths)))
+    x = data(11).tensors[0]
+    assert [row.shape[0] for row in ragged] == [3] * 4 + [5] * 4 + [4] * 3
+    assert all(torch.equal(row, x[index, :1].expand(len(row))) for index, row in enumerate(ragged))
+
+
+def test_predictions_take_streams_mappings_and_ready_loaders():
+    x = data(5).tensors[0]
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(x)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.weight
+
+    model = Named()
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    rows = [{"x": row, "labels": torch.zeros(1)} for row in x]
+    for dataset in (Stream(), list(x), rows, DataLoader(TensorDataset(x), batch_size=2)):
+        result = trainer.predict(dataset, per_device_batch_size=2)
+        assert torch.equal(result.outputs, x)
+        assert result.metrics == {"num_samples": 5}
+    assert trainer.predict([]).outputs == []
+
+
+def test_predicting_writes_no_history_and_draws_nothing():
+    trainer = trainer_of(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
+    trainer.train(data(8), 1)
+    before = trainer.run_history.state_dict(), torch.get_rng_state(), weights(trainer.model)
+    first, second = trainer.predict(data(8)).outputs, trainer.predict(data(8)).outputs
+    assert torch.equal(first, second), "dropout is off"
+    assert trainer.run_history.state_dict() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert torch.equal(weights(trainer.model), before[2])
+
+
+def test_a_prediction_hook_of_ones_own_is_used():
+    class Probabilities(Trainer):
+        def calculate_prediction(self, batch):
+            return self.model(batch[0]).sigmoid()
+
+    trainer = trainer_of(cls=Probabilities)
+    outputs = trainer.predict(data(6)).outputs
+    assert torch.equal(outputs, trainer.model(data(6).tensors[0]).detach().sigmoid())
+
+
+# Saving and loading one file
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "deeper/folder/model.pt"])
+def test_a_saved_model_can_be_loaded_into_another_trainer(tmp_path, name):
+    trainer = trainer_of()
+    trainer.train(data(16), 2, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.save_checkpoint(str(tmp_path / name))
+    other = trainer_of(lr=0.7)
+    loaded = other.load_checkpoint(tmp_path / name)
+    assert torch.equal(weights(other.model), weights(trainer.model))
+    if name.endswith(".pt"):
+        assert loaded.keys() == {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"}
+        assert other.optimizer.param_groups[0]["lr"] == trainer.optimizer.param_groups[0]["lr"]
+        momentum = [state["momentum_buffer"] for state in other.optimizer.state.values()]
+        assert len(momentum) == 2
+    else:
+        assert other.optimizer.param_groups[0]["lr"] == 0.7
+
+
+def test_what_is_not_wanted_is_neither_saved_nor_loaded(tmp_path):
+    trainer = trainer_of()
+    trainer.train(data(16), 1, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.save_checkpoint(tmp_path / "bare.pt", save_optimizer=False, save_scheduler=False)
+    assert torch.load(tmp_path / "bare.pt", weights_only=True).keys() == {"model_state_dict"}
+    trainer.save_checkpoint(tmp_path / "full.pt")
+    other = trainer_of(lr=0.7)
+    other.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
+    assert other.optimizer.param_groups[0]["lr"] == 0.7
+    assert torch.equal(weights(other.model), weights(trainer.model))
+    without = Trainer(nn.Linear(4, 1), None, None, callbacks=())
+    with pytest.raises(ConfigError, match="the trainer has no optimizer. Pass one, or load_optimizer=False"):
+        without.load_checkpoint(tmp_path / "full.pt")
+    without.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
+    assert torch.equal(weights(without.model), weights(trainer.model))
+
+
+def test_further_entries_of_any_usual_kind_survive_the_round_trip(tmp_path):
+    trainer = trainer_of()
+    entries = {
+        "path": tmp_path / "x",
+        "scalar": np.float64(0.25),
+        "flag": np.bool_(True),
+        "array": np.arange(3),
+        "nested": {"list": [np.int64(3), (Path("a"), None)]},
+        "epoch": 4,
+    }
+    trainer.save_checkpoint(tmp_path / "model.pt", entries)
+    loaded = trainer.load_checkpoint(tmp_path / "model.pt")
+    assert loaded["path"] == str(tmp_path / "x")
+    assert loaded["scalar"] == 0.25
+    assert loaded["flag"] is True
+    assert loaded["array"].tolist() == [0, 1, 2]
+    assert loaded["nested"] == {"list": [3, ("a", None)]}
+    assert loaded["epoch"] == 4
+
+
+class Tied(nn.Module):
+    """Input and output share one weight, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.embedding(x)).mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_tied_weights_are_restored_tied(tmp_path, name):
+    trainer = trainer_of(Tied())
+    trainer.train(data(16), 1)
+    trainer.save_checkpoint(tmp_path / name)
+    other = trainer_of(Tied())
+    other.load_checkpoint(tmp_path / name)
+    assert torch.equal(weights(other.model), weights(trainer.model))
+    assert other.model.head.weight is other.model.embedding.weight
+
+
+def test_files_that_are_missing_or_of_another_model_are_refused(tmp_path):
+    trainer = trainer_of()
+    with pytest.raises(CheckpointError, match="there is no checkpoint file"):
+        trainer.load_checkpoint(tmp_path / "none.pt")
+    trainer.save_checkpoint(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is of another model"):
+        trainer_of(nn.Sequential(nn.Linear(4, 1))).load_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_another_model_than_the_trainers_own_may_be_saved(tmp_path):
+    trainer, other = trainer_of(), nn.Linear(4, 1)
+    trainer.save_checkpoint(tmp_path / "other.pt", model=other)
+    saved = torch.load(tmp_path / "other.pt", weights_only=True)["model_state_dict"]
+    assert torch.equal(saved["weight"], other.weight)
+
+
+def test_evaluating_and_predicting_leave_what_a_later_save_needs(tmp_path):
+    trainer = trainer_of()
+    trainer.train(data(16), 2, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    before = trainer.progress.state_dict()
+    trainer.evaluate(data(8))
+    trainer.predict(data(8))
+    assert trainer.progress.state_dict() == before
+    trainer.save_checkpoint(tmp_path / "model.pt")
+    assert "scheduler_state_dict" in torch.load(tmp_path / "model.pt", weights_only=True)
+    trainer.save_training_state(tmp_path / "state")
+    resumed = trainer_of()
+    result = resumed.train(
+        data(16), 3, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        resume_from=tmp_path / "state",
+    )  # fmt: skip
+    assert (result.epochs, result.updates) == (3, 6)
+    assert len(resumed.run_history.get_metric_values("train_loss_epoch")) == 1
+
+
+# Small tools
+
+
+def test_get_model_returns_the_model_and_print_prints(capsys):
+    trainer = trainer_of()
+    assert trainer.get_model() is trainer.model
+    trainer.print("some", "words", sep="-")
+    assert capsys.readouterr().out == "some-words\n"
+    stream = io.StringIO()
+    trainer.print("elsewhere", file=stream)
+    assert stream.getvalue() == "elsewhere\n"
+
+
+def test_get_model_may_strip_torch_compile():
+    model = nn.Linear(4, 1)
+    compiled = torch.compile(model, backend="eager")
+    trainer = Trainer(compiled, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    assert trainer.get_model() is compiled
+    assert trainer.get_model(keep_torch_compile=False) is model
+
+
+def test_gathering_in_one_process_gives_the_same_values_back():
+    trainer = trainer_of()
+    rows = torch.arange(6).reshape(3, 2)
+    assert torch.equal(trainer.gather(rows), rows)
+    assert torch.equal(trainer.gather(rows, padding_value=0), rows), "rows that equal the padding are kept"
+    assert trainer.gather(torch.tensor(3.0)).item() == 3.0
+    nested = trainer.gather({"a": rows, "b": (rows, [rows])})
+    assert torch.equal(nested["b"][1][0], rows)
+    assert not trainer.gather(torch.ones(2, requires_grad=True)).requires_grad
+
+
+def test_the_loaders_of_a_run_can_be_asked_for_their_length_and_device():
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_training_run_start(self, trainer, **kwargs):
+            seen.append((len(trainer._train_dataloader), len(trainer._eval_dataloader)))
+            seen.append((trainer._train_dataloader.device, trainer.train_loader is trainer._train_dataloader))
+            seen.append([batch[0].shape[0] for batch in trainer._eval_dataloader])
+
+    trainer = trainer_of(callbacks=[Watch])
+    trainer.train(data(10), 1, data(6), per_device_batch_size=4)
+    assert seen == [(3, 2), (trainer.device, True), [4, 2]]
+
+
+def test_a_hook_may_return_any_iterable_of_batches():
+    x, y = data(8).tensors
+
+    class Own(Trainer):
+        def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+            return [(x[:4], y[:4]), (x[4:], y[4:])]
+
+    trainer = trainer_of(cls=Own, lr=0.0)
+    result = trainer.train(data(8), 2)
+    assert result.updates == 4
+    assert result.metrics["train_loss_epoch"] == pytest.approx(nn.functional.mse_loss(trainer.model(x), y).item())
+
+
+def test_a_collate_function_makes_the_batches():
+    def collate(samples):
+        xs, ys = zip(*samples, strict=True)
+        return torch.stack(xs), torch.stack(ys), "made here"
+
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_train_step_end(self, trainer, batch=None, **kwargs):
+            seen.append(batch[2])
+
+        def on_eval_step_end(self, trainer, batch=None, **kwargs):
+            seen.append(batch[2])
+
+    trainer_of(callbacks=[Watch]).train(data(4), 1, data(4), collate_fn=collate)
+    assert seen == ["made here"] * 2
+
+
+def test_the_model_is_in_training_mode_while_training_and_in_evaluation_mode_while_evaluating():
+    modes = []
+
+    class Modes(TrainerCallback):
+        def on_train_step_start(self, trainer, **kwargs):
+            modes.append(("train", trainer.model.training))
+
+        def on_eval_step_start(self, trainer, **kwargs):
+            modes.append(("eval", trainer.model.training))
+
+    trainer = trainer_of(callbacks=[Modes])
+    trainer.model.eval()
+    trainer.train(data(8), 2, data(4), per_device_batch_size=4, evaluate_every=1)
+    assert modes == [("train", True), ("eval", False), ("train", True), ("eval", False), ("eval", False)] * 2
+
+
+# Precision and step modes
+
+
+class Watched(nn.Linear):
+    """Remembers in which precision it computed."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        self.dtype = output.dtype
+        return output
+
+
+def test_a_bf16_run_computes_in_bf16_and_leaves_the_model_as_the_user_made_it():
+    model = Watched(4, 1)
+    trainer = trainer_of(model)
+    seen = []
+
+    class Outputs(TrainerCallback):
+        def on_train_step_end(self, trainer, batch_output=None, **kwargs):
+            seen.append((model.dtype, batch_output["model_outputs"].dtype))
+
+    trainer.callback_handler.add_callback(Outputs)
+    result = trainer.train(data(32), 4, data(8), per_device_batch_size=4, mixed_precision="bf16")
+    assert set(seen) == {(torch.bfloat16, torch.float32)}
+    losses = trainer.run_history.get_metric_values("train_loss_epoch")
+    assert losses[-1] < losses[0]
+    assert result.updates == 32
+    assert trainer.run_config.mixed_precision == "bf16"
+
+    assert trainer.model is model
+    assert "forward" not in vars(model)
+    assert model.weight.dtype == torch.float32
+    model(torch.ones(1, 4))
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_run_that_breaks_leaves_the_model_as_the_user_made_it_too(error):
+    class Breaking(TrainerCallback):
+        def on_train_step_end(self, trainer, **kwargs):
+            raise error
+
+    model = Watched(4, 1)
+    trainer = trainer_of(model, [Breaking])
+    with pytest.raises(error):
+        trainer.train(data(8), 1, mixed_precision="bf16")
+    assert trainer.model is model
+    assert "forward" not in vars(model)
+
+
+class Rows(Dataset):
+    """Samples that are dicts."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": torch.full((4,), float(index)), "labels": torch.ones(1)}
+
+
+class NamedInput(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Holding(nn.Module):
+    """A model with a part of the name that distributed wrappers use for theirs."""
+
+    class _Part(nn.Linear):
+        def forward(self, x, labels=None):
+            return super().forward(x)
+
+    def __init__(self):
+        super().__init__()
+        self.module = self._Part(4, 1)
+
+    def forward(self, x):
+        return self.module(x)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "kwargs"),
+    [
+        pytest.param(lambda: NamedInput(4, 1), {}, id="plain"),
+        pytest.param(lambda: NamedInput(4, 1), {"mixed_precision": "bf16"}, id="bf16"),
+        pytest.param(lambda: torch.compile(NamedInput(4, 1), backend="eager"), {}, id="compiled"),
+        pytest.param(Holding, {}, id="a part called module"),
+    ],
+)
+def test_labels_go_to_the_model_only_if_it_takes_them(make_model, kwargs):
+    trainer = trainer_of(make_model())
+    result = trainer.train(
+        Rows(), 1, Rows(), train_dataloader_kwargs=NO_WORKERS, eval_dataloader_kwargs=NO_WORKERS, **kwargs
+    )
+    assert result.updates == 1
+    assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_gives_the_same_weights_and_leaves_the_model_uncompiled():
+    trained = {}
+    for step_mode in ("eager", "compile"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        trainer = trainer_of(model)
+        seen = []
+
+        class Compiled(TrainerCallback):
+            def on_train_step_start(self, trainer, seen=seen, **kwargs):
+                seen.append(trainer.model._compiled_call_impl is not None)
+
+        trainer.callback_handler.add_callback(Compiled)
+        trainer.train(data(16), 2, data(8), per_device_batch_size=8, step_mode=step_mode, seed=1)
+        assert seen == [step_mode == "compile"] * 4
+        assert model._compiled_call_impl is None
+        assert trainer.model is model
+        trained[step_mode] = weights(model)
+    torch.testing.assert_close(trained["compile"], trained["eager"])
+
+
+# Schedulers that are stepped in other ways
+
+
+def test_a_plateau_scheduler_is_stepped_after_each_epoch_with_its_evaluation_loss():
+    stepped = []
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics, epoch=None):
+            stepped.append(metrics)
+            super().step(metrics, epoch)
+
+    trainer = trainer_of(lr=1e-9)  # so that nothing improves
+    trainer.train(
+        data(16), 5, data(8), per_device_batch_size=4,
+        create_scheduler_fn=partial(Plateau, patience=1, factor=0.1, eps=0),
+    )  # fmt: skip
+    assert stepped == trainer.run_history.get_metric_values("eval_loss_epoch")
+    # The first epoch is the best; the rate falls after every second one without improvement.
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-11, rel=1e-6, abs=0)
+
+    stepped.clear()
+    trainer.train(data(16), 3, per_device_batch_size=4, create_scheduler_fn=Plateau)
+    assert stepped == trainer.run_history.get_metric_values("train_loss_epoch"), "without an evaluation set"
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_torchs_schedulers_step_once_per_update(accumulation):
+    trainer = trainer_of(lr=1.0)
+    trainer.train(
+        data(16), 2, per_device_batch_size=4, gradient_accumulation_steps=accumulation,
+        create_scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+    )  # fmt: skip
+    updates = 8 // accumulation
+    assert trainer.scheduler.last_epoch == updates
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5**updates
+
+
+def test_the_scheduler_hook_may_be_overridden_to_step_per_epoch():
+    class PerEpoch(Trainer):
+        def scheduler_step(self):
+            pass
+
+        def training_run_epoch_end(self):
+            self.scheduler.step()
+
+    trainer = trainer_of(cls=PerEpoch)
+    trainer.train(data(16), 3, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    assert trainer.scheduler.last_epoch == 3
+
+
+class TimmShaped:
+    """The interface of timm's schedulers."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.calls = []
+
+    def step_update(self, num_updates, metric=None):
+        self.calls.append(("update", num_updates))
+
+    def step(self, epoch, metric=None):
+        self.calls.append(("epoch", epoch))
+
+
+@pytest.mark.parametrize("eval_dataset", [None, data(4)], ids=["without evaluation", "with evaluation"])
+def test_a_timm_scheduler_hears_of_every_update_and_every_epoch(eval_dataset):
+    trainer = trainer_of(cls=TrainerWithTimmScheduler)
+    assert trainer.num_updates is None
+    for reset in (True, False):  # a later run has a scheduler of its own, which starts anew
+        trainer.train(
+            data(10), 2, eval_dataset, per_device_batch_size=4, gradient_accumulation_steps=2,
+            create_scheduler_fn=TimmShaped, reset_run_history=reset,
+        )  # fmt: skip
+        assert trainer.scheduler.calls == [
+            ("update", 1),
+            ("update", 2),
+            ("epoch", 1),
+            ("update", 3),
+            ("update", 4),
+            ("epoch", 2),
+        ]
+        assert trainer.num_updates == 4
+
+
+def test_a_timm_trainer_works_without_a_scheduler():
+    assert trainer_of(cls=TrainerWithTimmScheduler).train(data(8), 2).updates == 2
+
+
+# Nothing is left behind
+
+
+def test_stand_ins_of_a_users_own_tests_can_be_trained():
+    """Mocks are not checked: only real modules, optimizers and datasets are."""
+
+    class Stub(Trainer):
+        def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+            return [torch.ones(2, 1)] * 3
+
+        def calculate_train_batch_loss(self, batch):
+            return {"loss": torch.ones((), requires_grad=True), "model_outputs": None, "batch_size": 2}
+
+    optimizer = Mock(param_groups=[{"lr": 0.1}], step_was_skipped=False)
+    model = Mock()
+    trainer = Stub(model, Mock(), optimizer, callbacks=())
+    del optimizer.accelerator_state
+    result = trainer.train(Mock(), 2, train_dataloader_kwargs=None)
+    assert result.updates == 6
+    assert optimizer.step.call_count == 6
+    assert result.metrics["train_loss_epoch"] == 1.0
+
+
+def test_two_trainers_may_share_a_process_and_interleave():
+    first, second = trainer_of(), trainer_of(Watched(4, 1))
+    first.train(data(8), 1)
+    second.train(data(8), 1, mixed_precision="bf16")
+    assert first.train(data(8), 1).updates == 1
+    assert first.run_config.mixed_precision == "no"
+    assert second.evaluate(data(8)).metrics["evaluation_loss"] > 0
+
+
+def test_the_average_of_a_model_is_evaluated_beside_it(tmp_path):
+    trainer = trainer_of(callbacks=[ModelEmaCallback(decay=0.5, save_path=tmp_path / "ema.pt")])
+    model = trainer.model
+    result = trainer.train(data(16), 2, data(8))
+    assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"}
+    assert trainer.model is model
+    assert trainer.run_history.metric_name_prefix == ""

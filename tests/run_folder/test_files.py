@@ -1,0 +1,341 @@
+"""Files that are old or new, never half written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loopwright.failpoints import arm, disarm
+from loopwright.run_folder.files import (
+    DamagedFileError,
+    fsync_folder,
+    read_json,
+    remove_leftovers,
+    write_all,
+    write_atomically,
+    write_json,
+)
+
+POINTS = ["mid_write", "pre_fsync", "pre_rename", "after_rename"]
+OLD, NEW = "old " * 1000, "new content " * 2000
+
+
+@pytest.fixture(autouse=True)
+def nothing_armed():
+    yield
+    disarm()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write_in_child(path: Path, spec: str, data: str = NEW) -> int:
+    """Write the file in another process that is armed with this fault, and return its exit status."""
+    code = f"""
+import sys
+from loopwright.run_folder.files import write_atomically
+write_atomically(sys.argv[1], {data!r}, faults=True)
+"""
+    environment = {**os.environ, "LW_FAILPOINT": spec}
+    return subprocess.run([sys.executable, "-c", code, str(path)], env=environment, timeout=60).returncode
+
+
+# --------------------------------------------------------------------------------------------------- content
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\xff" * 3, "", "text ü", b"x" * 3_000_000])
+def test_a_file_holds_what_was_written(tmp_path, data):
+    write_atomically(tmp_path / "file", data)
+    expected = data.encode() if isinstance(data, str) else data
+    assert (tmp_path / "file").read_bytes() == expected
+    assert names(tmp_path) == ["file"]
+
+
+def test_writing_again_replaces_all_of_it(tmp_path):
+    write_atomically(tmp_path / "file", "long " * 100)
+    write_atomically(tmp_path / "file", "short")
+    assert (tmp_path / "file").read_text() == "short"
+
+
+def test_a_reader_that_has_the_old_file_open_keeps_it(tmp_path):
+    write_atomically(tmp_path / "file", OLD)
+    with open(tmp_path / "file") as reader:
+        write_atomically(tmp_path / "file", NEW)
+        assert reader.read() == OLD
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_text("precious")
+    (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
+    write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert not (tmp_path / "file").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
+def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(tmp_path, monkeypatch):
+    calls = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor):
+        calls.append("fsync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name[:9])
+        real_fsync(descriptor)
+
+    def replace(source, target):
+        calls.append("rename")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "folder").mkdir()
+    write_atomically(tmp_path / "folder" / "file", "data")
+    assert calls == ["fsync .tmp-file", "rename", "fsync folder"]
+
+
+# ----------------------------------------------------------------------------------------- short writes, EINTR
+
+
+def test_short_and_interrupted_writes_are_continued_to_the_end(tmp_path, monkeypatch):
+    real_write, draw, num_calls = os.write, random.Random(0), 0
+
+    def write(descriptor, data):
+        nonlocal num_calls
+        num_calls += 1
+        if draw.random() < 0.2:
+            raise InterruptedError(errno.EINTR, "interrupted")
+        return real_write(descriptor, data[: draw.randint(1, 700)])
+
+    monkeypatch.setattr(os, "write", write)
+    write_atomically(tmp_path / "file", NEW)
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_text() == NEW
+    assert num_calls > 50
+
+
+def test_write_all_takes_any_kind_of_bytes(tmp_path):
+    descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    for data in (b"ab", bytearray(b"cd"), memoryview(b"efgh").cast("H"), b""):
+        write_all(descriptor, data)
+    os.close(descriptor)
+    assert (tmp_path / "file").read_bytes() == b"abcdefgh"
+
+
+def test_a_system_that_takes_no_bytes_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
+    with pytest.raises(OSError, match="takes no more bytes, 2 are left"):
+        write_atomically(tmp_path / "file", "data")
+    assert names(tmp_path) == []
+
+
+# ---------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("point", POINTS[:3])
+@pytest.mark.parametrize("action", ["raise:ENOSPC", "raise:EIO", "raise"])
+def test_a_failure_leaves_the_old_content_and_no_temporary_file(tmp_path, point, action):
+    write_atomically(tmp_path / "file", OLD)
+    arm(f"{point}:1:{action}")
+    with pytest.raises((OSError, RuntimeError), match=f"failpoint {point}"):
+        write_atomically(tmp_path / "file", NEW, faults=True)
+    assert (tmp_path / "file").read_text() == OLD
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_failure_after_the_rename_is_told_and_the_new_content_is_there(tmp_path):
+    write_atomically(tmp_path / "file", OLD)
+    arm("after_rename:1:raise:EIO")
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "file", NEW, faults=True)
+    assert (tmp_path / "file").read_text() == NEW
+    assert names(tmp_path) == ["file"]
+
+
+def test_faults_are_passed_only_when_asked_for(tmp_path):
+    arm(",".join(f"{point}:*:raise" for point in POINTS))
+    write_json(tmp_path / "file", 1)
+    assert read_json(tmp_path / "file") == 1
+    with pytest.raises(RuntimeError):
+        write_json(tmp_path / "file", 2, faults=True)
+    assert read_json(tmp_path / "file") == 1
+
+
+def test_a_failed_fsync_is_not_tried_again_and_the_file_is_thrown_away(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "file", OLD)
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_atomically(tmp_path / "file", NEW)
+    assert len(synced) == 1
+    assert (tmp_path / "file").read_text() == OLD
+    assert names(tmp_path) == ["file"]
+
+
+def test_no_descriptor_is_left_open_by_failures(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    arm("mid_write:*:raise:ENOSPC")
+    for _ in range(20):
+        with pytest.raises(OSError):
+            write_atomically(tmp_path / "file", NEW, faults=True)
+    (tmp_path / "folder").mkdir()
+    for _ in range(20):
+        with pytest.raises(DamagedFileError):
+            read_json(tmp_path / "folder")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path):
+    code = """
+import errno, resource, sys
+from loopwright.run_folder.files import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    write_atomically(sys.argv[1], "x" * 100_000)
+except OSError as error:
+    sys.exit(3 if error.errno == errno.EFBIG else 4)
+"""
+    write_atomically(tmp_path / "file", OLD)
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], timeout=60).returncode == 3
+    assert (tmp_path / "file").read_text() == OLD
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_that_cannot_be_synced_on_principle_is_tolerated_and_a_broken_one_is_not(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    code = errno.EINVAL
+    fsync_folder(tmp_path)
+    code = errno.EIO
+    with pytest.raises(OSError):
+        fsync_folder(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------ SIGKILL
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_while_writing_leaves_the_old_or_the_new_content(tmp_path, point):
+    write_atomically(tmp_path / "file", OLD)
+    assert write_in_child(tmp_path / "file", f"{point}:1:kill") == -signal.SIGKILL
+    assert (tmp_path / "file").read_text() == (NEW if point == "after_rename" else OLD)
+    leftovers = remove_leftovers(tmp_path)
+    assert len(leftovers) == (0 if point == "after_rename" else 1)
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_while_creating_leaves_no_file_or_a_whole_one(tmp_path, point):
+    assert write_in_child(tmp_path / "file", f"{point}:1:kill") == -signal.SIGKILL
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == (["file"] if point == "after_rename" else [])
+
+
+def test_kills_at_random_moments_never_leave_a_torn_file(tmp_path):
+    code = """
+import sys
+from loopwright.run_folder.files import write_json
+number = 0
+while True:
+    number += 1
+    write_json(sys.argv[1], {"number": number, "padding": [number] * 5000})
+    if number == 1:
+        print(flush=True)
+"""
+    draw, seen = random.Random(0), []
+    for _ in range(12):
+        child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "file")], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        time.sleep(draw.uniform(0, 0.08))
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        content = read_json(tmp_path / "file")
+        assert content["padding"] == [content["number"]] * 5000
+        seen.append(content["number"])
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["file"]
+    assert len(set(seen)) > 1
+
+
+def test_leftovers_are_only_temporary_files_and_never_folders_or_links(tmp_path):
+    for name in (".tmp-status.json-00ff", "file", ".tmp"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".tmp-0000000100-abc").mkdir()
+    (tmp_path / ".tmp-link").symlink_to(tmp_path / "file")
+    assert remove_leftovers(tmp_path) == [tmp_path / ".tmp-status.json-00ff"]
+    assert names(tmp_path) == [".tmp", ".tmp-0000000100-abc", ".tmp-link", "file"]
+
+
+# --------------------------------------------------------------------------------------------------------- JSON
+
+
+def test_json_comes_back_as_it_was_written(tmp_path):
+    value = {"a": [1, 2.5, None, True, "ü\n"], "b": {}}
+    write_json(tmp_path / "file", value)
+    assert read_json(tmp_path / "file") == value
+    assert (tmp_path / "file").read_text().endswith("}\n")
+
+
+def test_a_missing_file_reads_as_the_default(tmp_path):
+    assert read_json(tmp_path / "file") is None
+    assert read_json(tmp_path / "file", default={}) == {}
+    assert read_json(tmp_path / "no folder" / "file", default=3) == 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"x": float("inf")}, {1, 2}, b"bytes"])
+def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, value):
+    write_json(tmp_path / "file", "old")
+    with pytest.raises((TypeError, ValueError)):
+        write_json(tmp_path / "file", value)
+    assert read_json(tmp_path / "file") == "old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"a": 1', b"\x00" * 100, b"\xff\xfe", b'{"a": NaN}', b"-Infinity", b"[" * 200_000, b'{"a": 1} x'],
+)
+def test_a_damaged_file_is_an_error_that_names_it_whatever_the_default(tmp_path, content):
+    (tmp_path / "status.json").write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"status\.json is damaged: .*move it away"):
+        read_json(tmp_path / "status.json", default={})
+
+
+def test_a_link_a_folder_or_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path):
+    (tmp_path / "real").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, complaint in (("link", "is a link"), ("folder", "not a plain file"), ("pipe", "not a plain file")):
+        with pytest.raises(DamagedFileError, match=complaint):
+            read_json(tmp_path / name)
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path):
+    with open(tmp_path / "file", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DamagedFileError, match="1099511627776 bytes, expected at most"):
+        read_json(tmp_path / "file")
+
+
+def test_a_file_that_may_not_be_read_is_no_missing_file(tmp_path, monkeypatch):
+    def refuse(path, *arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        read_json(tmp_path / "file", default={})

@@ -1,0 +1,481 @@
+"""Ownership of a run folder, tried with real processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from loopwright.errors import LoopwrightError
+from loopwright.run_folder import lease as lease_module
+from loopwright.run_folder.lease import Lease, LeaseError
+
+HOLD = """
+import os, sys, time
+from loopwright.run_folder.lease import Lease
+lease = Lease(sys.argv[1])
+lease.acquire()
+children = []
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    children.append(child)
+print(*children, flush=True)
+sys.stdin.read()
+lease.release()
+"""
+
+TRY = """
+import sys
+from loopwright.run_folder.lease import Lease, LeaseError
+try:
+    Lease(sys.argv[1]).acquire()
+    print("taken")
+except LeaseError as error:
+    print("refused:", error)
+"""
+
+
+@contextmanager
+def owner_process(folder: Path, num_children: int = 0) -> Iterator[tuple[subprocess.Popen, list[int]]]:
+    """Start a process that owns the folder until its input is closed; yield it and the pids of its children."""
+    command = [sys.executable, "-c", HOLD, str(folder), str(num_children)]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    children = [int(pid) for pid in owner.stdout.readline().split()]
+    try:
+        yield owner, children
+    finally:
+        for pid in [*children, *([] if owner.poll() is not None else [owner.pid])]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        owner.wait()
+        owner.stdin.close()
+        owner.stdout.close()
+
+
+def try_in_another_process(folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", TRY, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def run_script(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def content(folder: Path) -> dict:
+    return json.loads((folder / "lease.json").read_text())
+
+
+def leave_lease(folder: Path, **changes) -> None:
+    """Write the lease of an owner that is gone, or is said to be elsewhere."""
+    with Lease(folder):
+        left = content(folder)
+    (folder / "lease.json").write_text(json.dumps({**left, "incarnation": "left", **changes}))
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+# ---------------------------------------------------------------------------------------------------- one process
+
+
+def test_a_lease_says_who_holds_it_and_is_gone_afterwards(tmp_path):
+    folder = tmp_path / "runs" / "new"
+    lease = Lease(folder)
+    assert not lease.still_ours()
+    assert lease.acquire() is None
+    said = content(folder)
+    assert (said["pid"], said["host"]) == (os.getpid(), platform.node())
+    assert said["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert abs(said["heartbeat"] - time.time()) < 30 and said["started_at"] == said["heartbeat"]
+    assert len(said["incarnation"]) == 32
+    assert lease.still_ours()
+    lease.release()
+    lease.release()
+    assert not lease.still_ours()
+    assert sorted(path.name for path in folder.iterdir()) == [".lock"]
+
+
+def test_every_holding_is_another_incarnation(tmp_path):
+    lease, seen = Lease(tmp_path), set()
+    for _ in range(3):
+        with lease:
+            seen.add(content(tmp_path)["incarnation"])
+    assert len(seen) == 3
+
+
+def test_the_same_process_cannot_take_a_folder_twice_and_does_not_lose_it_by_trying(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    first = Lease(tmp_path / "run")
+    first.acquire()
+    for second in (first, Lease(tmp_path / "run"), Lease(tmp_path / "link"), Lease(f"{tmp_path}/link/../run")):
+        with pytest.raises(LeaseError, match=f"in use by this process, pid {os.getpid()} on host {platform.node()}"):
+            second.acquire()
+    assert first.still_ours()
+    # Opening and closing .lock for the second attempt would have given up the lock.
+    assert "refused" in try_in_another_process(tmp_path / "run")
+    first.release()
+    with Lease(tmp_path / "link") as again:
+        assert again.still_ours()
+
+
+def test_of_many_threads_exactly_one_gets_the_folder(tmp_path):
+    barrier, taken, refused = threading.Barrier(8), [], []
+
+    def attempt():
+        lease = Lease(tmp_path)
+        barrier.wait()
+        try:
+            lease.acquire()
+            taken.append(lease)
+        except LeaseError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 7)
+    taken[0].release()
+
+
+def test_two_folders_do_not_disturb_each_other(tmp_path):
+    with Lease(tmp_path / "a") as first, Lease(tmp_path / "b") as second:
+        assert first.still_ours() and second.still_ours()
+        assert "refused" in try_in_another_process(tmp_path / "a")
+
+
+def test_a_lease_is_released_when_its_block_fails(tmp_path):
+    with pytest.raises(KeyError), Lease(tmp_path):
+        raise KeyError
+    assert try_in_another_process(tmp_path) == "taken"
+
+
+def test_a_lease_error_is_one_of_ours():
+    assert issubclass(LeaseError, LoopwrightError)
+
+
+# -------------------------------------------------------------------------------------------------- two processes
+
+
+def test_a_second_process_is_refused_with_pid_and_host_until_the_first_is_done(tmp_path):
+    with owner_process(tmp_path) as (owner, _):
+        start = time.monotonic()
+        with pytest.raises(LeaseError, match=rf"in use by pid {owner.pid} on host {platform.node()} \(last") as caught:
+            Lease(tmp_path).acquire()
+        assert time.monotonic() - start < 0.9
+        assert caught.value.owner.pid == owner.pid
+        assert content(tmp_path)["pid"] == owner.pid
+
+        owner.stdin.close()
+        assert owner.wait(timeout=60) == 0
+        with Lease(tmp_path) as lease:
+            assert lease.still_ours()
+
+
+def test_this_process_refuses_others_with_its_pid(tmp_path):
+    with Lease(tmp_path):
+        answer = try_in_another_process(tmp_path)
+    assert answer.startswith("refused") and f"pid {os.getpid()} on host {platform.node()}" in answer
+
+
+def test_a_killed_owner_is_followed_at_once_even_while_its_forked_children_live(tmp_path):
+    with owner_process(tmp_path, num_children=2) as (owner, children):
+        incarnation = content(tmp_path)["incarnation"]
+        os.kill(owner.pid, signal.SIGKILL)
+        # Not waited for: it may still be a zombie, which has a pid and a start time.
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+        start = time.monotonic()
+        lease = Lease(tmp_path)
+        previous = lease.acquire()
+        assert time.monotonic() - start < 1.0
+        assert len(children) == 2 and all(is_alive(pid) for pid in children)
+        assert (previous.pid, previous.incarnation) == (owner.pid, incarnation)
+        assert lease.still_ours() and content(tmp_path)["pid"] == os.getpid()
+        lease.release()
+
+
+def test_of_many_processes_exactly_one_gets_the_folder(tmp_path):
+    code = """
+import sys, time
+from loopwright.run_folder.lease import Lease, LeaseError
+lease = Lease(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    lease.acquire()
+    print("taken", flush=True)
+except LeaseError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+    for trial in range(2):
+        folder = tmp_path / str(trial)
+        command = [sys.executable, "-c", code, str(folder)]
+        processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)
+        ]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [process.stdout.readline() for process in processes]
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        winner = processes[answers.index("taken\n")].pid
+        assert answers.count("taken\n") == 1
+        assert sum(f"pid {winner} on host" in answer for answer in answers) == 4
+
+
+# ---------------------------------------------------------------------------------------------------------- forks
+
+
+def test_a_child_that_exits_closes_and_releases_takes_nothing_from_its_parent(tmp_path):
+    code = f"""
+import os, subprocess, sys
+from loopwright.run_folder.lease import Lease, LeaseError
+lease = Lease(sys.argv[1])
+lease.acquire()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        told = [lease.still_ours()]
+        lease.heartbeat()
+        lease.release()
+        os.close(lease._descriptor)
+        try:
+            Lease(sys.argv[1]).acquire()
+        except LeaseError as error:
+            told.append(f"pid {{os.getppid()}} on host" in str(error))
+        os._exit(0 if told == [False, True] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+assert lease.still_ours()
+print(subprocess.run([sys.executable, "-c", {TRY!r}, sys.argv[1]], capture_output=True, text=True).stdout)
+"""
+    assert "refused: " in run_script(code, tmp_path)
+
+
+def test_a_started_program_does_not_inherit_the_lock_file(tmp_path):
+    with Lease(tmp_path):
+        listing = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False).stdout
+    assert "fd" in listing and ".lock" not in listing
+
+
+# ------------------------------------------------------------------------------------------- owners that are gone
+
+
+def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path):
+    done = subprocess.Popen([sys.executable, "-c", "pass"])
+    done.wait()
+    leave_lease(tmp_path, pid=done.pid, process_start=12345)
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours() and content(tmp_path)["incarnation"] != "left"
+
+
+def test_a_pid_that_was_given_out_again_is_not_the_owner(tmp_path):
+    leave_lease(tmp_path, pid=os.getppid(), process_start=1)
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+def test_an_owner_from_before_a_reboot_is_gone(tmp_path):
+    leave_lease(tmp_path, boot_id="another", pid=os.getppid())
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+def test_a_live_owner_that_lost_its_lock_is_still_the_owner(tmp_path):
+    with owner_process(tmp_path) as (owner, _):
+        (tmp_path / ".lock").unlink()
+        old = {**content(tmp_path), "heartbeat": time.time() - 1000}
+        (tmp_path / "lease.json").write_text(json.dumps(old))
+        with pytest.raises(LeaseError, match=rf"pid {owner.pid} on host .* \(last heartbeat 1000 s ago\).*delete"):
+            Lease(tmp_path).acquire()
+
+
+def test_another_host_is_refused_while_its_heartbeat_is_young_and_followed_when_it_is_old(tmp_path):
+    elsewhere = {"host": "elsewhere", "boot_id": "another", "pid": 77}
+    leave_lease(tmp_path, **elsewhere, heartbeat=time.time() - 30)
+    with pytest.raises(LeaseError, match=r"pid 77 on host elsewhere \(last heartbeat 30 s ago\).*delete .*lease\.json"):
+        Lease(tmp_path).acquire()
+    assert content(tmp_path)["incarnation"] == "left"
+    with Lease(tmp_path, stale_seconds=20):
+        assert content(tmp_path)["host"] == platform.node()
+
+    leave_lease(tmp_path, **elsewhere, heartbeat=time.time() - 61)
+    assert Lease(tmp_path).acquire().host == "elsewhere"
+    lease_module._held.popitem()[1].release()
+
+
+def test_a_heartbeat_from_the_future_is_taken_for_young(tmp_path):
+    leave_lease(tmp_path, host="elsewhere", boot_id="another", heartbeat=time.time() + 3600)
+    with pytest.raises(LeaseError, match="-3600 s ago"):
+        Lease(tmp_path).acquire()
+
+
+def test_another_container_of_this_machine_is_judged_by_the_lock(tmp_path):
+    leave_lease(tmp_path, host="container-7", pid=1)
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', "7", '"text"'])
+def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
+    (tmp_path / "lease.json").write_text(text)
+    for _ in range(2):
+        with pytest.raises(LeaseError, match=r"lease\.json does not say who owns the folder: .*delete it"):
+            Lease(tmp_path).acquire()
+    assert (tmp_path / "lease.json").read_text() == text
+    (tmp_path / "lease.json").unlink()
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+# ------------------------------------------------------------------------------------------- heartbeats and fences
+
+
+def test_a_heartbeat_is_written_only_when_it_is_time(tmp_path):
+    with Lease(tmp_path, stale_seconds=0.3) as lease:
+        first = content(tmp_path)
+        for _ in range(100):
+            lease.heartbeat()
+        assert content(tmp_path) == first
+        time.sleep(0.06)
+        lease.heartbeat()
+        second = content(tmp_path)
+        assert second["heartbeat"] > first["heartbeat"]
+        assert {**second, "heartbeat": first["heartbeat"]} == first
+        assert lease.still_ours()
+
+
+def test_a_heartbeat_that_is_not_due_is_cheap(tmp_path):
+    with Lease(tmp_path) as lease:
+        start = time.perf_counter()
+        for _ in range(10_000):
+            lease.heartbeat()
+        assert (time.perf_counter() - start) / 10_000 < 10e-6
+
+
+@pytest.mark.parametrize("change", ["another incarnation", "deleted", "damaged"])
+def test_an_owner_whose_lease_was_taken_over_knows_it_and_removes_nothing(tmp_path, change):
+    lease = Lease(tmp_path, stale_seconds=0.0)
+    lease.acquire()
+    path = tmp_path / "lease.json"
+    if change == "deleted":
+        path.unlink()
+    else:
+        path.write_text(json.dumps({**content(tmp_path), "incarnation": "new"}) if change != "damaged" else "{")
+    left = path.read_text() if path.exists() else None
+    assert not lease.still_ours()
+    with pytest.raises(LeaseError, match="no longer belongs to this process"):
+        lease.heartbeat()
+    lease.release()
+    assert (path.read_text() if path.exists() else None) == left
+
+
+def test_a_disk_that_refuses_a_heartbeat_is_a_problem_and_no_error(tmp_path, monkeypatch, caplog):
+    def refuse(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Lease(tmp_path, stale_seconds=0.0) as lease:
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="loopwright"):
+            patch.setattr(lease_module, "write_json", refuse)
+            lease.heartbeat()
+            lease.heartbeat()
+        assert lease.problem.errno == errno.ENOSPC and len(caplog.records) == 1
+        assert lease.still_ours()
+        lease.heartbeat()
+        assert lease.problem is None
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_and_nothing_is_kept(tmp_path, monkeypatch):
+    def refuse(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(lease_module, "write_json", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                Lease(tmp_path).acquire()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert try_in_another_process(tmp_path) == "taken"
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        Lease(tmp_path / "run").acquire()
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+# ------------------------------------------------------------------------------------- file systems without locks
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+
+
+def test_without_locks_a_live_process_is_still_refused_whatever_its_heartbeat(tmp_path, no_locks, caplog):
+    with owner_process(tmp_path) as (owner, _):
+        old = {**content(tmp_path), "heartbeat": time.time() - 1000}
+        (tmp_path / "lease.json").write_text(json.dumps(old))
+        with caplog.at_level(logging.WARNING, logger="loopwright"), pytest.raises(LeaseError, match=f"pid {owner.pid}"):
+            Lease(tmp_path).acquire()
+    assert "has no file locks" in caplog.text
+
+
+def test_without_locks_a_process_that_is_gone_is_followed_at_once(tmp_path, no_locks):
+    leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+def test_without_locks_another_container_is_judged_by_its_heartbeat(tmp_path, no_locks):
+    leave_lease(tmp_path, host="container-7", pid=2**22 + 1)
+    with pytest.raises(LeaseError, match="container-7"):
+        Lease(tmp_path).acquire()
+    leave_lease_old = {**content(tmp_path), "heartbeat": time.time() - 100}
+    (tmp_path / "lease.json").write_text(json.dumps(leave_lease_old))
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+
+
+def test_a_system_that_does_not_tell_about_processes_goes_by_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease_module, "_boot_id", lambda: "")
+    monkeypatch.setattr(lease_module, "_process_start", lambda pid: 0)
+    leave_lease(tmp_path, pid=os.getppid())
+    with Lease(tmp_path) as lease:
+        assert lease.still_ours()
+        assert "refused" in try_in_another_process(tmp_path)
