@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -29,13 +29,14 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
     trainer.eval_epoch_start()
     tracker = LossTracker()
     event("on_eval_epoch_start", is_intermediate=is_intermediate)
-    for piece, batch in _pieces(trainer, engine, loader):
-        event("on_eval_step_start")
-        output = trainer.calculate_eval_batch_loss(batch)
-        if piece.rows:
-            check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
-            tracker.update(output["loss"], _items(trainer, output, piece))
-        event("on_eval_step_end", batch=batch, batch_output=output)
+    with closing(_pieces(trainer, engine, loader)) as pieces:
+        for piece, batch in pieces:
+            event("on_eval_step_start")
+            output = trainer.calculate_eval_batch_loss(batch)
+            if piece.rows:
+                check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
+                tracker.update(output["loss"], _items(trainer, output, piece))
+            event("on_eval_step_end", batch=batch, batch_output=output)
     trainer.eval_epoch_end()
     loss, has_nonfinite_loss = reduced_mean(tracker, engine)
     trainer.run_history.update_metric(metric_name, loss)
@@ -47,8 +48,8 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
 def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, int]:
     """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
     outputs, rows = [], 0
-    with torch.no_grad():
-        for piece, batch in _pieces(trainer, engine, loader):
+    with torch.no_grad(), closing(_pieces(trainer, engine, loader)) as pieces:
+        for piece, batch in pieces:
             output = trainer.calculate_prediction(batch)
             if piece.rows == 0:
                 output = map_tensors(output, lambda tensor: tensor[:0])
@@ -71,15 +72,17 @@ def swapped(trainer: Any, model: Any, handler: Any, metric_prefix: str) -> Itera
         history.set_metric_name_prefix(before[2])
 
 
-def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Iterator[tuple[Piece, Any]]:
+def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Piece, Any], None, None]:
     with preserved_generators(engine.device), engine.independent_forward(trainer.model):
-        for window in loader.windows():
-            for piece in window.pieces:
-                trainer.current_rows = piece.rows
-                batch = to_device(piece.batch, engine.device)
-                seed_torch(forward_key(piece.key), engine.device)
-                yield piece, batch
-        trainer.current_rows = None
+        try:
+            for window in loader.windows():
+                for piece in window.pieces:
+                    trainer.current_rows = piece.rows
+                    batch = to_device(piece.batch, engine.device)
+                    seed_torch(forward_key(piece.key), engine.device)
+                    yield piece, batch
+        finally:
+            trainer.current_rows = None
 
 
 def _items(trainer: Any, output: dict[str, Any], piece: Piece) -> Any:

@@ -79,8 +79,9 @@ class EpochLosses:
         weight = count * self._engine.num_processes / self._total if self._total else 0.0
         return loss if weight == 1.0 else loss * weight
 
-    def finish_update(self, model: nn.Module) -> None:
-        """End the update's backward passes: finish the division if items came late."""
+    def finish_update(self) -> None:
+        """End the update's backward passes: share what no wrapper shares, finish the division if items came late."""
+        self._engine.finish_gradients()
         if self._late_items:
             total = sum(self._late_items)
             if isinstance(total, Tensor):
@@ -88,8 +89,7 @@ class EpochLosses:
             else:
                 total = self._engine.agreement.total(total)
             total = total + (total == 0)  # a window without items has no gradient to divide
-            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            torch._foreach_mul_(gradients, self._window.samples * self._engine.num_processes / total)
+            torch._foreach_mul_(self._engine.gradients(), self._window.samples * self._engine.num_processes / total)
 
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""
@@ -157,6 +157,12 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
             "loss_func is None, so the loss has to come from the model: that needs a mapping batch (passed as "
             f"model(**batch)) and outputs with a .loss; got a batch of type {type(batch).__name__}. "
             "Pass a loss_func, or override calculate_train_batch_loss."
+        )
+    if not isinstance(batch, (list, tuple)) or len(batch) < 2:
+        held = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
+        raise BatchLossError(
+            f"a batch must be (inputs, targets, ...) or a mapping, got a {type(batch).__name__}{held}. "
+            "Override calculate_train_batch_loss and calculate_eval_batch_loss for batches of another kind."
         )
     inputs, targets = batch[0], batch[1]
     outputs = model(inputs)

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+# How far an epoch is. A state saved by an epoch-end event knows by it what a resumed run must not do twice.
+TRAINING, TRAINED, EVALUATED, FINISHED = range(4)
+
 
 @dataclass(slots=True)
 class Progress:
@@ -18,6 +21,8 @@ class Progress:
             all processes.
         batch: micro-batches of the current epoch consumed by this process.
         total_batches: micro-batches consumed by this process over the whole run.
+        reported: the update after which an epoch was last reported, whole or cut short by a limit.
+        stage: of the current epoch: TRAINING, TRAINED (all of it), EVALUATED or FINISHED.
     """
 
     epoch: int = 0
@@ -25,6 +30,8 @@ class Progress:
     samples: int = 0
     batch: int = 0
     total_batches: int = 0
+    reported: int = 0
+    stage: int = TRAINING
 
     def advance(self, batches: int, samples: int) -> None:
         """Count one finished update of so many micro-batches (here) and samples (everywhere)."""
@@ -38,9 +45,10 @@ class Progress:
         self.epoch += 1
         self.samples = 0
         self.batch = 0
+        self.stage = TRAINING
 
     def state_dict(self) -> dict[str, int]:
-        """The five integers, by name."""
+        """The integers, by name."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -56,12 +64,14 @@ class Requests:
     Attributes:
         log: write a log.
         evaluate: run an intermediate evaluation.
+        load: a checkpoint file to load when the run is over.
         saves: folders to save the training state to, each with its metadata.
         stop: end the run, for this reason.
     """
 
     log: bool = False
     evaluate: bool = False
+    load: Path | None = None
     saves: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     stop: str | None = None
 
@@ -80,6 +90,7 @@ class RunState:
         piece_index: of the current micro-batch within its update.
         is_first_batch: the next batch output is still to be checked.
         epoch_is_whole: every update of the current epoch is done.
+        is_running: between the first and the last event of the run.
         update_is_torn: the weights are ahead of the progress; nothing may be saved now.
         stop_reason: why the run was stopped, or None.
         resumed_from: the checkpoint it continued, or None.
@@ -91,6 +102,7 @@ class RunState:
     piece_index: int = 0
     is_first_batch: bool = True
     epoch_is_whole: bool = False
+    is_running: bool = False
     update_is_torn: bool = False
     stop_reason: str | None = None
     resumed_from: Path | None = None

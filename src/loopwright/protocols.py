@@ -42,6 +42,11 @@ class TrainerLike(Protocol):
         ...
 
     @property
+    def num_processes(self) -> int:
+        """How many processes take part in the run."""
+        ...
+
+    @property
     def train_loader(self) -> Any:
         """The training loader of the run, or None."""
         ...
@@ -69,6 +74,10 @@ class TrainerLike(Protocol):
 
     def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a saved training state at the next update boundary."""
+        ...
+
+    def request_load(self, checkpoint_path: str | Path) -> None:
+        """Ask for a checkpoint file to be loaded when the run is over."""
         ...
 
     def request_stop(self, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from loopwright.data import Loader, Share, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows, local_process_zero_only, world_process_zero_only
-from loopwright.errors import ConfigError, StopTrainingError
+from loopwright.errors import CheckpointError, ConfigError, StopTrainingError
+from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses
-from loopwright.progress import Progress, Requests, RunState
+from loopwright.progress import EVALUATED, FINISHED, Progress, Requests, RunState
 from loopwright.run_config import create_run_config
-from loopwright.settings import RunSettings, check_dataset, is_overridden
+from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
 from loopwright.tracking import RunHistory
 from loopwright.training_state import capture, load_model_file, restore, save_model_file
 
@@ -56,6 +59,10 @@ class TrainerServices(TrainerHooks):
     def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a saved training state at the next update boundary."""
         self.requests.saves.append((Path(directory), metadata or {}))
+
+    def request_load(self, checkpoint_path: str | Path) -> None:
+        """Ask for a checkpoint file to be loaded when the run is over and everything asked for is saved."""
+        self.requests.load = Path(checkpoint_path)
 
     def request_stop(self, reason: str) -> None:
         """Ask for the run to end at the next update boundary; all processes stop together."""
@@ -106,6 +113,30 @@ class TrainerServices(TrainerHooks):
         """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
         return create_accelerator(self._settings.mixed_precision)
 
+    def _agree_on_requests(self) -> None:
+        """Make the requests of all processes the same: what one asks for, all do."""
+        requests = self.requests
+        asked = (requests.log, requests.evaluate, len(requests.saves), requests.stop is not None)
+        log, evaluate, saves, stop = self._engine.agreement.largest(*asked)
+        requests.log, requests.evaluate = bool(log), bool(evaluate)
+        if stop:
+            requests.stop = requests.stop or "Stopped by another process"
+        if saves:
+            everyone = [save for one in gather_objects(requests.saves) for save in one]
+            requests.saves = list({path: (path, metadata) for path, metadata in reversed(everyone)}.values())[::-1]
+
+    def _prepare(self) -> None:
+        """Prepare everything, and make sure that the loaders are ours, also when the hook below is overridden."""
+        self._prepare_model_optimizer_and_dataloaders()
+        if self._train_dataloader is not None:
+            self._train_dataloader = self._as_loader(self._train_dataloader)
+            self._train_dataloader.limit = self.callback_handler.batch_limit(self, training=True)
+        if self._eval_dataloader is not None:
+            self._eval_dataloader = self._as_loader(self._eval_dataloader, is_evaluation=True)
+            self._eval_dataloader.limit = self.callback_handler.batch_limit(self, training=False)
+        if isinstance(self.loss_func, torch.nn.Module):
+            self.loss_func.to(self.device)  # before a resume gives the optimizer state for its parameters
+
     def _start_engine(self) -> None:
         forget_precision()
         self._accelerator = self._create_accelerator()
@@ -120,7 +151,6 @@ class TrainerServices(TrainerHooks):
             self.model.compile()
         if self._train_dataloader is not None:
             self._train_dataloader = self._as_loader(self._train_dataloader)
-            self._train_dataloader.limit = self.callback_handler.batch_limit(self, training=True)
         if self._eval_dataloader is not None:
             self._eval_dataloader = self._as_loader(self._eval_dataloader, is_evaluation=True)
 
@@ -154,6 +184,7 @@ class TrainerServices(TrainerHooks):
 
     def _release(self) -> None:
         """Give the model and the optimizer back as the user made them, and let the loaders' workers go."""
+        self._run.is_running = False
         for loader in (self._train_dataloader, self._eval_dataloader):
             if isinstance(loader, Loader):
                 loader.close()
@@ -164,7 +195,7 @@ class TrainerServices(TrainerHooks):
     def _clip_gradients(self) -> None:
         """Clip the gradients of an update, once, when they are complete."""
         settings = self._settings
-        self.gradient_norm = self._engine.clip(self.model, settings.gradient_clip_value, settings.gradient_clip_norm)
+        self.gradient_norm = self._engine.clip(settings.gradient_clip_value, settings.gradient_clip_norm)
 
     def _drop_gradients(self) -> None:
         """Forget gradients that belong to no update; `optimizer_zero_grad` is for those of a finished one."""
@@ -181,15 +212,28 @@ class TrainerServices(TrainerHooks):
         if hasattr(self.scheduler, "resume_state_dict") and (schedule or {}).get("is_continuation_from_checkpoint"):
             # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
             self.scheduler.resume_state_dict(schedule)
+        for left_out in self._left_out_of(self._run.loaded):
+            self.print(left_out)
         self.progress.load_state_dict(run["progress"])
         self._losses.load_process_states(run["losses"])
         self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
+        self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
         for loader in (self._train_dataloader, self._eval_dataloader):
             if loader is not None:
                 loader.seed = self.seed
         self.run_history.load_state_dict(self._run.loaded["history"])
         self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
         self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
+
+    def _left_out_of(self, state: dict[str, Any]) -> Iterator[str]:
+        """Yield what a resumed run does not take over from a saved state, a line each."""
+        if state["scheduler"] is not None and self.scheduler is None:
+            yield f"Resuming without the saved {state['scheduler_class']}: no create_scheduler_fn was given"
+        if state["run"]["seed"] != self.seed:
+            yield f"Resuming with the saved seed {state['run']['seed']}: the order of samples follows from it"
+        here = Counter(type(callback).__name__ for callback in self.callback_handler)
+        for name, count in (Counter(saved["class"] for saved in state["callbacks"] if saved["state"]) - here).items():
+            yield f"Resuming without the saved state of {count} {name}"
 
     def _set_up_evaluation(
         self,
@@ -199,6 +243,7 @@ class TrainerServices(TrainerHooks):
         collate_fn: Any,
         may_be_empty: bool = False,
     ) -> None:
+        check_is_idle(self._run.is_running)
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
@@ -210,8 +255,64 @@ class TrainerServices(TrainerHooks):
         self.progress, self.scheduler, self._run.first_epoch = kept
         self.eval_dataset, self.collate_fn = dataset, collate_fn
         self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
-        self._prepare_model_optimizer_and_dataloaders()
+        self._prepare()
         self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+
+    # --- evaluating and stopping --------------------------------------------------------------------------------
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate once; the loss is recorded under a name that says where in the run it was."""
+        loader = self._as_loader(valid_dl, is_evaluation=True)
+        loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
+        name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
+        run_eval_epoch(self, self._engine, loader, name, is_intermediate)
+        if is_training and not is_intermediate and not self.run_history.metric_name_prefix:
+            self._reach(EVALUATED)
+        if not is_intermediate:  # else it is a request itself, and a stop is served after the saves
+            self._serve_stop()
+
+    def _run_evaluation(self) -> None:
+        try:
+            self.evaluation_run_start()
+            self.call_event("on_evaluation_run_start")
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+        except StopTrainingError as error:
+            self._stop(error)
+        try:
+            self.evaluation_run_end()
+            self.call_event("on_evaluation_run_end")
+        except StopTrainingError as error:
+            self._stop(error)
+
+    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
+        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
+        handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
+        with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
+            self._run_eval_epoch(self._eval_dataloader)
+
+    def _reach(self, stage: int) -> None:
+        # An epoch cut short by a limit is trained on when the limit is raised: it stays where it is.
+        if self._run.epoch_is_whole:
+            self.progress.stage = stage
+
+    def _serve_stop(self) -> None:
+        reason = self.requests.stop
+        if self._engine.agreement.largest(reason is not None)[0]:
+            self.requests.stop = None
+            raise StopTrainingError(reason or "Stopped by another process")
+
+    def _stop(self, error: StopTrainingError) -> None:
+        """End the run early: say why, drop what is half done, tell the callbacks."""
+        self.print(error)
+        self._run.stop_reason = str(error)
+        self.requests.stop = None  # what was asked for meanwhile is done
+        if self.progress.stage == FINISHED:
+            self.progress.end_epoch()
+        self._drop_gradients()
+        try:
+            self.call_event("on_stop_training_error", error=error)
+        except StopTrainingError as another:
+            self.print(another)
 
     # --- saving and loading -------------------------------------------------------------------------------------
 
@@ -224,10 +325,13 @@ class TrainerServices(TrainerHooks):
         """
         if self.run_config is None:
             raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
+        if not self._weights_are_finite():
+            raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
         run = {
             "progress": self.progress.state_dict(),
             "seed": self.seed,
             "first_epoch": self._run.first_epoch,
+            "gradient_norm": self.gradient_norm,
             "losses": gather_objects(self._losses.state_dict()),
         }
         model, state = capture(self, self._engine, run, checkpoint_kwargs or {})
@@ -247,14 +351,19 @@ class TrainerServices(TrainerHooks):
         metadata: dict[str, Any] = checkpoint.state["metadata"]
         return metadata
 
+    def _weights_are_finite(self) -> bool:
+        weights = [weight.detach() for weight in self._engine.parameters if weight.is_floating_point()]
+        return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
     def _serve_saves(self) -> None:
         """Save what was asked for, as of the last finished update."""
         if self._run.update_is_torn:
             return
         saves, self.requests.saves = self.requests.saves, []
         for directory, metadata in saves:
-            if self._losses.has_nonfinite():
-                self.print(f"Not saving {directory}: a loss of this epoch was not finite")
+            if self._losses.has_nonfinite() or not self._weights_are_finite():
+                culprit = "a loss of this epoch was" if self._losses.has_nonfinite() else "a weight is"
+                self.print(f"Not saving {directory}: {culprit} not finite")
                 continue
             self.save_training_state(directory, metadata)
             checkpoints = self._settings.checkpoints
@@ -294,9 +403,7 @@ class TrainerServices(TrainerHooks):
         """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
 
         A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
-        Training states that were asked for are written first, since they are of the weights that go now.
         """
-        self._serve_saves()
         model = self._engine.unwrap(self.model, keep_torch_compile=False)
         optimizer = self._engine.unwrap_optimizer(self.optimizer)
         return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)
@@ -307,6 +414,11 @@ class TrainerServices(TrainerHooks):
     def device(self) -> torch.device:
         """Where the model is during a run."""
         return self._engine.device
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes take part in the run."""
+        return self._engine.num_processes
 
     @property
     def train_loader(self) -> Any:

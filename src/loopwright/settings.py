@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sized
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -79,6 +80,12 @@ class RunSettings:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("gradient_clip_value", "gradient_clip_norm"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0):
+                raise ConfigError(f"{name} must be a number above 0, or None not to clip, got {value!r}")
+        if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpointing):
+            raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
         if self.step_mode not in STEP_MODES:
             raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
         if self.mixed_precision not in PRECISIONS:
@@ -88,6 +95,19 @@ class RunSettings:
     def clips(self) -> bool:
         """Whether gradients are clipped."""
         return self.gradient_clip_value is not None or self.gradient_clip_norm is not None
+
+
+def check_is_idle(is_running: bool) -> None:
+    """Refuse to start a run inside another one of the same trainer.
+
+    Raises:
+        ConfigError: it names what to use instead.
+    """
+    if is_running:
+        raise ConfigError(
+            "this trainer is in the middle of a training run, which another run would break. "
+            "Inside a run use request_evaluation() or evaluate_copy(), or a trainer of its own."
+        )
 
 
 def check_scheduler_factory(create_scheduler_fn: Any) -> None:
@@ -122,6 +142,8 @@ def check_parameters(model: Any, optimizer: Any) -> None:
             f"{type(model).__name__} has no trainable parameters: requires_grad is False on all {len(parameters)}. "
             "Unfreeze some, or use evaluate()."
         )
+    if optimizer is None:
+        raise ConfigError("the trainer has no optimizer, so it can evaluate and predict but not train")
     if isinstance(optimizer, torch.optim.Optimizer):
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in held for parameter in parameters):

@@ -8,7 +8,7 @@ evaluate, save, stop. The hooks it calls are in `hooks.py`; saving, preparing an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ import torch
 
 from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
 from loopwright.checkpoint import Checkpointing
-from loopwright.data import Window
+from loopwright.data import Loader, Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
 from loopwright.engine.nested import to_device
+from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import seed_torch
 from loopwright.errors import StopTrainingError
-from loopwright.evaluation import run_eval_epoch, run_prediction, swapped
+from loopwright.evaluation import run_prediction
 from loopwright.keys import forward_key
 from loopwright.losses import EpochLosses, check_batch_output
-from loopwright.progress import Progress, Requests, RunState
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.schedulers import (
     StatefulSchedulerBase,
@@ -36,6 +37,7 @@ from loopwright.settings import (
     Interval,
     RunSettings,
     check_dataset,
+    check_is_idle,
     check_parameters,
     check_scheduler_factory,
     is_overridden,
@@ -183,13 +185,14 @@ class Trainer(TrainerServices):
             check_dataset(train_dataset, "train_dataset", train_dataloader_kwargs or {}, per_device_batch_size)
         if not is_overridden(self, Trainer, "create_eval_dataloader"):
             check_dataset(eval_dataset, "eval_dataset", eval_dataloader_kwargs or {}, per_device_batch_size)
+        check_is_idle(self._run.is_running)
         resume_path = find_resume_path(resume_from, checkpoints, self.print)
         if resume_path is None and reset_run_history:
             self.run_history.reset()
         self._start_anew(settings)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
-        self.seed = torch.initial_seed() if seed is None else seed
+        self.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
         self._train_dataloader = self.create_train_dataloader(
             batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
         )
@@ -197,19 +200,20 @@ class Trainer(TrainerServices):
             self._eval_dataloader = self.create_eval_dataloader(
                 batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
             )
-        self._prepare_model_optimizer_and_dataloaders()
-        self.run_config = self._create_run_config(
-            per_device_batch_size,
-            num_epochs,
-            gradient_accumulation_steps,
-            max_num_train_steps,
-            gradient_clip_value,
-        )
-        if create_scheduler_fn is not None:
-            self.scheduler = self.create_scheduler()
-        if resume_path is not None:
-            self._resume(resume_path)
         try:
+            self._prepare()
+            self.run_config = self._create_run_config(
+                per_device_batch_size,
+                num_epochs,
+                gradient_accumulation_steps,
+                max_num_train_steps,
+                gradient_clip_value,
+            )
+            if create_scheduler_fn is not None:
+                self.scheduler = self.create_scheduler()
+            if resume_path is not None:
+                self._resume(resume_path)
+            self._run.is_running = True
             self._run_training()
         finally:
             self._release()
@@ -231,18 +235,12 @@ class Trainer(TrainerServices):
             dataloader_kwargs: win over the loader's defaults.
             collate_fn: makes a batch of samples.
         """
-        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
-        self.run_history.reset()
         try:
-            self.evaluation_run_start()
-            self.call_event("on_evaluation_run_start")
-            self._run_eval_epoch(self._eval_dataloader, is_training=False)
-        except StopTrainingError as error:
-            self._stop(error)
+            self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
+            self.run_history.reset()
+            self._run_evaluation()
         finally:
             self._release()
-        self.evaluation_run_end()
-        self.call_event("on_evaluation_run_end")
         return EvaluationResult(self.run_history.latest(), self._run.stop_reason)
 
     def predict(
@@ -253,9 +251,9 @@ class Trainer(TrainerServices):
         collate_fn: Callable[..., Any] | None = None,
     ) -> PredictionResult:
         """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
-        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
-        self.model.eval()
         try:
+            self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
+            self.model.eval()
             outputs, num_samples = run_prediction(self, self._engine, self._eval_dataloader)
         finally:
             self._release()
@@ -270,9 +268,10 @@ class Trainer(TrainerServices):
             self.training_run_start()
             self.call_event("on_training_run_start")
             self._begin_run()
-            while not self._is_complete():
-                self._run_train_epoch(self._train_dataloader)
-                if self._evaluation_is_due():
+            while not self._is_over():
+                if self.progress.stage < TRAINED:
+                    self._run_train_epoch(self._train_dataloader)
+                if self.progress.stage < EVALUATED and self._evaluation_is_due():
                     self._run_eval_epoch(self._eval_dataloader)
                 self._finish_epoch()
         except StopTrainingError as error:
@@ -289,7 +288,7 @@ class Trainer(TrainerServices):
         self._begin_epoch()
         self.call_event("on_train_epoch_start")
         windows = self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
-        for window in windows:
+        for window in windows if not self._has_reached_limit() else ():
             self._begin_update(window)
             for index, piece in enumerate(window.pieces):
                 self._begin_micro_batch(window, index)
@@ -299,10 +298,10 @@ class Trainer(TrainerServices):
             self._finish_update(window)
             if self._is_complete():
                 break
-        self._run.epoch_is_whole = next(windows, None) is None
-        self._log()
+        self._end_training_of_epoch(windows)
         self.train_epoch_end()
         self.run_history.update_metric("train_loss_epoch", self._losses.mean())
+        self._reach(TRAINED)
         self.call_event("on_train_epoch_end")
         self._serve_stop()
 
@@ -317,7 +316,7 @@ class Trainer(TrainerServices):
 
     def _finish_update(self, window: Window) -> None:
         """Apply the gradients of a window, count it, and serve what was asked for."""
-        self._losses.finish_update(self.model)
+        self._losses.finish_update()
         if self._settings.clips:
             self._clip_gradients()
         self.call_event("on_before_optimizer_step")
@@ -334,15 +333,6 @@ class Trainer(TrainerServices):
         self._ask_for_what_is_due()
         self._serve_requests()
 
-    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
-        """Evaluate once; the loss is recorded under a name that says where in the run it was."""
-        loader = self._as_loader(valid_dl, is_evaluation=True)
-        loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
-        name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
-        run_eval_epoch(self, self._engine, loader, name, is_intermediate)
-        if not is_intermediate:  # else it is a request itself, and a stop is served after the saves
-            self._serve_stop()
-
     # --- asking and serving -------------------------------------------------------------------------------------
 
     def _ask_for_what_is_due(self) -> None:
@@ -356,25 +346,19 @@ class Trainer(TrainerServices):
 
     def _serve_requests(self) -> None:
         """Do what was asked for: log, evaluate, save, stop."""
-        if not self._engine.is_distributed and not self.requests.any():
-            return
         if self._engine.is_distributed:
-            self.requests.log, self.requests.evaluate = (
-                bool(asked) for asked in self._engine.agreement.largest(self.requests.log, self.requests.evaluate)
-            )
+            self._agree_on_requests()
+        elif not self.requests.any():
+            return
+        stop, self.requests.stop = self.requests.stop, None
         if self.requests.log:
             self._log()
         if self.requests.evaluate:
             self.requests.evaluate = False
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
         self._serve_saves()
-        self._serve_stop()
-
-    def _serve_stop(self) -> None:
-        reason = self.requests.stop
-        if self._engine.agreement.largest(reason is not None)[0]:
-            self.requests.stop = None
-            raise StopTrainingError(reason or "Stopped by another process")
+        if stop is not None:
+            raise StopTrainingError(stop)
 
     # --- phases of the loop -------------------------------------------------------------------------------------
 
@@ -385,6 +369,7 @@ class Trainer(TrainerServices):
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
             self.scheduler.step()
+        self._run.epoch_is_whole = self.progress.stage >= TRAINED
         self._drop_gradients()
         self._counts_items = is_overridden(self, Trainer, "count_batch_items")
 
@@ -395,12 +380,21 @@ class Trainer(TrainerServices):
         if self.progress.batch == 0:
             self._losses = EpochLosses(self._engine)
 
+    def _end_training_of_epoch(self, windows: Iterator[Window]) -> None:
+        self.current_rows = None
+        num_batches = self._train_dataloader.num_batches if isinstance(self._train_dataloader, Loader) else None
+        # Where the length is not known, only asking for more tells.
+        is_at_end = self.progress.batch == num_batches if num_batches is not None else False
+        self._run.epoch_is_whole = is_at_end or next(windows, None) is None
+        self._log()
+
     def _begin_update(self, window: Window) -> None:
         counts = [self.count_batch_items(piece.batch) for piece in window.pieces] if self._counts_items else []
         self._losses.begin_update(window, counts)
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         self._run.piece_index = index
+        self.current_rows = window.pieces[index].rows
         self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
         seed_torch(forward_key(window.pieces[index].key), self.device)
 
@@ -411,6 +405,11 @@ class Trainer(TrainerServices):
     def _is_complete(self) -> bool:
         return self._has_reached_limit() or self.progress.epoch >= self._settings.num_epochs
 
+    def _is_over(self) -> bool:
+        """Whether nothing is left, not even to report an epoch that a limit cut short before the run was saved."""
+        is_reported = self.progress.batch == 0 or self.progress.reported == self.progress.update
+        return self.progress.epoch >= self._settings.num_epochs or (self._has_reached_limit() and is_reported)
+
     def _evaluation_is_due(self) -> bool:
         every, epoch = self._settings.evaluate_every, self.progress.epoch + 1
         is_last = epoch >= self._settings.num_epochs or self._has_reached_limit()
@@ -418,48 +417,41 @@ class Trainer(TrainerServices):
         return self._eval_dataloader is not None and is_due
 
     def _finish_epoch(self) -> None:
-        if self._has_reached_limit():
-            limit, epoch = self._settings.max_num_train_steps, self.run_history.current_epoch
-            self.print(f"Reached max number of training steps {limit} in epoch {epoch}")
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            latest = self.run_history.latest()
-            self.scheduler.step(latest.get("eval_loss_epoch", latest["train_loss_epoch"]))
-        self.training_run_epoch_end()
-        has_evaluated = self._eval_dataloader is None or self._evaluation_is_due()
-        self.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
+        if self.progress.stage < FINISHED:
+            has_evaluated = self._eval_dataloader is None or self._evaluation_is_due()
+            if self._has_reached_limit():
+                limit, epoch = self._settings.max_num_train_steps, self.run_history.current_epoch
+                self.print(f"Reached max number of training steps {limit} in epoch {epoch}")
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                use_eval = has_evaluated and self._eval_dataloader is not None
+                self.scheduler.step(self.run_history.latest()["eval_loss_epoch" if use_eval else "train_loss_epoch"])
+            self.training_run_epoch_end()
+            self._reach(FINISHED)
+            self.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
         self.run_history._increment_epoch()
         if self._run.epoch_is_whole:
             self.progress.end_epoch()
+        self.progress.reported = self.progress.update
         checkpoints = self._settings.checkpoints
         if checkpoints is not None and checkpoints.is_due_after_epoch(self.progress.epoch):
             self.request_save(checkpoints.path(self.progress.update))
         self._serve_requests()
 
-    def _stop(self, error: StopTrainingError) -> None:
-        """End the run early: say why, drop what is half done, tell the callbacks."""
-        self.print(error)
-        self._run.stop_reason = str(error)
-        if self._run.epoch_is_whole and self.progress.batch:
-            self.progress.end_epoch()
-        self._drop_gradients()
-        self.call_event("on_stop_training_error", error=error)
+    def _end_run(self) -> None:
+        self.training_run_end()
+        self.call_event("on_training_run_end")
+        self._serve_stop()
 
     def _finish_run(self) -> None:
-        try:
-            if self._settings.checkpoints is not None:
-                self.request_save(self._settings.checkpoints.path(self.progress.update))
-            self.training_run_end()
-            self.call_event("on_training_run_end")
-            self._serve_saves()
-            self._serve_stop()
-        except StopTrainingError as error:
-            self._stop(error)
-
-    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
-        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
-        handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
-        with swapped(self, model, handler, metric_prefix):
-            self._run_eval_epoch(self._eval_dataloader)
+        if self._settings.checkpoints is not None:
+            self.request_save(self._settings.checkpoints.path(self.progress.update))
+        for phase in (self._serve_saves, self._end_run, self._serve_saves):
+            try:
+                phase()
+            except StopTrainingError as error:
+                self._stop(error)
+        if self.requests.load is not None:
+            self.load_checkpoint(self.requests.load)
 
 
 class TrainerWithTimmScheduler(Trainer):

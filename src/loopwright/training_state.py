@@ -32,13 +32,16 @@ def capture(
         "history": trainer.run_history.state_dict(),
         "callbacks": trainer.callback_handler.state_dict(),
         "optimizer": optimizer_state(optimizer, names),
+        "scheduler_class": type(trainer.scheduler).__name__,
         "scheduler": trainer.scheduler.state_dict() if hasattr(trainer.scheduler, "state_dict") else None,
         "scaler": None if scaler is None else scaler.state_dict(),
         "loss_func": dict(trainer.loss_func.state_dict()) if isinstance(trainer.loss_func, nn.Module) else {},
         "generators": generator_states(engine.device),
         "num_processes": engine.num_processes,
     }
-    return model.state_dict(), state
+    entries = model.state_dict()
+    state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
+    return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}, state
 
 
 def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
@@ -52,12 +55,18 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     model = engine.unwrap(trainer.model, keep_torch_compile=False)
     optimizer = engine.unwrap_optimizer(trainer.optimizer)
-    _check_shapes(model, checkpoint.model)
-    model.load_state_dict(checkpoint.model)
+    weights = {**checkpoint.model, **state["model_extra"]}
+    _check_shapes(model, weights)
+    model.load_state_dict(weights)
     if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
         trainer.loss_func.load_state_dict(state["loss_func"])
     load_optimizer_state(optimizer, state["optimizer"], parameter_names(model=model, loss_func=trainer.loss_func))
     if state["scheduler"] is not None and trainer.scheduler is not None:
+        if state["scheduler_class"] != type(trainer.scheduler).__name__:
+            raise CheckpointError(
+                f"the state was saved with a {state['scheduler_class']}, the trainer has a "
+                f"{type(trainer.scheduler).__name__}: pass the same create_scheduler_fn to continue that run"
+            )
         trainer.scheduler.load_state_dict(state["scheduler"])
     if state["scaler"] is not None and engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(state["scaler"])
@@ -78,6 +87,11 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
         CheckpointError: there are checkpoints, but none can be trusted.
     """
     if resume_from is None:
+        if checkpoints is not None and store.has_checkpoints(checkpoints.directory):
+            raise ConfigError(
+                f'{checkpoints.directory} holds checkpoints of an earlier run. Continue it with resume_from="auto", '
+                "or choose another folder for a new run."
+            )
         return None
     if str(resume_from) == "auto":
         if checkpoints is None:
@@ -85,6 +99,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
         folder = Path(checkpoints.directory)
     else:
         folder = Path(resume_from)
+        store.restore_moved(folder)
         if not folder.is_dir():
             raise ConfigError(
                 f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "
@@ -154,6 +169,9 @@ def load_model_file(
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
+    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
+        found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
+        raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
     model.load_state_dict(checkpoint["model_state_dict"])
     if load_optimizer and "optimizer_state_dict" in checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
@@ -162,9 +180,9 @@ def load_model_file(
     return checkpoint
 
 
-def _check_shapes(model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    current = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+def _check_shapes(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    current = {name: tuple(getattr(value, "shape", ())) for name, value in model.state_dict().items()}
+    found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
     if current == found:
         return
     differences = [

@@ -305,12 +305,6 @@ def test_a_method_replaced_between_two_runs_is_called_in_the_second():
     assert [name for name, *_ in Recorder.calls] == ["appended"]
 
 
-def test_a_handler_knows_whether_anybody_listens():
-    handler = CallbackHandler([Silent, Recorder])
-    assert handler.has_listeners("on_train_epoch_start") and handler.has_listeners("on_my_event")
-    assert not handler.has_listeners("on_train_epoch_end") and not handler.has_listeners("on_nothing")
-
-
 def test_the_smallest_limit_of_all_callbacks_counts():
     handler = CallbackHandler([Silent, LimitBatchesCallback(5), LimitBatchesCallback(3), LimitBatchesCallback(4)])
     assert handler.batch_limit(None, training=True) == 3

@@ -56,6 +56,7 @@ def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
     capsys.readouterr()
     subject.fit(subject.trainer([PrintProgressCallback]), subject.data(8), 2, resume_from=tmp_path / "step_3")
     assert capsys.readouterr().out == (
+        "Resuming without the saved state of 1 SaveTrainingStateCallback\n"
         f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
         "\nStarting training run\n\nStarting epoch 2\nFinishing training run\n"
     )

@@ -144,8 +144,7 @@ def test_limited_evaluation_is_short_everywhere_when_asked(capsys):
 
 def test_the_limit_of_evaluation_is_shared_by_the_processes_and_at_least_one():
     class Configured:
-        class run_config:
-            num_processes = 4
+        num_processes = 4
 
     for steps, expected in ((3, 1), (4, 1), (9, 2), (16, 4)):
         limit = LimitEvalStepsCallback(steps)

@@ -127,6 +127,15 @@ def test_each_group_gets_the_options_that_its_parameters_had():
     assert [group["momentum"] for group in optimizer.param_groups] == [0.9, 0.9]
 
 
+def test_parameters_that_had_different_options_are_not_put_into_one_group():
+    first = Net()
+    groups = [{"params": first.inner.parameters(), "lr": 0.5}, {"params": first.outer.parameters(), "lr": 0.25}]
+    saved = optimizer_state(torch.optim.SGD(groups), names(first))
+    second = Net()
+    with pytest.raises(CheckpointError, match=r"'inner\.weight'.* into one group, but .* with different options"):
+        load_optimizer_state(torch.optim.SGD(second.parameters(), lr=0.1), saved, names(second))
+
+
 def test_an_optimizer_over_named_parameters_keeps_the_names_of_its_own_groups():
     first = Net()
     saved = optimizer_state(torch.optim.SGD(first.named_parameters(), lr=0.5), names(first))

@@ -327,12 +327,9 @@ def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(kill_
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
     newest, problems = find_newest(tmp_path)
     assert problems == []
-    # Once its manifest is synced the new one is whole, wherever it lies; before that the old one stands.
-    if kill_at in ("save_file", "manifest"):
-        assert newest == tmp_path / "a"
-        assert_holds(newest, 1.0)
-    else:
-        assert_holds(newest, 2.0, update=2)
+    # The rename into place is what makes it a checkpoint; until then the old one stands.
+    assert newest == tmp_path / "a"
+    assert_holds(newest, 1.0)
 
 
 # Finding and pruning

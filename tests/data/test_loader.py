@@ -30,6 +30,7 @@ from torch.utils.data import (
 
 from loopwright.data import OrderedLoader, ReplayLoader, Share, Shuffled, adopt
 from loopwright.data.collate import collate
+from loopwright.data.defaults import DataLoaderSlice
 from loopwright.data.loader import SeededDataset
 from loopwright.keys import key
 
@@ -232,6 +233,18 @@ def test_the_micro_batches_of_a_window_are_fetched_under_the_same_keys_on_any_nu
         ]
 
     assert pieces_of(1) == pieces_of(2) == pieces_of(4) == pieces_of(8)
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "weighted sampler", "batch sampler", "iterable dataset", "own batches"])
+def test_every_micro_batch_has_the_key_of_its_position_and_draws_numbers_of_its_own(kind):
+    for evaluation, purpose in ((False, "fetch"), (True, "eval-fetch")):
+        position = 0
+        for window in adopted(SOURCES[kind](), accumulation=2, evaluation=evaluation).windows(3):
+            for piece in window.pieces:
+                assert piece.key == key(7, purpose, 3, position)
+                position += piece.rows
+    noise = batches_of(adopted(DataLoader(Noisy(100), batch_size=1)))
+    assert len({value for batch in noise for value in batch[0, 1:].tolist()}) == 300
 
 
 def test_a_process_without_a_micro_batch_of_its_own_runs_one_that_counts_nothing():
@@ -741,9 +754,19 @@ def test_what_can_be_taken_apart_is_ordered_and_the_rest_is_replayed(kind, expec
     assert type(adopted(SOURCES[kind]())) is expected
 
 
-def test_iterating_a_loader_gives_the_batches_of_epoch_0():
+def test_iterating_a_loader_gives_the_batches_of_epoch_0_or_the_one_it_was_told():
     loader = adopted(DataLoader(Indices(10), batch_size=4, shuffle=True), accumulation=2)
     assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in batches_of(loader, 0)]
+    loader.set_epoch(3)
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in batches_of(loader, 3)]
+    assert [batch.tolist() for batch in batches_of(loader)] == [batch.tolist() for batch in batches_of(loader, 0)]
+
+
+def test_a_slice_of_a_loader_is_not_shared_out_a_second_time():
+    share = {"rank": 1, "processes": 2}
+    whole = adopted(DataLoader(Indices(24), batch_size=2, shuffle=True), **share)
+    part = adopted(DataLoaderSlice(whole, 4), **share)
+    assert [batch.tolist() for batch in batches_of(part, 1)] == [batch.tolist() for batch in batches_of(whole, 1)[:4]]
 
 
 # Limits
@@ -802,6 +825,24 @@ def test_a_replayed_loader_shares_batches_among_processes():
         [[[8, 9], [10, 11]], [[]]],  # a pad
     ]
     assert [len(loader) for loader in loaders] == [4, 4, 3]
+
+
+def test_closing_a_replayed_loader_ends_workers_that_live_on_and_touches_nothing_else():
+    class KeepsAnIterator(ListedBatches):
+        _iterator = "not ours"
+
+    source = OwnLoader(Noisy(8), batch_size=4, num_workers=1, persistent_workers=True)
+    loader = adopted(source)
+    first = seen(loader.windows())
+    workers = source._iterator._workers
+    loader.close()
+    assert not any(worker.is_alive() for worker in workers)
+    assert seen(loader.windows()) == first
+    loader.close()
+    other = adopted(KeepsAnIterator(8))
+    other.close()
+    assert other.source._iterator == "not ours"
+    assert len(list(other.windows())) == 2
 
 
 def test_the_length_of_a_stream_is_unknown_until_it_ends():

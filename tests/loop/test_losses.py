@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks import DEFAULT_CALLBACKS, TrainerCallback
+from loopwright.callbacks import DEFAULT_CALLBACKS, TerminateOnNaNCallback, TrainerCallback
 from loopwright.schedulers import CosineLrScheduler
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -308,8 +308,9 @@ def safe_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return total / (labels != IGNORED).sum().clamp(min=1)
 
 
+@pytest.mark.parametrize("loss_func", [safe_token_loss, token_loss], ids=["loss of 0", "loss of nan"])
 @pytest.mark.parametrize("cls", COUNTING)
-def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_not_fail(cls):
+def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_not_fail(cls, loss_func):
     tokens = Tokens(8)
     tokens.labels[2:4] = IGNORED  # the second half of the first window
     tokens.labels[4:8] = IGNORED  # the whole second window
@@ -318,7 +319,7 @@ def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_
     with torch.no_grad():
         true_mean = token_loss(model(tokens.inputs[:2]), tokens.labels[:2]).item()
 
-    trainer = watched(cls, tagger(), safe_token_loss)
+    trainer = watched(cls, tagger(), loss_func, callbacks=[TerminateOnNaNCallback()])
     result = trainer.train(
         tokens, 1, per_device_batch_size=2, gradient_accumulation_steps=2,
         train_dataloader_kwargs={"shuffle": False, "num_workers": 0},
@@ -327,6 +328,20 @@ def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_
     torch.testing.assert_close(first, expected, **TIGHT)
     assert torch.equal(second, torch.zeros_like(second))
     assert result.metrics["train_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
+    assert result.stop_reason is None
+
+
+@pytest.mark.parametrize("cls", COUNTING)
+def test_evaluation_batches_without_items_add_nothing(cls):
+    tokens = Tokens(9)
+    tokens.labels[4] = IGNORED  # alone in its batch, its mean loss is nan
+    with torch.no_grad():
+        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
+    for batch_size in (1, 2, 9):
+        trainer = watched(cls, tagger(), token_loss, callbacks=[TerminateOnNaNCallback()])
+        result = trainer.evaluate(tokens, per_device_batch_size=batch_size, dataloader_kwargs={"num_workers": 0})
+        assert result.stop_reason is None
+        assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
 
 
 # What a callback sees, and what the host waits for

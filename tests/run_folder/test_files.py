@@ -256,7 +256,7 @@ while True:
         print(flush=True)
 """
     draw, seen = random.Random(0), []
-    for _ in range(12):
+    for _ in range(8):
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "file")], stdout=subprocess.PIPE)
         child.stdout.readline()
         time.sleep(draw.uniform(0, 0.08))
@@ -339,3 +339,11 @@ def test_a_file_that_may_not_be_read_is_no_missing_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
         read_json(tmp_path / "file", default={})
+
+
+def test_the_run_folder_and_the_failpoints_need_no_torch():
+    code = (
+        "import sys, loopwright.failpoints, loopwright.run_folder; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

@@ -252,6 +252,29 @@ sys.stdin.read()
         assert sum(f"pid {winner} on host" in answer for answer in answers) == 4
 
 
+def test_an_owner_that_has_not_yet_written_its_name_is_waited_for_and_named(tmp_path):
+    code = """
+import sys, time
+from loopwright.run_folder import lease
+real_write_json = lease.write_json
+def write_json(path, value):
+    print("locked", flush=True)
+    time.sleep(0.3)
+    real_write_json(path, value)
+lease.write_json = write_json
+lease.Lease(sys.argv[1]).acquire()
+sys.stdin.read()
+"""
+    leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout.readline() == "locked\n"
+    with pytest.raises(LeaseError, match=f"in use by pid {owner.pid} on host"):
+        Lease(tmp_path).acquire()
+    owner.communicate()
+
+
 # ---------------------------------------------------------------------------------------------------------- forks
 
 
@@ -328,8 +351,9 @@ def test_another_host_is_refused_while_its_heartbeat_is_young_and_followed_when_
         assert content(tmp_path)["host"] == platform.node()
 
     leave_lease(tmp_path, **elsewhere, heartbeat=time.time() - 61)
-    assert Lease(tmp_path).acquire().host == "elsewhere"
-    lease_module._held.popitem()[1].release()
+    lease = Lease(tmp_path)
+    assert lease.acquire().host == "elsewhere"
+    lease.release()
 
 
 def test_a_heartbeat_from_the_future_is_taken_for_young(tmp_path):
@@ -466,8 +490,8 @@ def test_without_locks_another_container_is_judged_by_its_heartbeat(tmp_path, no
     leave_lease(tmp_path, host="container-7", pid=2**22 + 1)
     with pytest.raises(LeaseError, match="container-7"):
         Lease(tmp_path).acquire()
-    leave_lease_old = {**content(tmp_path), "heartbeat": time.time() - 100}
-    (tmp_path / "lease.json").write_text(json.dumps(leave_lease_old))
+    (tmp_path / "lease.json").unlink()
+    leave_lease(tmp_path, host="container-7", pid=2**22 + 1, heartbeat=time.time() - 100)
     with Lease(tmp_path) as lease:
         assert lease.still_ours()
 

@@ -224,16 +224,10 @@ class CallbackHandler:
             except CallbackMethodNotImplementedError:
                 continue
 
-    def has_listeners(self, event: str) -> bool:
-        """Whether any callback does something at this event."""
-        listeners = self._listeners.get(event)
-        if listeners is None:
-            listeners = self._listeners[event] = self._find_listeners(event)
-        return bool(listeners)
-
     def batch_limit(self, trainer: Any, training: bool, is_intermediate: bool = False) -> int | None:
         """Return the smallest limit that any callback sets on an epoch's micro-batches, or None."""
-        limiters: list[Any] = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
+        callbacks = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
+        limiters: list[Any] = [callback for callback in callbacks if callable(callback.batch_limit)]
         if self._limited_by is not None:
             limiters.append(self._limited_by)
         limits = [limiter.batch_limit(trainer, training, is_intermediate) for limiter in limiters]

@@ -108,12 +108,17 @@ class ModelEmaCallback(SaveBestModelCallback):
         self.callbacks = tuple(callbacks)
         self.update_every = update_every
         self.ema_model: Any = None
+        self._model: Any = None
         self._in_training_run = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Start the average as a copy of the model."""
         super().on_training_run_start(trainer, **kwargs)
-        self.ema_model = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=self.decay)
+        self._model = trainer.get_model(keep_torch_compile=False)
+        self.ema_model = self.model_ema(self._model, decay=self.decay)
+        averaged = self.ema_model.module.__dict__
+        if averaged.pop("_original_forward", None) is not None:
+            averaged.pop("forward", None)  # the run's precision is not the average's own: its evaluation brings it
         if self.evaluate_during_training:
             self.ema_model.to(trainer.device)
         self._in_training_run = True
@@ -121,7 +126,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Take a step towards the new weights."""
         if trainer.progress.update % self.update_every == 0:
-            self.ema_model.update(trainer.get_model(keep_torch_compile=False))
+            self.ema_model.update(self._model)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Evaluate the average too, after an epoch's own evaluation."""
@@ -138,6 +143,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Leave the trained model as it is: the average is never loaded into it."""
         self._in_training_run = False
+        self._model = None
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, its epoch, and the average itself."""

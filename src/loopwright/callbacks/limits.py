@@ -50,4 +50,4 @@ class LimitEvalStepsCallback(TrainerCallback):
             trainer.print(f"Limiting evaluation to {self._steps_per_process(trainer)} steps per process")
 
     def _steps_per_process(self, trainer: TrainerLike) -> int:
-        return max(self.num_eval_steps // int(trainer.run_config.num_processes), 1)
+        return max(self.num_eval_steps // trainer.num_processes, 1)

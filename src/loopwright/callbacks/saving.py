@@ -79,7 +79,7 @@ class SaveBestModelCallback(TrainerCallback):
         trainer.print(
             f"Loading checkpoint with {self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
         )
-        trainer.load_checkpoint(self.save_path)
+        trainer.request_load(self.save_path)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value and its epoch."""
@@ -100,8 +100,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     """Saves everything needed to continue the run, every so many epochs or micro-batches and at the end.
 
     States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`.
-    They are written at update boundaries. After a SaveBestModelCallback in the list `final` holds the best
-    weights, which that one has loaded by then; before it, the last ones.
+    They are written at update boundaries. `final` holds the last weights, also beside a SaveBestModelCallback, which
+    loads the best ones when everything is saved.
 
     Args:
         save_dir: the folder.

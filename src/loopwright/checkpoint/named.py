@@ -71,11 +71,21 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]
         )
     groups = []
     for group in optimizer.state_dict()["param_groups"]:
-        options = saved_group[name_of[group["params"][0]]] if group["params"] else group
         who = {key: group[key] for key in ("params", "param_names") if key in group}
-        groups.append({**options, **who})
+        members = [name_of[index] for index in group["params"]]
+        options = [_options(saved_group[name]) for name in members] or [_options(group)]
+        if any(other != options[0] for other in options):
+            raise CheckpointError(
+                f"the optimizer puts {members[:5]} into one group, but they were saved with different options. "
+                "Group the parameters as in the run that was saved."
+            )
+        groups.append({**options[0], **who})
     state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _numbered_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, str]:

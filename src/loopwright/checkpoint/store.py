@@ -99,6 +99,7 @@ def read(directory: str | Path) -> Checkpoint:
         CheckpointError: it is incomplete or damaged; it names the file and what is wrong with it.
     """
     folder = Path(directory)
+    restore_moved(folder)
     manifest = verify(folder)
     weights = load_file(folder / "model.safetensors")
     tensors = load_file(folder / "state.safetensors")
@@ -135,10 +136,7 @@ def find_newest(directory: str | Path) -> tuple[Path | None, list[CheckpointErro
     """
     found: list[tuple[int, Path]] = []
     problems: list[CheckpointError] = []
-    folders = (
-        [path for path in Path(directory).glob("*") if (path / MANIFEST).exists()] if Path(directory).exists() else []
-    )
-    for path in folders:
+    for path in _folders(directory):
         try:
             found.append((_read_manifest(path)["update"], path))
         except CheckpointError as error:
@@ -156,6 +154,11 @@ def find_newest(directory: str | Path) -> tuple[Path | None, list[CheckpointErro
             + ". Move them away to start from scratch."
         )
     return None, problems
+
+
+def has_checkpoints(directory: str | Path) -> bool:
+    """Whether a folder holds anything that claims to be a checkpoint."""
+    return bool(_folders(directory))
 
 
 def prune(directory: str | Path, keep_last: int, protected: Path | None = None) -> None:
@@ -186,6 +189,16 @@ def write_file(path: str | Path, write_to: Any) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _folders(directory: str | Path) -> list[Path]:
+    """Return the sub-folders with a manifest; hidden ones are being written or removed."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        return []
+    for moved in folder.glob(".old-*"):
+        restore_moved(folder / moved.name.removeprefix(".old-"))
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and (path / MANIFEST).exists()]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -249,16 +262,22 @@ def _sync(path: Path) -> None:
 
 
 def _swap_in(aside: Path, final: Path) -> None:
-    old = None
+    old = final.with_name(f".old-{final.name}")
+    restore_moved(final)
     if final.exists():
-        old = final.with_name(f".del-{final.name}-{uuid.uuid4().hex[:8]}")
+        shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
     try:
         os.rename(aside, final)
     except BaseException:
-        if old is not None:
-            os.rename(old, final)
+        restore_moved(final)
         raise
     _sync(final.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_moved(final: Path) -> None:
+    """Put back a checkpoint that was moved aside for a new one which was then not put in its place."""
+    old = final.with_name(f".old-{final.name}")
+    if not final.exists() and old.exists():
+        os.rename(old, final)

@@ -87,6 +87,7 @@ class Loader(ABC):
         self.device = device
         self.limit = limit
         self._even_tail = even_tail
+        self._direct_epoch = 0
         self._purpose = "eval-fetch" if even_tail else "fetch"
 
     @abstractmethod
@@ -116,9 +117,13 @@ class Loader(ABC):
             raise TypeError(f"the length of {type(self).__name__} is not known: its source has none")
         return self.num_batches
 
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch iterating it directly yields; `windows` is told each time."""
+        self._direct_epoch = epoch
+
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of epoch 0 on the device."""
-        for window in self.windows():
+        """Yield the batches of an epoch on the device."""
+        for window in self.windows(self._direct_epoch):
             for piece in window.pieces:
                 yield to_device(piece.batch, self.device)
 
@@ -313,6 +318,13 @@ class ReplayLoader(Loader):
             yield start, rows, batch
             start += rows
 
+    def close(self) -> None:
+        """End the source's workers, if it keeps any between epochs."""
+        workers = self.source._iterator if isinstance(self.source, DataLoader) else None
+        if workers is not None:
+            self.source._iterator = None
+            workers._shutdown_workers()  # type: ignore[attr-defined]
+
     def _num_global_batches(self) -> int | None:
         try:
             return len(self.source)
@@ -378,6 +390,8 @@ def adopt(
         share = Share(share.rank, share.processes, 1)
     if isinstance(source, (OrderedLoader, ReplayLoader)):
         source = source.source
+    if isinstance(getattr(source, "dl", None), Loader):
+        share = Share(0, 1, share.accumulation)  # a slice of a loader of ours holds this process's part already
     ordered = (
         type(source) is DataLoader
         and not isinstance(source.dataset, IterableDataset)

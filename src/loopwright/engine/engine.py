@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from loopwright.engine.processes import Agreement
+from loopwright.engine.processes import Agreement, sum_on_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+_ABSENT = object()
 
 
 def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
@@ -44,63 +46,80 @@ def forget_precision() -> None:
 
 
 class Engine:
-    """What the loop needs from device, precision and processes, for one run."""
+    """What the loop needs from device, precision and processes, for one run.
+
+    Attributes:
+        parameters: everything that gets gradients: the model's parameters, and those that only the optimizer holds
+            (of a loss function, say).
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.num_processes: int = accelerator.num_processes
         self.rank: int = accelerator.process_index
-        self.is_distributed = str(accelerator.distributed_type.value) != "NO" and self.num_processes > 1
+        self.kind = str(accelerator.distributed_type.value)
+        self.is_distributed = self.kind != "NO" and self.num_processes > 1
         self.agreement = Agreement()
-        self._needs_wrapping = accelerator.scaler is not None or self._kind in (
-            "FSDP",
-            "DEEPSPEED",
-            "MEGATRON_LM",
-            "XLA",
-        )
+        self.parameters: list[nn.Parameter] = []
+        self._is_sharded = self.kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+        self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
+        self._only_in_optimizer: list[nn.Parameter] = []
+        self._forwards: list[tuple[nn.Module, Any]] = []
+        self._optimizer: Any = None
 
-    @property
-    def _kind(self) -> str:
-        return str(self.accelerator.distributed_type.value)
-
-    def prepare(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-        """Place and wrap the model and the optimizer for this run; either may be None-like and is then left alone."""
-        if self._kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-            prepared = self.accelerator.prepare(model, optimizer)
-            return prepared[0], prepared[1]
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Place and wrap the model and the optimizer for this run; stand-ins for either are left alone."""
+        self._optimizer = optimizer
         if isinstance(model, nn.Module):
-            model = self.accelerator.prepare_model(model)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            if optimizer.state:
-                # Casts an earlier run's state to wherever the parameters are now.
-                optimizer.load_state_dict(optimizer.state_dict())
-            if self._needs_wrapping:
-                optimizer = self.accelerator.prepare_optimizer(optimizer)
+            modules = [module for module in (model, getattr(model, "_orig_mod", None)) if module is not None]
+            self._forwards = [(module, module.__dict__.get("forward", _ABSENT)) for module in modules]
+        if self._is_sharded:
+            prepared = self.accelerator.prepare(model, optimizer)
+            model, optimizer = prepared[0], prepared[1]
+        else:
+            if isinstance(model, nn.Module):
+                model = self.accelerator.prepare_model(model)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                if optimizer.state:
+                    # Casts an earlier run's state to wherever the parameters are now.
+                    optimizer.load_state_dict(optimizer.state_dict())
+                if self._needs_wrapping:
+                    optimizer = self.accelerator.prepare_optimizer(optimizer)
+        if isinstance(model, nn.Module):
+            self._note_parameters(model, optimizer)
         return model, optimizer
 
     def release(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Undo `prepare`: the bare model and optimizer."""
-        return self.unwrap(model, keep_precision=False), self.unwrap_optimizer(optimizer)
+        """Undo `prepare`: the bare model, its own forward, and the optimizer as the user made it."""
+        model = self.unwrap(model)
+        for module, forward in self._forwards:
+            # accelerate's own way back binds a compiled model's forward to the wrong object.
+            module.__dict__.pop("_original_forward", None)
+            module.__dict__.pop("forward", None)
+            if forward is not _ABSENT:
+                module.__dict__["forward"] = forward
+        self._forwards = []
+        return model, self.unwrap_optimizer(optimizer)
 
-    def unwrap(self, model: Any, keep_torch_compile: bool = True, keep_precision: bool = True) -> Any:
-        """Return the model without its distributed wrapper.
+    def unwrap(self, model: Any, keep_torch_compile: bool = True) -> Any:
+        """Return the model without its distributed wrapper; its forward stays under autocast while the run lasts.
 
         Args:
             model: as `prepare` returned it.
             keep_torch_compile: whether a compiled model stays compiled.
-            keep_precision: whether its forward stays under autocast.
         """
         if not isinstance(model, nn.Module):
             return model
-        bare = self.accelerator.unwrap_model(
-            model, keep_fp32_wrapper=keep_precision, keep_torch_compile=keep_torch_compile
-        )
-        inner = getattr(bare, "_orig_mod", bare)
-        forward = inner.__dict__.get("forward")
-        if getattr(forward, "__func__", None) is type(inner).forward:
-            del inner.__dict__["forward"]  # accelerate leaves the class's own method on the instance
-        return bare
+        return self.accelerator.unwrap_model(model, keep_torch_compile=keep_torch_compile)
+
+    def _note_parameters(self, model: nn.Module, optimizer: Any) -> None:
+        own = list(model.parameters())
+        known = {id(parameter) for parameter in own}
+        groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
+        held = [parameter for group in groups for parameter in group["params"]]
+        self._only_in_optimizer = [parameter for parameter in held if id(parameter) not in known]
+        self.parameters = [*own, *self._only_in_optimizer]
 
     @staticmethod
     def unwrap_optimizer(optimizer: Any) -> Any:
@@ -117,21 +136,31 @@ class Engine:
             # accelerate's backward divides by its own accumulation count first: one more kernel per call.
             loss.backward()
 
-    def clip(self, model: nn.Module, value: float | None, norm: float | None) -> torch.Tensor | None:
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients there are."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def finish_gradients(self) -> None:
+        """Share the gradients that no wrapper shares: of parameters that only the optimizer holds."""
+        if self.is_distributed:
+            for parameter in self._only_in_optimizer:
+                if parameter.grad is not None:
+                    parameter.grad = sum_on_device(parameter.grad) / self.num_processes
+
+    def clip(self, value: float | None, norm: float | None) -> torch.Tensor | None:
         """Clip the gradients by value, by norm, or both (in this order); return the norm if it was computed.
 
         Called once per update, on the full gradient; gradients are unscaled first.
         """
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        if self._kind in ("FSDP", "DEEPSPEED"):
-            parameters = list(model.parameters())
-        elif self.accelerator.scaler is not None:
-            self.accelerator.unscale_gradients()
+        parameters = [parameter for parameter in self.parameters if parameter.grad is not None or self._is_sharded]
+        if self.accelerator.scaler is not None and not self._is_sharded:
+            # Not accelerate's own unscaling: it asks process-wide state, which another trainer may have changed.
+            self.accelerator.scaler.unscale_(self.unwrap_optimizer(self._optimizer))
         if value is not None:
             nn.utils.clip_grad_value_(parameters, value)
         if norm is None:
             return None
-        if self._kind in ("FSDP", "DEEPSPEED"):
+        if self._is_sharded:
             total: torch.Tensor | None = self.accelerator.clip_grad_norm_(parameters, norm)
             return total
         return nn.utils.clip_grad_norm_(parameters, norm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -79,10 +79,15 @@ class Agreement:
     It uses a gloo group, so that the host can talk without waiting for the device.
     """
 
-    def __init__(self) -> None:
-        self._group: Any = None
-        if is_distributed() and dist.get_backend() != "gloo":
-            self._group = dist.new_group(backend="gloo")
+    _groups: ClassVar[dict[int, Any]] = {}
+
+    @property
+    def _group(self) -> Any:
+        # Made at its first use, by all processes, and kept: making one is itself a collective.
+        world = id(dist.group.WORLD)
+        if world not in self._groups:
+            self._groups[world] = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        return self._groups[world]
 
     def largest(self, *values: int) -> list[int]:
         """Return, for each value, its largest over all processes; every process must call it."""

@@ -152,11 +152,12 @@ class _Sums:
     first_nonfinite: int | None = None
 
     def add(self, loss: float, count: float) -> None:
-        if self.first_nonfinite is None and not math.isfinite(loss):
-            self.first_nonfinite = self.num_updates
+        if count:  # a mean of nothing, usually nan, has no say
+            if self.first_nonfinite is None and not math.isfinite(loss):
+                self.first_nonfinite = self.num_updates
+            self.total_loss += loss * count
+            self.running_count += count
         self.loss_value = loss
-        self.total_loss += loss * count
-        self.running_count += count
         self.num_updates += 1
 
 

@@ -1,0 +1,495 @@
+"""Two real processes (gloo, CPU) train, evaluate, predict, save and stop as one process would.
+
+This module is also the program of the two processes: `python -m distributed.test_two_processes CASE FOLDER`, in
+the environment torchrun would give them. Two launches serve all tests: "measure", and "resume", which goes on in
+new processes from what the first one saved. A process writes each measurement as soon as it is made, so that what
+it saw before a crash or a hang is kept.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from flaws import subject
+from loopwright import Trainer
+from loopwright.callbacks import (
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+)
+from loopwright.errors import DataError
+
+pytestmark = pytest.mark.distributed
+
+NUM_RANKS = 2
+TIMEOUT_SECONDS = 60
+GRACE_SECONDS = 5  # for a process to notice that its peer has died
+SEED = 3
+
+# name: (samples, accumulation on two processes). Micro-batches of 2, windows of 2 or 4 over both processes.
+RUNS = {
+    "short last sample": (23, 1),  # twelve micro-batches: the last holds one sample
+    "lonely last window": (17, 1),  # nine: the second process has nothing to do in the last window
+    "accumulation": (23, 2),
+    "accumulation with a lonely tail": (17, 2),  # two full windows of four, and one with a single micro-batch
+    "less than a window": (3, 2),
+}
+RESUMED_RUN = "accumulation with a lonely tail"
+EVAL_SAMPLES = 9
+PREDICT_SAMPLES = (1, 9, 16)
+TOLERANCE = 1e-6
+
+
+# What is trained
+
+
+class Augmented(Dataset):
+    """Samples (x, y, id) with noise from each of the three generators."""
+
+    def __init__(self, num_samples: int):
+        self.tensors = subject.data(num_samples).tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        x, y, sample_id = (tensor[index] for tensor in self.tensors)
+        return x + 0.1 * (random.random() + float(np.random.rand()) + torch.rand(4)), y, sample_id
+
+
+class Witness(TrainerCallback):
+    """Notes which samples each update saw here, and every log."""
+
+    def __init__(self):
+        self.ids, self.logs = [], []
+
+    def on_train_step_end(self, trainer, batch=None, **kwargs):
+        if trainer.current_rows != 0:  # else a pad, run to keep step with the other process
+            self.ids.append((trainer.progress.update + 1, batch[2].tolist()))
+
+    def on_log(self, trainer, logs=None, **kwargs):
+        self.logs.append(logs)
+
+
+class SaveAtUpdates(TrainerCallback):
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def on_update_end(self, trainer, **kwargs):
+        trainer.request_save(self.folder / f"update_{trainer.progress.update}")
+
+
+def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: int | None = SEED, **kwargs) -> dict:
+    """Two epochs with dropout, noise, clipping, evaluation and a moving average; return what came of it."""
+    witness = Witness()
+    ema = ModelEmaCallback(decay=0.8, save_path=folder / "ema.pt")
+    early_stopping = EarlyStoppingCallback(100, early_stopping_threshold=100.0)
+    model = subject.network(6, dropout=0.3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[witness, ema, early_stopping, *callbacks])
+    result = trainer.train(
+        Augmented(num_samples),
+        num_epochs=2,
+        eval_dataset=Augmented(EVAL_SAMPLES),
+        per_device_batch_size=2,
+        gradient_accumulation_steps=accumulation,
+        train_dataloader_kwargs={"num_workers": 0},
+        eval_dataloader_kwargs={"num_workers": 0},
+        gradient_clip_norm=0.5,
+        seed=seed,
+        log_every=2,
+        evaluate_every=2,
+        **kwargs,
+    )
+    history = trainer.run_history
+    return {
+        "updates": result.updates,
+        "seed": result.seed,
+        "weights": subject.weights(trainer).tolist(),
+        "ema": torch.cat([p.reshape(-1) for p in ema.ema_model.module.parameters()]).tolist(),
+        "moments": [trainer.optimizer.state[p]["exp_avg_sq"].reshape(-1).tolist() for p in model.parameters()],
+        "patience": early_stopping.early_stopping_patience_counter,
+        "history": {name: list(history.get_metric_values(name)) for name in sorted(history.get_metric_names())},
+        "logs": witness.logs,
+        "ids": witness.ids,
+    }
+
+
+# The tests
+
+
+class Rank:
+    """What one process left behind."""
+
+    def __init__(self, seen: dict, exit_code: int | None, output: str):
+        self.seen, self.exit_code, self.output = seen, exit_code, output
+
+    def __getitem__(self, name: str):
+        if name not in self.seen:
+            ending = "hung" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+            pytest.fail(f"a process {ending} before {name!r}; its output ends with\n{self.output[-4000:]}")
+        return self.seen[name]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("two_processes")
+
+
+@pytest.fixture(scope="module")
+def measured(folder) -> list[Rank]:
+    return launch("measure", folder)
+
+
+@pytest.fixture(scope="module")
+def resumed(folder, measured) -> list[Rank]:
+    return launch("resume", folder)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, tmp_path):
+    num_samples, accumulation = RUNS[name]
+    alone = fit(num_samples, 2 * accumulation, tmp_path)
+    first, second = (rank[name] for rank in measured)
+    assert first["updates"] == second["updates"] == alone["updates"]
+    for quantity in ("weights", "ema"):
+        assert first[quantity] == second[quantity], "the processes went apart"
+        assert first[quantity] == pytest.approx(alone[quantity], rel=1e-5, abs=TOLERANCE)
+    for found, expected in zip(first["moments"], alone["moments"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_update_sees_the_same_samples_on_one_process_or_two(name, measured, tmp_path):
+    num_samples, accumulation = RUNS[name]
+    alone = fit(num_samples, 2 * accumulation, tmp_path)
+
+    def by_update(*ids):
+        samples = {}
+        for entries in ids:
+            for update, batch in entries:
+                samples.setdefault(update, []).extend(batch)
+        return samples
+
+    # In order: the first process has the first micro-batches of each window.
+    assert by_update(*(rank[name]["ids"] for rank in measured)) == by_update(alone["ids"])
+    seen = [sample for rank in measured for _, batch in rank[name]["ids"] for sample in batch]
+    assert sorted(seen) == sorted(list(range(num_samples)) * 2)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_processes_report_the_losses_that_one_process_would(name, measured, tmp_path):
+    num_samples, accumulation = RUNS[name]
+    alone = fit(num_samples, 2 * accumulation, tmp_path)
+    first, second = (rank[name] for rank in measured)
+    assert first["history"] == second["history"]
+    assert first["logs"] == second["logs"]
+    assert set(first["history"]) == set(alone["history"])
+    for metric, values in alone["history"].items():
+        assert first["history"][metric] == pytest.approx(values, rel=1e-5), metric
+    assert len(first["logs"]) == len(alone["logs"])
+    for found, expected in zip(first["logs"], alone["logs"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("num_samples", PREDICT_SAMPLES)
+def test_predictions_come_once_per_sample_and_in_order_on_both_processes(num_samples, measured):
+    model = subject.network(6).eval()
+    with torch.no_grad():
+        expected = model(subject.data(num_samples).tensors[0]).flatten().tolist()
+    for rank in measured:
+        found = rank[f"predict {num_samples}"]
+        assert found["outputs"] == pytest.approx(expected, rel=1e-5, abs=TOLERANCE)
+        assert found["ids"] == list(range(num_samples))
+        assert found["num_samples"] == num_samples
+
+
+def test_an_evaluation_run_gives_the_loss_of_one_process_whatever_the_number_of_samples(measured):
+    for num_samples in PREDICT_SAMPLES:
+        trainer = subject.trainer(model=subject.network(6), cls=Trainer)
+        alone = trainer.evaluate(subject.data(num_samples), 2, {"num_workers": 0}).metrics["evaluation_loss"]
+        for rank in measured:
+            assert rank[f"evaluate {num_samples}"] == pytest.approx(alone, rel=1e-6)
+
+
+def test_rows_are_gathered_in_the_order_of_the_processes_however_uneven(measured):
+    for rank in measured:
+        assert rank["gather"] == {
+            "uneven": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [100.0, 101.0]],
+            "none on one": [7, 8],
+            "scalars": [0, 1],
+            "flags": [True, False, True, False],
+            "nested": {"pair": [[1, 1, 1, 2], [[1], [1], [1], [2]]]},
+            "padded": [[1, 1, -1], [2, 2, 2]],
+            "refused": "DataError",
+        }
+
+
+def test_only_the_first_process_writes(measured):
+    first, second = (rank["files"] for rank in measured)
+    assert second == []
+    assert first == sorted(
+        [f"states/{state}/{name}" for state in ("epoch_1", "final") for name in CHECKPOINT_FILES]
+        + ["best.pt", "plain.pt", "plain.safetensors"]
+    )
+
+
+CHECKPOINT_FILES = ("MANIFEST.json", "model.safetensors", "state.json", "state.safetensors")
+
+
+def test_a_state_that_one_process_asks_for_is_saved(measured):
+    for rank in measured:
+        assert rank["asked by one"] == {"exists": True, "saved_events": 1}
+
+
+@pytest.mark.parametrize("update", [1, 2, 3, 4, 5, 6])
+def test_a_state_of_two_processes_resumes_on_two_processes_bit_by_bit(update, measured, resumed):
+    # Three updates per epoch: 3 is the last of the first one, 6 the last of all.
+    for whole, again in zip(measured, resumed, strict=True):
+        expected, found = whole[RESUMED_RUN], again[f"resumed at {update}"]
+        for quantity in ("updates", "seed", "weights", "ema", "moments", "patience", "history"):
+            assert found[quantity] == expected[quantity], quantity
+        for quantity in ("logs", "ids"):
+            assert found[quantity] == expected[quantity][len(expected[quantity]) - len(found[quantity]) :], quantity
+        assert all(number > update for number, _ in found["ids"])
+
+
+def test_a_state_of_two_processes_goes_on_in_one(measured, folder, tmp_path):
+    """With twice the accumulation the windows are the same, so the numbers are too, up to rounding."""
+    num_samples, accumulation = RUNS[RESUMED_RUN]
+    expected = measured[0][RESUMED_RUN]
+    for update in (2, 4):
+        found = fit(
+            num_samples, 2 * accumulation, tmp_path, seed=None, resume_from=folder / "states" / f"update_{update}"
+        )
+        assert found["seed"] == SEED
+        assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5, abs=TOLERANCE)
+        for metric, values in expected["history"].items():
+            assert found["history"][metric] == pytest.approx(values, rel=1e-5), metric
+
+
+@pytest.mark.parametrize("way", ["error in a callback", "request", "nan", "error in an evaluation"])
+def test_a_stop_on_one_process_ends_both_at_the_same_update(way, resumed):
+    first, second = (rank[f"stop by {way}"] for rank in resumed)
+    for stop in (first, second):
+        assert stop["events"] == ["stop", "end"]
+        assert stop["reason"]
+    assert first["updates"] == second["updates"] < 20
+    assert first["weights"] == second["weights"] or way == "nan"
+
+
+# Launching
+
+
+def launch(case: str, folder: Path) -> list[Rank]:
+    """Run the case in two processes; one that hangs, or that outlives a dead peer, is killed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tests = Path(__file__).resolve().parents[1]
+    logs = [folder / f"{case}.rank{rank}.log" for rank in range(NUM_RANKS)]
+    processes = []
+    for rank, log in enumerate(logs):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(tests),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(NUM_RANKS),
+            "LOCAL_WORLD_SIZE": str(NUM_RANKS),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
+        command = [sys.executable, "-m", "distributed.test_two_processes", case, str(folder)]
+        with log.open("wb") as output:
+            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+
+    deadline, someone_failed = time.monotonic() + TIMEOUT_SECONDS, False
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if not someone_failed and any(process.poll() for process in processes):
+            someone_failed = True
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        time.sleep(0.05)
+    exit_codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+    ranks = []
+    for rank, log in enumerate(logs):
+        path = folder / f"{case}.rank{rank}.json"
+        seen = json.loads(path.read_text()) if path.exists() else {}
+        ranks.append(Rank(seen, exit_codes[rank], log.read_text(errors="replace")))
+    return ranks
+
+
+# What the two processes do
+
+
+class Results(dict):
+    """Measurements by name, on disk as soon as they are made."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = path
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, value)
+        aside = self.path.with_suffix(".tmp")
+        aside.write_text(json.dumps(self))
+        aside.replace(self.path)
+
+
+def measure(results: Results, rank: int, folder: Path) -> None:
+    for name, (num_samples, accumulation) in RUNS.items():
+        callbacks = [SaveAtUpdates(folder / "states")] if name == RESUMED_RUN else []
+        results[name] = fit(num_samples, accumulation, folder, callbacks)
+    measure_prediction(results)
+    measure_gathering(results, rank)
+    measure_writing(results, rank, folder)
+
+
+def measure_prediction(results: Results) -> None:
+    class WithIds(Trainer):
+        def calculate_prediction(self, batch):
+            return {"outputs": super().calculate_prediction(batch), "ids": batch[2]}
+
+    for num_samples in PREDICT_SAMPLES:
+        trainer = subject.trainer(model=subject.network(6), cls=WithIds)
+        result = trainer.predict(subject.data(num_samples), 2, {"num_workers": 0})
+        results[f"predict {num_samples}"] = {
+            "outputs": result.outputs["outputs"].flatten().tolist(),
+            "ids": result.outputs["ids"].tolist(),
+            "num_samples": result.metrics["num_samples"],
+        }
+        evaluation = trainer.evaluate(subject.data(num_samples), 2, {"num_workers": 0})
+        results[f"evaluate {num_samples}"] = evaluation.metrics["evaluation_loss"]
+
+
+def measure_gathering(results: Results, rank: int) -> None:
+    trainer = subject.trainer(cls=Trainer)
+    rows = torch.arange(6.0).reshape(3, 2) if rank == 0 else torch.tensor([[100.0, 101.0]])
+    ones = torch.full((3 if rank == 0 else 1,), rank + 1)
+    gathered = {
+        "uneven": trainer.gather(rows).tolist(),
+        "none on one": trainer.gather(torch.tensor([7, 8] if rank == 0 else [], dtype=torch.int64)).tolist(),
+        "scalars": trainer.gather(torch.tensor(rank)).tolist(),
+        "flags": trainer.gather(torch.tensor([True, False])).tolist(),
+        "nested": {"pair": [part.tolist() for part in trainer.gather({"pair": (ones, ones[:, None])})["pair"]]},
+        "padded": trainer.gather(torch.full((1, 2 + rank), rank + 1), padding_value=-1).tolist(),
+    }
+    try:
+        trainer.gather(torch.zeros(1, 2 + rank))
+        gathered["refused"] = "not"
+    except DataError as error:
+        gathered["refused"] = type(error).__name__
+    results["gather"] = gathered
+
+
+def measure_writing(results: Results, rank: int, folder: Path) -> None:
+    """Each process in a folder of its own, with relative paths: what it writes stays there."""
+    here = folder / f"rank{rank}"
+    here.mkdir()
+    os.chdir(here)
+    best = SaveBestModelCallback("best.pt", load_saved_checkpoint=False)
+    trainer = subject.trainer([best, SaveTrainingStateCallback("states", save_every_n_epochs=1)], cls=Trainer)
+    subject.fit(trainer, subject.data(9), eval_dataset=subject.data(5))
+    trainer.save_checkpoint("plain.pt", save_per_node=False)
+    trainer.save_checkpoint("plain.safetensors")
+    results["files"] = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
+
+    events = []
+
+    def ask(trainer, **kwargs):
+        if rank == 1 and trainer.progress.update == 1:
+            trainer.request_save(folder / "asked_by_one")
+
+    asking = subject.callback(on_update_end=ask, on_checkpoint_saved=lambda trainer, **kwargs: events.append("saved"))
+    subject.fit(subject.trainer([asking], cls=Trainer), subject.data(16))
+    exists = (folder / "asked_by_one" / "MANIFEST.json").exists()
+    results["asked by one"] = {"exists": exists, "saved_events": len(events)}
+
+
+def resume(results: Results, rank: int, folder: Path) -> None:
+    num_samples, accumulation = RUNS[RESUMED_RUN]
+    for update in range(1, 7):
+        state = folder / "states" / f"update_{update}"
+        # The processes even disagree about the seed: it comes from the state.
+        results[f"resumed at {update}"] = fit(num_samples, accumulation, folder, seed=100 + rank, resume_from=state)
+    measure_stops(results, rank)
+
+
+def measure_stops(results: Results, rank: int) -> None:
+    def raise_on_one(trainer, **kwargs):
+        if rank == 1 and trainer.progress.update == 3:
+            raise StopTrainingError("process 1 has had enough")
+
+    def ask_on_one(trainer, **kwargs):
+        if rank == 0 and trainer.progress.update == 3:
+            trainer.request_stop("process 0 has had enough")
+
+    x, y, ids = subject.data(40).tensors
+    # In this order the second process has samples 2, 3, 6, 7, ..: sample 14 is in its fourth micro-batch.
+    poisoned = TensorDataset(x, torch.where(ids.unsqueeze(1) == 14, torch.nan, y), ids)
+    ways = {
+        "error in a callback": (subject.callback(on_train_step_end=raise_on_one), subject.data(40)),
+        "request": (subject.callback(on_update_end=ask_on_one), subject.data(40)),
+        "nan": (TerminateOnNaNCallback(), poisoned),
+        "error in an evaluation": (subject.callback(on_eval_step_end=raise_on_one), subject.data(40)),
+    }
+    for way, (stopper, dataset) in ways.items():
+        events = []
+        witness = subject.callback(
+            on_stop_training_error=lambda trainer, events=events, **kwargs: events.append("stop"),
+            on_training_run_end=lambda trainer, events=events, **kwargs: events.append("end"),
+        )
+        trainer = subject.trainer([stopper, witness], lr=0.001, cls=Trainer)
+        result = subject.fit(
+            trainer,
+            dataset,
+            num_epochs=2,
+            per_device_batch_size=2,
+            eval_dataset=subject.data(4),
+            evaluate_every=1,
+            train_dataloader_kwargs={"shuffle": False},
+            log_every=5,
+        )
+        results[f"stop by {way}"] = {
+            "events": events,
+            "reason": result.stop_reason,
+            "updates": result.updates,
+            "weights": subject.weights(trainer).tolist(),
+        }
+
+
+def main(case: str, folder: str) -> None:
+    faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10, exit=True)
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    results = Results(Path(folder) / f"{case}.rank{rank}.json")
+    {"measure": measure, "resume": resume}[case](results, rank, Path(folder))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
