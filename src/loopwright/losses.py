@@ -42,7 +42,7 @@ class EpochLosses:
             counts: the items of each; empty, or with a None, if they are samples.
         """
         self._window = window
-        self._counts = self._own_counts(window, counts)
+        self._counts = self._own_counts(window, counts) if counts else None
         self._is_alone = len(window.pieces) == 1 and not self._engine.is_distributed
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
@@ -54,7 +54,7 @@ class EpochLosses:
     @staticmethod
     def _own_counts(window: Window, counts: list[float | None]) -> list[float] | None:
         known = [float(count) for count in counts if count is not None]
-        if not counts or len(known) < len(counts):
+        if len(known) < len(counts):
             return None
         return [count if piece.rows else 0.0 for count, piece in zip(known, window.pieces, strict=True)]
 
@@ -94,7 +94,7 @@ class EpochLosses:
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""
         for loss, items in self._entries:
-            self._tracker.update(loss, items)
+            self._tracker.update(loss, items, is_ours=True)
 
     def mean(self) -> float:
         """Return the mean loss of the epoch so far, over all processes; nan without items."""

@@ -13,12 +13,12 @@ from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint import prune, read, write
 from loopwright.data import Loader, Share, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
-from loopwright.engine.nested import map_tensors
+from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows, local_process_zero_only, world_process_zero_only
 from loopwright.errors import CheckpointError, ConfigError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.hooks import TrainerHooks
-from loopwright.losses import EpochLosses
+from loopwright.losses import EpochLosses, prediction
 from loopwright.progress import EVALUATED, FINISHED, Progress, Requests, RunState
 from loopwright.run_config import create_run_config
 from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
@@ -289,6 +289,18 @@ class TrainerServices(TrainerHooks):
         handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
         with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
             self._run_eval_epoch(self._eval_dataloader)
+
+    def _stand_in_for(self, batch: Any, error: StopTrainingError) -> dict[str, Any]:
+        """Turn a stop raised in a batch-loss hook into a request where other processes wait for this one's gradients.
+
+        They get gradients of zero from here, and all stop together after this update.
+        """
+        if not self._engine.is_distributed:
+            raise error
+        self.request_stop(str(error))
+        outputs = prediction(self.model, batch)
+        zero = sum(tensor.sum() for tensor in iter_tensors(outputs) if tensor.is_floating_point()) * 0.0
+        return {"loss": zero, "model_outputs": outputs, "batch_size": 0}
 
     def _reach(self, stage: int) -> None:
         # An epoch cut short by a limit is trained on when the limit is raised: it stays where it is.

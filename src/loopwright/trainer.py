@@ -307,7 +307,10 @@ class Trainer(TrainerServices):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute a micro-batch's loss and its gradients."""
-        output = self.calculate_train_batch_loss(batch)
+        try:
+            output = self.calculate_train_batch_loss(batch)
+        except StopTrainingError as error:
+            output = self._stand_in_for(batch, error)
         if self._run.is_first_batch:
             check_batch_output(output, "calculate_train_batch_loss", is_training=True)
             self._run.is_first_batch = False

@@ -224,13 +224,15 @@ class OrderedLoader(Loader):
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
-    def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield (index, position, ids) of every micro-batch of the epoch from a position on."""
+    def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield (position, ids) of every micro-batch of the epoch from a position on, within the limit."""
+        limit = self._global_limit()
         if self.batch_size is None:
             start = 0
-            for index, ids in enumerate(_keyed_stream(self.batch_sampler, self.seed, epoch, self.device)):
+            stream = _keyed_stream(self.batch_sampler, self.seed, epoch, self.device)
+            for ids in itertools.islice(stream, limit):
                 if start >= position:
-                    yield index, start, list(ids)
+                    yield start, list(ids)
                 start += len(ids)
             return
         plan = self._find_plan()  # not kept: a resumed run sets the seed that it was begun with
@@ -239,35 +241,35 @@ class OrderedLoader(Loader):
         else:
             ids_from = itertools.islice(_keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
             batches = iter(lambda: list(itertools.islice(ids_from, self.batch_size)), [])
-        for index, ids in enumerate(batches, start=position // self.batch_size):
+        if limit is not None:
+            batches = itertools.islice(batches, max(limit - position // self.batch_size, 0))
+        for ids in batches:
             if self.drop_last and len(ids) < self.batch_size:
                 return
-            yield index, position, ids
+            yield position, ids
             position += len(ids)
 
     def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[MicroBatch]:
         """Yield what this process fetches, and note in `fetched` what each is part of."""
         share = self.share
         keys = KeyStream(self.seed, epoch, purpose=self._purpose)
-        limit = self._global_limit()
-        numbered = self._global_micro_batches(epoch, position)
-        if limit is not None:
-            numbered = itertools.takewhile(lambda item: item[0] < limit, numbered)
-        micro_batches = ((start, ids) for _, start, ids in numbered)
+        micro_batches = self._global_micro_batches(epoch, position)
         while window := list(itertools.islice(micro_batches, share.window)):
-            samples = sum(len(ids) for _, ids in window)
-            if self._even_tail and len(window) < share.processes:
-                window = _split_evenly(window, share.processes)
-            first = share.rank * share.accumulation
-            mine = [item for item in window[first : first + share.accumulation] if item[1]]
-            is_pad = not mine
-            if is_pad:
-                start, ids = window[0]
-                mine = [(start, ids[:1] if self._even_tail else ids)]
+            samples = sum([len(ids) for _, ids in window])
+            mine, is_pad = (window, False) if share.processes == 1 else self._part_of(window)
             for start, ids in mine:
                 fetch_key = keys.at(start)
                 fetched.append(_Fetched(fetch_key, 0 if is_pad else len(ids), len(mine), samples))
                 yield MicroBatch(ids, fetch_key)
+
+    def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], bool]:
+        """Return this process's micro-batches of a window, and whether they are only a pad: it has none of its own."""
+        share = self.share
+        if self._even_tail and len(window) < share.processes:
+            window = _split_evenly(window, share.processes)
+        first = share.rank * share.accumulation
+        mine = [item for item in window[first : first + share.accumulation] if item[1]]
+        return (mine, False) if mine else (window[:1], True)
 
 
 class ReplayLoader(Loader):

@@ -5,6 +5,7 @@ In a single process everything here is transparent and costs nothing.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Callable
@@ -86,6 +87,7 @@ class Agreement:
         # Made at its first use, by all processes, and kept: making one is itself a collective.
         world = id(dist.group.WORLD)
         if world not in self._groups:
+            atexit.register(_leave_group)
             self._groups[world] = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         return self._groups[world]
 
@@ -104,6 +106,12 @@ class Agreement:
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, group=self._group)
         return float(tensor.item())
+
+
+def _leave_group() -> None:
+    # gloo's threads, left to the end of the process, now and then abort it after everything went well.
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def sum_on_device(value: torch.Tensor) -> torch.Tensor:

@@ -31,18 +31,21 @@ class LossTracker:
         self._pending: list[tuple[float | Tensor, float | Tensor]] = []
         self._folded: list[tuple[Sequence[float | Tensor] | Tensor, Sequence[float | Tensor] | Tensor]] = []
 
-    def update(self, loss_batch_value: float | Tensor, batch_size: float | Tensor = 1) -> None:
+    def update(
+        self, loss_batch_value: float | Tensor, batch_size: float | Tensor = 1, *, is_ours: bool = False
+    ) -> None:
         """Count one micro-batch; never waits for the device.
 
         Args:
             loss_batch_value: the micro-batch's mean loss. Of a tensor with dimensions the mean is taken.
                 A tensor is copied at once, so writing to it later changes nothing.
             batch_size: the number of items it is a mean of, possibly counted on the device.
+            is_ours: nobody writes to the loss any more, so it need not be copied.
         """
         if isinstance(loss_batch_value, Tensor):
             loss = loss_batch_value.detach()
             # A CUDA graph writes every loss to the same place, and a hook may scale its loss in place.
-            loss_batch_value = loss.mean() if loss.dim() else loss.clone()
+            loss_batch_value = loss.mean() if loss.dim() else loss if is_ours else loss.clone()
         elif not isinstance(batch_size, Tensor) and not self._pending and not self._folded:
             self._sums.add(float(loss_batch_value), batch_size)
             return
