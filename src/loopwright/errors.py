@@ -38,6 +38,13 @@ class StopTrainingError(Exception):
     """
 
 
+class Preempted(LoopwrightError):
+    """The run was asked to end by a signal (SIGTERM, SIGUSR1, SIGHUP), has saved itself and can be resumed.
+
+    `train()` raises it after the run-end events; Ctrl-C raises KeyboardInterrupt instead.
+    """
+
+
 class CallbackMethodNotImplementedError(Exception):
     """A callback that does not implement an event may raise this from it to be skipped.
 

@@ -14,6 +14,7 @@ from loopwright.engine import Engine
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.processes import gather_rows, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
+from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.losses import check_batch_output, reduced_mean
 from loopwright.tracking import LossTracker
@@ -80,6 +81,7 @@ def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Pie
                     trainer.current_rows = piece.rows
                     batch = to_device(piece.batch, engine.device)
                     seed_torch(forward_key(piece.key), engine.device)
+                    failpoint("mid_eval")
                     yield piece, batch
         finally:
             trainer.current_rows = None

@@ -15,6 +15,7 @@ from loopwright.engine import Engine
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_on_device, sum_over_processes
 from loopwright.errors import BatchLossError
+from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
@@ -81,6 +82,7 @@ class EpochLosses:
 
     def finish_update(self) -> None:
         """End the update's backward passes: share what no wrapper shares, finish the division if items came late."""
+        failpoint("after_backward")
         self._engine.finish_gradients()
         if self._late_items:
             total = sum(self._late_items)
@@ -93,6 +95,7 @@ class EpochLosses:
 
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""
+        failpoint("after_optimizer_step")
         for loss, items in self._entries:
             self._tracker.update(loss, items, is_ours=True)
 

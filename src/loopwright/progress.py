@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ class RunState:
         is_first_batch: the next batch output is still to be checked.
         epoch_is_whole: every update of the current epoch is done.
         is_running: between the first and the last event of the run.
+        is_ending: what is saved now is the last, and is waited for.
+        run_id: names the run in its checkpoints, over all processes that continue it.
         update_is_torn: the weights are ahead of the progress; nothing may be saved now.
         stop_reason: why the run was stopped, or None.
         resumed_from: the checkpoint it continued, or None.
@@ -103,6 +106,8 @@ class RunState:
     is_first_batch: bool = True
     epoch_is_whole: bool = False
     is_running: bool = False
+    is_ending: bool = False
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     update_is_torn: bool = False
     stop_reason: str | None = None
     resumed_from: Path | None = None

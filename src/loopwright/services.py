@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from loopwright.callbacks import CallbackHandler
-from loopwright.checkpoint import prune, read, write
+from loopwright.checkpoint import read, write
+from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Share, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows, local_process_zero_only, world_process_zero_only
+from loopwright.engine.signals import SignalWatch
 from loopwright.errors import CheckpointError, ConfigError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch, swapped
+from loopwright.failpoints import failpoint
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses, prediction
 from loopwright.progress import EVALUATED, FINISHED, Progress, Requests, RunState
@@ -44,6 +47,8 @@ class TrainerServices(TrainerHooks):
     _losses: EpochLosses
     _train_dataloader: Any
     _eval_dataloader: Any
+    _saver: Saver | None
+    _signals: SignalWatch
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -104,6 +109,8 @@ class TrainerServices(TrainerHooks):
         self._settings = settings
         self.progress, self.requests = Progress(), Requests()
         self._run = RunState(first_epoch=self.run_history.current_epoch)
+        self._saver = None
+        self._signals = SignalWatch()
         self._train_dataloader = self._eval_dataloader = None
         self._train_dl_kwargs = self._eval_dl_kwargs = None
         self.scheduler = self.gradient_norm = self.current_rows = None
@@ -112,6 +119,10 @@ class TrainerServices(TrainerHooks):
     def _create_accelerator(self) -> Any:
         """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
         return create_accelerator(self._settings.mixed_precision)
+
+    def _heed_signals(self) -> None:
+        if self._signals.received is not None:
+            self.request_stop(f"Received {self._signals.received.name}: ending the run in order")
 
     def _agree_on_requests(self) -> None:
         """Make the requests of all processes the same: what one asks for, all do."""
@@ -216,7 +227,7 @@ class TrainerServices(TrainerHooks):
             self.print(left_out)
         self.progress.load_state_dict(run["progress"])
         self._losses.load_process_states(run["losses"])
-        self._run.first_epoch, self.seed = run["first_epoch"], run["seed"]
+        self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
         self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
         for loader in (self._train_dataloader, self._eval_dataloader):
             if loader is not None:
@@ -308,6 +319,7 @@ class TrainerServices(TrainerHooks):
             self.progress.stage = stage
 
     def _serve_stop(self) -> None:
+        self._heed_signals()
         reason = self.requests.stop
         if self._engine.agreement.largest(reason is not None)[0]:
             self.requests.stop = None
@@ -339,14 +351,7 @@ class TrainerServices(TrainerHooks):
             raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
         if not self._weights_are_finite():
             raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
-        run = {
-            "progress": self.progress.state_dict(),
-            "seed": self.seed,
-            "first_epoch": self._run.first_epoch,
-            "gradient_norm": self.gradient_norm,
-            "losses": gather_objects(self._losses.state_dict()),
-        }
-        model, state = capture(self, self._engine, run, checkpoint_kwargs or {})
+        model, state = self._capture(checkpoint_kwargs or {})
         world_process_zero_only(write)(output_dir, model, state, self.progress.update)
         self.call_event("on_checkpoint_saved", path=Path(output_dir))
 
@@ -363,6 +368,18 @@ class TrainerServices(TrainerHooks):
         metadata: dict[str, Any] = checkpoint.state["metadata"]
         return metadata
 
+    def _capture(self, metadata: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the weights and everything else that the run needs to continue; every process must call it."""
+        run = {
+            "progress": self.progress.state_dict(),
+            "seed": self.seed,
+            "run_id": self._run.run_id,
+            "first_epoch": self._run.first_epoch,
+            "gradient_norm": self.gradient_norm,
+            "losses": gather_objects(self._losses.state_dict()),
+        }
+        return capture(self, self._engine, run, metadata)
+
     def _weights_are_finite(self) -> bool:
         weights = [weight.detach() for weight in self._engine.parameters if weight.is_floating_point()]
         return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
@@ -377,10 +394,37 @@ class TrainerServices(TrainerHooks):
                 culprit = "a loss of this epoch was" if self._losses.has_nonfinite() else "a weight is"
                 self.print(f"Not saving {directory}: {culprit} not finite")
                 continue
-            self.save_training_state(directory, metadata)
-            checkpoints = self._settings.checkpoints
-            if checkpoints is not None and directory.parent == Path(checkpoints.directory):
-                world_process_zero_only(prune)(directory.parent, checkpoints.keep_last, self._run.resumed_from)
+            if self._saver is None or directory.parent != Path(self._saver.directory):
+                self.save_training_state(directory, metadata)
+                continue
+            if self._run.is_ending:
+                failpoint("before_final_save")
+            self._saver.save(
+                lambda metadata=metadata: self._capture(metadata),  # type: ignore[misc]
+                self.progress.update,
+                self.run_history.latest(),
+                must_happen=self._run.is_ending,
+            )
+            self._report_saves()
+
+    def _start_saver(self) -> None:
+        if self._settings.checkpoints is not None:
+            run, engine = self._run, self._engine
+            self._saver = Saver(
+                self._settings.checkpoints, run.run_id, run.resumed_from, engine.rank, engine.num_processes
+            )
+
+    def _report_saves(self) -> None:
+        """Tell the callbacks of a checkpoint that was committed since the last time, and of trouble."""
+        if self._saver is None:
+            return
+        earlier = self._saver.last_error
+        # Several processes ask only right after a save, and all of them: the writer's trouble is everyone's.
+        saved = gather_objects(world_process_zero_only(self._saver.poll)())[0]
+        if self._saver.last_error is not None and self._saver.last_error is not earlier:
+            self.print(f"Saving failed, trying again at the next save: {self._saver.last_error}")
+        if saved is not None:
+            self.call_event("on_checkpoint_saved", path=saved)
 
     def save_checkpoint(
         self,

@@ -16,13 +16,16 @@ import torch
 
 from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
 from loopwright.engine.nested import to_device
-from loopwright.engine.processes import gather_objects
+from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import seed_torch
+from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
+from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.losses import EpochLosses, check_batch_output
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
@@ -109,6 +112,8 @@ class Trainer(TrainerServices):
         self._eval_dl_kwargs: dict[str, Any] | None = None
         self._settings = RunSettings()
         self._run = RunState()
+        self._saver: Saver | None = None
+        self._signals = SignalWatch()
         self._start_engine()
         self._losses = EpochLosses(self._engine)
         self.call_event("on_init_end")
@@ -186,7 +191,8 @@ class Trainer(TrainerServices):
         if not is_overridden(self, Trainer, "create_eval_dataloader"):
             check_dataset(eval_dataset, "eval_dataset", eval_dataloader_kwargs or {}, per_device_batch_size)
         check_is_idle(self._run.is_running)
-        resume_path = find_resume_path(resume_from, checkpoints, self.print)
+        # The first process decides for all: looking may move bad checkpoints out of the way.
+        resume_path = gather_objects(world_process_zero_only(find_resume_path)(resume_from, checkpoints, self.print))[0]
         if resume_path is None and reset_run_history:
             self.run_history.reset()
         self._start_anew(settings)
@@ -213,8 +219,10 @@ class Trainer(TrainerServices):
                 self.scheduler = self.create_scheduler()
             if resume_path is not None:
                 self._resume(resume_path)
+            self._start_saver()
             self._run.is_running = True
-            self._run_training()
+            with self._signals.installed():
+                self._run_training()
         finally:
             self._release()
         progress = self.progress
@@ -279,8 +287,7 @@ class Trainer(TrainerServices):
         except KeyboardInterrupt as error:
             interruption = error
         self._finish_run()
-        if interruption is not None:
-            raise interruption
+        self._signals.raise_for(interruption)
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """Train one epoch, from wherever the run stands in it."""
@@ -344,8 +351,12 @@ class Trainer(TrainerServices):
             self.requests.log = True
         if self._eval_dataloader is not None and settings.evaluate_every.is_due(update, "update"):
             self.requests.evaluate = True
-        if settings.checkpoints is not None and settings.checkpoints.is_due_after_update(update):
-            self.request_save(settings.checkpoints.path(update))
+        if self._saver is not None:
+            if not self._engine.is_distributed:
+                self._report_saves()
+            if self._saver.is_due_after_update(update):
+                self.request_save(self._saver.path(update))
+        self._heed_signals()
 
     def _serve_requests(self) -> None:
         """Do what was asked for: log, evaluate, save, stop."""
@@ -373,6 +384,7 @@ class Trainer(TrainerServices):
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
             self.scheduler.step()
         self._run.epoch_is_whole = self.progress.stage >= TRAINED
+        failpoint("before_first_update")
         self._drop_gradients()
         self._counts_items = is_overridden(self, Trainer, "count_batch_items")
 
@@ -435,24 +447,27 @@ class Trainer(TrainerServices):
         if self._run.epoch_is_whole:
             self.progress.end_epoch()
         self.progress.reported = self.progress.update
-        checkpoints = self._settings.checkpoints
-        if checkpoints is not None and checkpoints.is_due_after_epoch(self.progress.epoch):
-            self.request_save(checkpoints.path(self.progress.update))
+        if self._saver is not None and self._saver.is_due_after_epoch(self.progress.epoch, self.run_history.latest()):
+            self.request_save(self._saver.path(self.progress.update))
         self._serve_requests()
 
     def _end_run(self) -> None:
+        failpoint("run_end")
         self.training_run_end()
         self.call_event("on_training_run_end")
         self._serve_stop()
 
     def _finish_run(self) -> None:
-        if self._settings.checkpoints is not None:
-            self.request_save(self._settings.checkpoints.path(self.progress.update))
+        self._run.is_ending = True
+        if self._saver is not None:
+            self.request_save(self._saver.path(self.progress.update))
         for phase in (self._serve_saves, self._end_run, self._serve_saves):
             try:
                 phase()
             except StopTrainingError as error:
                 self._stop(error)
+        if self._saver is not None:
+            world_process_zero_only(self._saver.finish)()
         if self.requests.load is not None:
             self.load_checkpoint(self.requests.load)
 

@@ -107,7 +107,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
             )
         if (folder / store.MANIFEST).exists():
             return folder
-    found, problems = store.find_newest(folder)
+    found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
     for problem in problems:
         say(f"Passing over a bad checkpoint: {problem}")
     if found is None and str(resume_from) != "auto":

@@ -529,5 +529,5 @@ def test_metadata_given_with_a_request_comes_back_with_the_state(tmp_path):
     )
     trainer = subject.trainer([ask])
     subject.fit(trainer, subject.data(4))
-    assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["update"] == 1
+    assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["identity"]["update"] == "1"
     assert trainer.load_training_state(tmp_path / "state") == {"current_epoch": 1, "note": "hello"}

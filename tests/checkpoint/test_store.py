@@ -67,7 +67,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_folder_may_be_given_as_text(tmp_path):
     checkpoint(str(tmp_path / "a"))
     assert_holds(str(tmp_path / "a"), 1.0)
-    assert verify(str(tmp_path / "a"))["update"] == 1
+    assert verify(str(tmp_path / "a"))["identity"]["update"] == "1"
     assert find_newest(str(tmp_path))[0] == tmp_path / "a"
 
 
@@ -76,7 +76,7 @@ def test_the_manifest_names_size_and_hash_of_every_file(tmp_path):
 
     folder = checkpoint(tmp_path / "a", update=3)
     manifest = verify(folder)
-    assert manifest["format"] == 1 and manifest["update"] == 3
+    assert manifest["format"] == 1 and manifest["identity"]["update"] == "3"
     assert sorted(manifest["files"]) == sorted(FILES[:3])
     for name, entry in manifest["files"].items():
         content = (folder / name).read_bytes()
@@ -89,7 +89,8 @@ def test_the_weights_open_with_safetensors_alone_under_their_own_names(tmp_path)
     assert set(loaded) == set(weights())
     assert torch.equal(loaded["layer.weight"], weights(3.0)["layer.weight"])
     with safe_open(folder / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
+        metadata = file.metadata()
+        assert metadata["format"] == "pt" and metadata["update"] == "1"
 
 
 def test_tied_weights_are_stored_once_and_come_back_under_each_name(tmp_path):
@@ -212,7 +213,7 @@ def test_a_newer_format_is_refused_with_both_versions(tmp_path):
     manifest = verify(folder)
     body = {**manifest, "format": 2}
     (folder / "MANIFEST.json").write_text(json.dumps({**body, "sha256": store._digest_of(body)}))
-    assert is_refused(folder) == f"{folder} has format 2, this version reads 1"
+    assert is_refused(folder) == f"{folder} has format 2, this version reads format 1"
 
 
 def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
@@ -251,8 +252,8 @@ def fail_at_call(monkeypatch, target, name, number):
 
 
 FAILURES = [
-    (store, "save_file", 1),  # the weights
-    (store, "save_file", 2),  # the other tensors
+    (store, "write_tensors", 1),  # the weights
+    (store, "write_tensors", 2),  # the other tensors
     (os, "fsync", 1),
     (os, "fsync", 3),
     (os, "fsync", 5),  # the folder
@@ -291,14 +292,14 @@ def test_an_interrupt_inside_a_write_is_raised_as_it_is_and_leaves_nothing(tmp_p
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "save_file", interrupt)
+    monkeypatch.setattr(store, "write_tensors", interrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoint(tmp_path / "a", value=2.0)
     assert names_in(tmp_path) == {"a"}
     assert_holds(tmp_path / "a", 1.0)
 
 
-@pytest.mark.parametrize("kill_at", ["save_file", "manifest", "rename", "second rename"])
+@pytest.mark.parametrize("kill_at", ["write_tensors", "manifest", "rename", "second rename"])
 def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(kill_at, tmp_path):
     checkpoint(tmp_path / "a", update=1, value=1.0)
     process = os.fork()
@@ -315,8 +316,8 @@ def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(kill_
             return wrapper
 
         try:
-            if kill_at == "save_file":
-                store.save_file = killed_at_call(2, store.save_file)
+            if kill_at == "write_tensors":
+                store.write_tensors = killed_at_call(2, store.write_tensors)
             elif kill_at == "manifest":
                 store._digest_of = killed_at_call(1, store._digest_of)
             else:
@@ -383,10 +384,10 @@ def test_pruning_keeps_the_newest(tmp_path):
 def test_pruning_never_removes_the_protected_one_or_the_last(tmp_path, monkeypatch):
     for update in (1, 2, 3):
         checkpoint(tmp_path / f"step-{update}", update)
-    prune(tmp_path, keep_last=1, protected=tmp_path / "step-1")
+    prune(tmp_path, keep_last=1, protected=[tmp_path / "step-1"])
     assert names_in(tmp_path) == {"step-1", "step-3"}
     monkeypatch.chdir(tmp_path)
-    prune(tmp_path, keep_last=1, protected=Path("step-1"))  # the same one by another name
+    prune(tmp_path, keep_last=1, protected=[Path("step-1")])  # the same one by another name
     assert names_in(tmp_path) == {"step-1", "step-3"}
     prune(tmp_path, keep_last=0)
     assert names_in(tmp_path) == {"step-3"}

@@ -434,7 +434,8 @@ EVENTS_OF_A_TRAINING_RUN = [
 def test_a_stop_is_heard_wherever_an_event_raises_it(event, tmp_path):
     trainer = recording(raising(event, StopTrainingError(f"stopped in {event}")))
     result = trainer.train(
-        data(8), 2, data(4), per_device_batch_size=4, checkpoints=Checkpointing(tmp_path, every_updates=1)
+        data(8), 2, data(4), per_device_batch_size=4,
+        checkpoints=Checkpointing(tmp_path, every_updates=1, asynchronous=False),
     )  # fmt: skip
     assert result.stop_reason == f"stopped in {event}"
     assert trainer.journal.count("training_run_end") == 1
@@ -566,7 +567,7 @@ def test_logs_evaluations_and_saves_of_the_loop_itself_have_their_place(tmp_path
     trainer = recording()
     trainer.train(
         data(8), 1, data(4), per_device_batch_size=4, log_every=1, evaluate_every=2,
-        checkpoints=Checkpointing(tmp_path, every_updates=2),
+        checkpoints=Checkpointing(tmp_path, every_updates=2, keep_best=None, asynchronous=False),
     )  # fmt: skip
     # Nothing is new between the last log and the epoch's end, so there is no log there.
     assert trainer.journal[trainer.journal.index("on_train_epoch_start") + 1 :] == names("""

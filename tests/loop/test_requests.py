@@ -233,11 +233,13 @@ def test_a_run_cut_short_by_its_limit_is_evaluated_at_its_end_too():
 
 def test_checkpoints_are_written_as_often_as_asked_for_and_at_the_end(tmp_path):
     _, _, journal = run(
-        num_epochs=2, checkpoints=Checkpointing(tmp_path / "updates", every_updates=4, keep_last=2)
+        num_epochs=2, checkpoints=Checkpointing(tmp_path / "updates", every_updates=4, keep_last=2, asynchronous=False)
     )  # fmt: skip
     assert journal.of("save") == [4, 8, 12, 12]
     assert sorted(path.name for path in (tmp_path / "updates").glob("step-*")) == ["step-0000000008", "step-0000000012"]
-    _, _, journal = run(num_epochs=5, checkpoints=Checkpointing(tmp_path / "epochs", every_epochs=2))
+    _, _, journal = run(
+        num_epochs=5, checkpoints=Checkpointing(tmp_path / "epochs", every_epochs=2, asynchronous=False)
+    )
     assert journal.of("save") == [12, 24, 30]
 
 
@@ -261,7 +263,7 @@ class NanFrom(nn.Module):
 def test_nothing_is_saved_once_a_loss_was_not_finite(tmp_path, callbacks, capsys):
     run(
         *callbacks, num_epochs=2, loss_func=NanFrom(4), log_every=50,
-        checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99),
+        checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99, asynchronous=False),
     )  # fmt: skip
     saved = sorted(tmp_path.glob("step-*"))
     assert [path.name for path in saved] == ["step-0000000001", "step-0000000002", "step-0000000003"]
@@ -297,7 +299,9 @@ def test_a_stop_between_the_weights_and_the_count_saves_nothing_that_disagrees(t
             if trainer.progress.update == 2:
                 raise StopTrainingError("in the middle of an update")
 
-    _, result, journal = run(Stopping(), checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99))
+    _, result, journal = run(
+        Stopping(), checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99, asynchronous=False)
+    )
     assert result.stop_reason == "in the middle of an update"
     assert journal.of("save") == [1, 2]
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000001", "step-0000000002"]

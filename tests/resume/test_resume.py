@@ -524,7 +524,7 @@ def test_auto_starts_afresh_where_there_is_nothing_and_goes_on_where_there_is_so
 
 def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp_path, capsys):
     expected, _ = whole
-    checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=3)
+    checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=3, keep_best=None)
     run(tmp_path / "a", seed=SEED, checkpoints=checkpoints)
     assert checkpoint_names(tmp_path / "checkpoints") == [f"step-{update:010d}" for update in (6, 9, 10)]
     for update, name in ((9, "state.safetensors"), (10, "model.safetensors")):

@@ -1,6 +1,7 @@
 """Checkpoints: verified, written atomically, and free of pickle."""
 
 from loopwright.checkpoint.policy import Checkpointing
+from loopwright.checkpoint.report import Finding, verify_all
 from loopwright.checkpoint.store import Checkpoint, find_newest, prune, read, verify, write
 
-__all__ = ["Checkpoint", "Checkpointing", "find_newest", "prune", "read", "verify", "write"]
+__all__ = ["Checkpoint", "Checkpointing", "Finding", "find_newest", "prune", "read", "verify", "verify_all", "write"]

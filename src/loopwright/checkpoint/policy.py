@@ -18,19 +18,32 @@ class Checkpointing:
         directory: the folder; each checkpoint is a folder `step-<update>` in it.
         every_updates: save every so many updates.
         every_epochs: save after every so many epochs.
-        keep_last: how many to keep; the one resumed from is kept as well.
+        every_seconds: save when so many seconds have passed since the last save.
+        keep_last: how many to keep; the best one and the one resumed from are kept as well.
+        keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one.
+        asynchronous: write in the background, so that training waits only for a copy in host memory.
+        max_stall_seconds: how long training waits for the save before this one; then this one is skipped.
     """
 
     directory: str | Path
     every_updates: int | None = None
     every_epochs: int | None = None
+    every_seconds: float | None = None
     keep_last: int = 3
+    keep_best: tuple[str, str] | None = ("eval_loss_epoch", "min")
+    asynchronous: bool = True
+    max_stall_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Checkpointing: {name} must be at least 1, got {value}")
+        if self.keep_best is not None and (len(self.keep_best) != 2 or self.keep_best[1] not in ("min", "max")):
+            raise ConfigError(
+                f'Checkpointing: keep_best must be a metric and "min" or "max", as ("eval_loss_epoch", "min"), '
+                f"got {self.keep_best!r}"
+            )
 
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint written after an update."""

@@ -5,36 +5,41 @@ A checkpoint is a folder:
     model.safetensors   the weights under their own names, each tied weight once
     state.safetensors   every other tensor
     state.json          everything else, as tagged JSON
-    MANIFEST.json       size and sha256 of the other files, the update, the format version
+    MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id
 
-It exists when its manifest does. Nothing here can run code from a file.
+It exists when its manifest does. Every file says which run, update and attempt it belongs to, so one that was
+swapped in from elsewhere is found. Nothing here can run code from a file.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from loopwright.checkpoint.encoding import decode, encode
+from loopwright.checkpoint.files import HashedFile, describe, open_regular
 from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
 from loopwright.errors import CheckpointError
+from loopwright.failpoints import failpoint
+from loopwright.run_folder.files import fsync_folder
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
-_UNSAVABLE = (torch.complex32, torch.complex128)
-_READ_BYTES = 4 * 1024 * 1024
+_LARGEST_MANIFEST_BYTES = 1_000_000
+_LARGEST_STATE_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -45,51 +50,137 @@ class Checkpoint:
         model: the weights by name, tied ones under each of their names.
         state: everything else.
         update: the update it was written after.
+        fingerprint: of the machine and settings it was written under.
     """
 
     model: dict[str, torch.Tensor]
     state: dict[str, Any]
     update: int
+    fingerprint: dict[str, Any] = field(default_factory=dict)
 
 
-def write(directory: str | Path, model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int) -> Path:
-    """Write a checkpoint; an older one of the same name stays whole until the new one is.
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at an update boundary, ready to be written by any thread."""
 
-    Args:
-        directory: its folder.
-        model: the weights by name.
-        state: everything else; see `encoding.encode` for what it may hold.
-        update: the update it belongs to; decides which checkpoint is newest.
+    model: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
+    encoded: Any
+    update: int
+    fingerprint: dict[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
+
+
+class Staging:
+    """Host memory that snapshots are copied into, allocated once and used again."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of the tensors on the host; the next call with the same names overwrites them."""
+        staged = {}
+        for name, tensor in tensors.items():
+            check_kind(name, tensor)
+            buffer = self._buffers.get(prefix + name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._buffers[prefix + name] = buffer
+            staged[name] = buffer.copy_(tensor, non_blocking=True)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return staged
+
+
+def take_snapshot(
+    model: Mapping[str, torch.Tensor],
+    state: dict[str, Any],
+    update: int,
+    fingerprint: dict[str, Any] | None = None,
+    staging: Staging | None = None,
+) -> Snapshot:
+    """Encode a state, and copy its tensors into staging memory if it will be written while training goes on.
 
     Raises:
-        CheckpointError: something in the state cannot be saved, or the disk refuses.
+        CheckpointError: something in the state cannot be saved; it names the key path.
     """
-    final = Path(directory)
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     encoded = encode({**state, "tied": tied}, tensors)
-    aside = final.with_name(f".tmp-{final.name}-{uuid.uuid4().hex[:8]}")
+    if staging is None:
+        weights, tensors = stored(weights), stored(tensors)
+    else:
+        weights, tensors = staging.copy("model/", weights), staging.copy("state/", tensors)
+    failpoint("after_snapshot")
+    return Snapshot(weights, tensors, encoded, update, fingerprint or {})
+
+
+def commit(
+    snapshot: Snapshot,
+    directory: str | Path,
+    *,
+    run_id: str = "",
+    replace: bool = True,
+    check_ownership: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write a snapshot aside and rename it into place; that rename is what makes it a checkpoint.
+
+    Args:
+        snapshot: what to write.
+        directory: its folder.
+        run_id: of the run.
+        replace: whether a whole checkpoint of that name gives way to this one (which is then written first).
+        check_ownership: called just before the rename; raises if the folder is another process's by now.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    final = Path(directory)
+    attempt = uuid.uuid4().hex[:8]
+    aside = final.with_name(f".tmp-{final.name}-{attempt}")
+    identity = {"run_id": run_id, "update": str(snapshot.update), "attempt": attempt}
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(final.parent, snapshot.num_bytes)
         aside.mkdir()
-        save_file(stored(weights), aside / "model.safetensors", metadata={"format": "pt"})
-        save_file(stored(tensors), aside / "state.safetensors")
-        (aside / "state.json").write_text(json.dumps(encoded, allow_nan=False))
-        files = {name: _describe(aside / name) for name in _FILES}
-        for name in _FILES:
-            _sync(aside / name)
-        body = {"format": FORMAT, "update": update, "files": files}
-        (aside / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}, indent=1))
-        _sync(aside / MANIFEST)
-        _sync(aside)
-        _swap_in(aside, final)
-    except (OSError, SafetensorError) as error:
+        files = {}
+        for name, tensors in (("model.safetensors", snapshot.model), ("state.safetensors", snapshot.tensors)):
+            with HashedFile(aside / name) as file:
+                write_tensors(file, tensors, {"format": "pt", **identity})
+            files[name] = file.describe()
+        with HashedFile(aside / "state.json") as file:
+            text = json.dumps({"identity": identity, "state": snapshot.encoded}, allow_nan=False)
+            file.write(text.encode())
+        files["state.json"] = file.describe()
+        failpoint("pre_manifest")
+        with HashedFile(aside / MANIFEST) as file:
+            body = {"format": FORMAT, "identity": identity, "fingerprint": snapshot.fingerprint, "files": files}
+            file.write(_canonical(body))
+        fsync_folder(aside)
+        check_ownership()
+        failpoint("pre_rename")
+        _put_in_place(aside, final, replace)
+    except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    failpoint("after_commit")
     return final
+
+
+def write(directory: str | Path, model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int) -> Path:
+    """Write a checkpoint at once; an older one of the same name stays whole until the new one is.
+
+    Raises:
+        CheckpointError: something in the state cannot be saved, or the disk refuses.
+    """
+    return commit(take_snapshot(model, state, update), directory)
 
 
 def read(directory: str | Path) -> Checkpoint:
@@ -101,12 +192,16 @@ def read(directory: str | Path) -> Checkpoint:
     folder = Path(directory)
     restore_moved(folder)
     manifest = verify(folder)
+    failpoint("mid_load")
     weights = load_file(folder / "model.safetensors")
     tensors = load_file(folder / "state.safetensors")
-    state = decode(json.loads((folder / "state.json").read_text()), tensors)
+    saved = _read_json(folder / "state.json", _LARGEST_STATE_BYTES)
+    if saved.get("identity") != manifest["identity"]:
+        raise CheckpointError(f"{folder / 'state.json'} belongs to another checkpoint")
+    state = decode(saved["state"], tensors)
     for name, stored_as in state.pop("tied").items():
         weights[name] = weights[stored_as]
-    return Checkpoint(weights, state, manifest["update"])
+    return Checkpoint(weights, state, int(manifest["identity"]["update"]), manifest["fingerprint"])
 
 
 def verify(directory: str | Path) -> dict[str, Any]:
@@ -116,64 +211,107 @@ def verify(directory: str | Path) -> dict[str, Any]:
         CheckpointError: something is missing, extra, or not what was written.
     """
     folder = Path(directory)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
     if present != set(_FILES):
         missing, extra = sorted(set(_FILES) - present), sorted(present - set(_FILES))
         raise CheckpointError(f"{folder}: missing files {missing or 'none'}, unlisted files {extra or 'none'}")
-    for name, expected in manifest["files"].items():
-        found = _describe(folder / name)
+    for name in _FILES:
+        found, expected = describe(folder / name), manifest["files"][name]
         if found != expected:
             raise CheckpointError(f"{folder / name} is damaged: {found} instead of {expected}")
+    for name in _FILES[:2]:
+        check_header(folder / name, {"format": "pt", **manifest["identity"]})
     return manifest
 
 
-def find_newest(directory: str | Path) -> tuple[Path | None, list[CheckpointError]]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest, checked against its own hash; the other files are not looked at.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or a newer version wrote it.
+    """
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
+    manifest = _read_json(path, _LARGEST_MANIFEST_BYTES)
+    digest = manifest.pop("sha256", None)
+    if manifest.get("format") != FORMAT and isinstance(manifest.get("format"), int):
+        raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads format {FORMAT}")
+    if _digest_of(manifest) != digest or _canonical(manifest) != _read_bytes(path, _LARGEST_MANIFEST_BYTES):
+        raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
+    if sorted(manifest["files"]) != sorted(_FILES):
+        raise CheckpointError(f"{path} lists {sorted(manifest['files'])} instead of {sorted(_FILES)}")
+    return manifest
+
+
+def update_of(manifest: Mapping[str, Any]) -> int:
+    """Return the update that a checkpoint was written after, from its manifest."""
+    return int(manifest["identity"]["update"])
+
+
+def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path | None, list[CheckpointError]]:
     """Return the newest checkpoint in a folder that is whole, and what is wrong with newer ones.
+
+    Args:
+        directory: the folder of checkpoints; any sub-folder with a manifest counts, its update decides the order.
+        quarantine: rename bad ones to `.bad-...`, so that they are neither found nor counted again.
 
     Raises:
         CheckpointError: there are checkpoints, but none is whole; a fresh start would hide that.
     """
     found: list[tuple[int, Path]] = []
-    problems: list[CheckpointError] = []
-    for path in _folders(directory):
+    bad: list[tuple[Path, CheckpointError]] = []
+    for path in checkpoint_folders(directory):
         try:
-            found.append((_read_manifest(path)["update"], path))
+            found.append((update_of(read_manifest(path)), path))
         except CheckpointError as error:
-            problems.append(error)
+            bad.append((path, error))
+    newest = None
     for _, path in sorted(found, reverse=True):
         try:
             verify(path)
-            return path, problems
+            newest = path
+            break
         except CheckpointError as error:
-            problems.append(error)
-    if problems:
-        raise CheckpointError(
-            "no checkpoint can be trusted: "
-            + "; ".join(str(problem) for problem in problems)
-            + ". Move them away to start from scratch."
-        )
-    return None, problems
+            bad.append((path, error))
+    problems = [error for _, error in bad]
+    if newest is None and problems:
+        listed = "; ".join(str(problem) for problem in problems)
+        raise CheckpointError(f"no checkpoint can be trusted: {listed}. Move them away to start from scratch.")
+    for path, _ in bad if quarantine else ():
+        failpoint("mid_quarantine")
+        os.rename(path, path.with_name(f".bad-{path.name}-{uuid.uuid4().hex[:8]}"))
+    return newest, problems
 
 
 def has_checkpoints(directory: str | Path) -> bool:
     """Whether a folder holds anything that claims to be a checkpoint."""
-    return bool(_folders(directory))
+    return bool(checkpoint_folders(directory))
 
 
-def prune(directory: str | Path, keep_last: int, protected: Path | None = None) -> None:
-    """Remove all but the newest `keep_last` checkpoints of a folder, never the protected one."""
+def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = ()) -> None:
+    """Remove all but the newest `keep_last` checkpoints `step-*` of a folder, and never a protected one."""
+    kept = {Path(path).resolve() for path in protected}
     found = []
     for path in Path(directory).glob("step-*"):
         try:
-            found.append((_read_manifest(path)["update"], path))
+            found.append((update_of(read_manifest(path)), path))
         except CheckpointError:
             continue  # never counted, never removed: it may be the only evidence of what went wrong
     for _, path in sorted(found)[: -max(keep_last, 1)]:
-        if protected is None or path.resolve() != protected.resolve():
+        if path.resolve() not in kept:
             doomed = path.with_name(f".del-{path.name}-{uuid.uuid4().hex[:8]}")
             os.rename(path, doomed)
+            failpoint("mid_prune")
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clean(directory: str | Path) -> None:
+    """Remove what an ended process left half written or half removed; only for the owner of the folder."""
+    for pattern in (".tmp-*", ".del-*"):
+        for path in Path(directory).glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_file(path: str | Path, write_to: Any) -> None:
@@ -183,88 +321,54 @@ def write_file(path: str | Path, write_to: Any) -> None:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         write_to(aside)
-        _sync(aside)
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(aside, final)
-        _sync(final.parent)
+        fsync_folder(final.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
 
 
-def _folders(directory: str | Path) -> list[Path]:
+def stored(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors as they can be written: on the host, contiguous, and none sharing memory with another.
+
+    Raises:
+        CheckpointError: one of them is of a kind that a checkpoint cannot hold; it names it.
+    """
+    result: dict[str, torch.Tensor] = {}
+    memories: set[int] = set()
+    for name, tensor in tensors.items():
+        check_kind(name, tensor)
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        if plain.untyped_storage().nbytes() != plain.nbytes or memory in memories:
+            plain = plain.clone()
+        memories.add(memory)
+        result[name] = plain
+    return result
+
+
+def checkpoint_folders(directory: str | Path) -> list[Path]:
     """Return the sub-folders with a manifest; hidden ones are being written or removed."""
     folder = Path(directory)
     if not folder.is_dir():
         return []
     for moved in folder.glob(".old-*"):
         restore_moved(folder / moved.name.removeprefix(".old-"))
-    return [path for path in folder.iterdir() if not path.name.startswith(".") and (path / MANIFEST).exists()]
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and os.path.lexists(path / MANIFEST)]
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        digest = manifest.pop("sha256")
-        damaged = digest != _digest_of(manifest)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
-    except OSError as error:
-        raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
-    if damaged:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: its own sha256 does not match")
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-    result: dict[str, Any] = manifest
-    return result
-
-
-def stored(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors as safetensors takes them: contiguous, and none sharing memory with another.
-
-    Raises:
-        CheckpointError: one of them is of a kind that safetensors does not know; it names it.
-    """
-    result: dict[str, torch.Tensor] = {}
-    memories: set[tuple[torch.device, int]] = set()
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype in _UNSAVABLE:
-            raise CheckpointError(f"{name} is a {tensor.layout} {tensor.dtype} on {tensor.device}: cannot be saved")
-        storage = tensor.untyped_storage()
-        memory = (tensor.device, storage.data_ptr())
-        # A view, and what another name has already, gets memory of its own: safetensors refuses to share it.
-        if storage.nbytes() != tensor.nbytes or memory in memories:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        memories.add(memory)
-        result[name] = tensor.detach().contiguous()
-    return result
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _digest_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _swap_in(aside: Path, final: Path) -> None:
+def _put_in_place(aside: Path, final: Path, replace: bool) -> None:
     old = final.with_name(f".old-{final.name}")
     restore_moved(final)
     if final.exists():
+        if not replace and _is_whole(final):
+            shutil.rmtree(aside, ignore_errors=True)
+            return
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
     try:
@@ -272,12 +376,49 @@ def _swap_in(aside: Path, final: Path) -> None:
     except BaseException:
         restore_moved(final)
         raise
-    _sync(final.parent)
+    failpoint("after_rename")
+    fsync_folder(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def restore_moved(final: Path) -> None:
-    """Put back a checkpoint that was moved aside for a new one which was then not put in its place."""
+    """Put back a checkpoint that was moved aside for a new one which then was not written."""
     old = final.with_name(f".old-{final.name}")
     if not final.exists() and old.exists():
         os.rename(old, final)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+        return True
+    except CheckpointError:
+        return False
+
+
+def _check_space(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < 1.05 * num_bytes:
+        raise OSError(errno.ENOSPC, f"{free} bytes are free, the checkpoint takes {num_bytes}")
+
+
+def _read_bytes(path: Path, largest: int) -> bytes:
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise CheckpointError(f"{path} is damaged: it is larger than {largest} bytes")
+    return data
+
+
+def _read_json(path: Path, largest: int) -> dict[str, Any]:
+    value: dict[str, Any] = parse_json(_read_bytes(path, largest), path)
+    return value
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    """Return a manifest's bytes: one text for one content, so that no byte of it can change unnoticed."""
+    return json.dumps({**body, "sha256": _digest_of(body)}, sort_keys=True, indent=1).encode()
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

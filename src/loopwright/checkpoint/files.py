@@ -1,0 +1,81 @@
+"""Files of a checkpoint: created once, written to the end, hashed as they go, synced, and never followed as links."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loopwright.errors import CheckpointError
+from loopwright.failpoints import failpoint
+
+_WRITE_BYTES = 4 * 1024 * 1024
+
+
+class HashedFile:
+    """A new file; what is written to it is hashed on the way, and it is synced when the block ends well.
+
+    Attributes:
+        size: bytes written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of the data, however few bytes the system takes at a time."""
+        view = memoryview(data)
+        for start in range(0, len(view), _WRITE_BYTES):
+            chunk = view[start : start + _WRITE_BYTES]
+            self._digest.update(chunk)
+            while chunk:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+        self.size += len(view)
+
+    def describe(self) -> dict[str, Any]:
+        """Return size and sha256 of what was written."""
+        return {"size": self.size, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                failpoint("pre_fsync")
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+def open_regular(path: Path) -> int:
+    """Open a file for reading; refuse links, devices and folders.
+
+    Raises:
+        CheckpointError: it is missing or not a plain file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is not a plain file")
+    return descriptor
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return size and sha256 of a file."""
+    digest = hashlib.sha256()
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while chunk := file.read(_WRITE_BYTES):
+            digest.update(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,42 @@
+"""What a folder of checkpoints holds, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.checkpoint.store import checkpoint_folders, read_manifest, update_of, verify
+from loopwright.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One checkpoint: where it is, its update and size if they can be read, and its problem or None."""
+
+    path: Path
+    update: int | None
+    num_bytes: int
+    problem: str | None
+
+    def __str__(self) -> str:
+        update = "?" if self.update is None else self.update
+        return f"{self.path.name}  update {update}  {self.num_bytes:,} bytes  {self.problem or 'valid'}"
+
+
+def verify_all(path: str | Path) -> list[Finding]:
+    """Check every byte of a checkpoint, or of every checkpoint in a folder, oldest update first."""
+    folder = Path(path)
+    folders = checkpoint_folders(folder) or [folder]
+    findings = [_examine(one) for one in folders if any(one.iterdir())]
+    return sorted(findings, key=lambda finding: (finding.update is None, finding.update or 0))
+
+
+def _examine(folder: Path) -> Finding:
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    update = None
+    try:
+        update = update_of(read_manifest(folder))
+        verify(folder)
+    except CheckpointError as error:
+        return Finding(folder, update, size, str(error))
+    return Finding(folder, update, size, None)

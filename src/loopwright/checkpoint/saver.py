@@ -1,0 +1,174 @@
+"""Saving while training goes on: one snapshot in flight, errors told at the next update, retention after commit."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.checkpoint.policy import Checkpointing
+from loopwright.checkpoint.store import Staging, clean, commit, prune, take_snapshot
+from loopwright.errors import CheckpointError
+from loopwright.failpoints import failpoint
+from loopwright.run_folder.files import read_json, write_json
+
+_BEST = "best.json"
+
+
+class Saver:
+    """Writes the checkpoints of one run into its folder.
+
+    Attributes:
+        skipped: saves that were due while the one before was still being written.
+        last_error: of the last attempt that failed, or None.
+    """
+
+    def __init__(
+        self, policy: Checkpointing, run_id: str, resumed_from: Path | None, rank: int = 0, num_processes: int = 1
+    ) -> None:
+        self.skipped = 0
+        self.last_error: CheckpointError | None = None
+        self.directory = Path(policy.directory)
+        self._policy = policy
+        self._run_id = run_id
+        self._resumed_from = resumed_from
+        # With several processes an error must reach all of them at once, so the first one writes while they wait.
+        self._is_asynchronous = policy.asynchronous and num_processes == 1
+        self._is_writer = rank == 0
+        self._staging = Staging() if self._is_asynchronous else None
+        self._thread: threading.Thread | None = None
+        self._outcome: Path | BaseException | None = None
+        self._failures_in_a_row = 0
+        self._commits = 0
+        self._last_save = time.monotonic()
+        self._best = read_json(Path(policy.directory) / _BEST, default=None)
+        if self._is_writer:
+            clean(policy.directory)
+            Path(policy.directory).mkdir(parents=True, exist_ok=True)
+
+    def path(self, update: int) -> Path:
+        """Return the folder of the checkpoint of an update."""
+        return self._policy.path(update)
+
+    def is_due_after_update(self, update: int) -> bool:
+        """Whether to save after this update: by its number, or by the clock."""
+        seconds = self._policy.every_seconds
+        is_time = seconds is not None and time.monotonic() - self._last_save >= seconds
+        return is_time or self._policy.is_due_after_update(update)
+
+    def is_due_after_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> bool:
+        """Whether to save after this epoch: by its number, or because it is the best so far."""
+        is_best = self.best_with(metrics, self.directory) is not None
+        return is_best or self._policy.is_due_after_epoch(epoch)
+
+    def save(
+        self,
+        capture: Callable[[], tuple[Mapping[str, torch.Tensor], dict[str, Any]]],
+        update: int,
+        metrics: Mapping[str, Any],
+        *,
+        must_happen: bool = False,
+    ) -> None:
+        """Save the state at this update boundary; only the copy to host memory is waited for.
+
+        Args:
+            capture: returns the weights and the state; called once it is sure that they will be saved.
+            update: updates finished.
+            metrics: the latest metrics, among them the one that decides which checkpoint is best.
+            must_happen: wait for an earlier save however long it takes, and for this one to be committed.
+        """
+        if not self._wait(None if must_happen else self._policy.max_stall_seconds):
+            self.skipped += 1
+            return
+        self._last_save = time.monotonic()
+        model, state = capture()
+        if not self._is_writer:
+            self._best = self.best_with(metrics, self._policy.path(update)) or self._best
+            return
+        snapshot = take_snapshot(model, state, update, staging=self._staging)
+        path = self._policy.path(update)
+        best = self.best_with(metrics, path)
+
+        def job() -> None:
+            try:
+                failpoint("writer_start")
+                commit(snapshot, path, run_id=self._run_id)
+                if best is not None:
+                    failpoint("pre_best")
+                    write_json(Path(self._policy.directory) / _BEST, best)
+                    self._best = best
+                prune(self._policy.directory, self._policy.keep_last, self._protected())
+                self._outcome = path
+            except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
+                self._outcome = error
+
+        if self._is_asynchronous and not must_happen:
+            self._thread = threading.Thread(target=job, name="loopwright-checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            job()
+
+    def poll(self) -> Path | None:
+        """Return the checkpoint that was committed since the last call, if one was.
+
+        Raises:
+            CheckpointError: two saves in a row failed; a single failure is kept in `last_error` and tried again.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return None
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Path):
+            self.last_error, self._failures_in_a_row = None, 0
+            self._commits += 1
+            return outcome
+        if outcome is not None:
+            self._failures_in_a_row += 1
+            is_ours = isinstance(outcome, CheckpointError)
+            self.last_error = outcome if is_ours else CheckpointError(f"saving failed: {outcome!r}")  # type: ignore[assignment]
+            if self._failures_in_a_row > 1 or not isinstance(outcome, Exception):
+                raise CheckpointError(f"saving failed twice in a row: {self.last_error}") from outcome
+        return None
+
+    def finish(self) -> Path | None:
+        """Wait for a save in flight; return its checkpoint if it was committed.
+
+        Raises:
+            CheckpointError: it failed, and there is no later one to make up for it.
+        """
+        self._wait(None)
+        path = self.poll()
+        if self.last_error is not None:
+            raise self.last_error
+        return path
+
+    def _wait(self, seconds: float | None) -> bool:
+        if self._thread is not None:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+        return True
+
+    def _protected(self) -> list[Path]:
+        kept = []
+        if self._best is not None:
+            kept.append(Path(self._policy.directory) / self._best["checkpoint"])
+        if self._resumed_from is not None and self._commits < 2:
+            kept.append(self._resumed_from)
+        return kept
+
+    def best_with(self, metrics: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+        """Return what best.json would say if a checkpoint with these metrics were saved; None if it is not the best."""
+        if self._policy.keep_best is None:
+            return None
+        name, direction = self._policy.keep_best
+        value = metrics.get(name)
+        if not isinstance(value, (int, float)) or math.isnan(value):
+            return None
+        old = None if self._best is None else self._best["value"]
+        if old is not None and not (value > old if direction == "max" else value < old):
+            return None
+        return {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}

@@ -1,0 +1,130 @@
+"""One safetensors file: written in a stream that is hashed as it goes, read only after its header was checked.
+
+The safetensors library cannot sync or hash while it writes, and its in-memory form doubles the memory; reading is
+left to it. Files written here open with it anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.checkpoint.files import HashedFile, open_regular
+from loopwright.errors import CheckpointError
+from loopwright.failpoints import failpoint
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.complex64: "C64",
+}
+_SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in _DTYPES.items()}
+_LARGEST_HEADER_BYTES = 10_000_000
+
+
+def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors that are on the CPU and contiguous, in order, with this metadata in the header."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data start on a multiple of 8, so that they can be mapped
+    file.write(struct.pack("<Q", len(text)) + text)
+    failpoint("mid_write")
+    for tensor in tensors.values():
+        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+def check_kind(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that has no place in the format.
+
+    Raises:
+        CheckpointError: it names the tensor and its kind.
+    """
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    if not is_plain or tensor.dtype not in _DTYPES:
+        raise CheckpointError(f"{name} is a {tensor.layout} {tensor.dtype} on {tensor.device}: cannot be saved")
+
+
+def check_header(path: Path, expected_metadata: Mapping[str, str]) -> None:
+    """Refuse a file whose header is not what `write_tensors` writes, in bounded memory and time.
+
+    Raises:
+        CheckpointError: the header is too large, is no JSON, points outside the file, or belongs to another checkpoint.
+    """
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(size - 8, _LARGEST_HEADER_BYTES):
+            raise CheckpointError(f"{path} is damaged: its header claims {length} bytes of {size}")
+        header = parse_json(file.read(length), path)
+    metadata = header.pop("__metadata__", None)
+    if metadata != dict(expected_metadata):
+        expected = dict(expected_metadata)
+        raise CheckpointError(f"{path} belongs to another checkpoint: it says {metadata}, not {expected}")
+    end = 0
+    for name, entry in header.items():
+        try:
+            count = 1
+            for extent in entry["shape"]:
+                count *= _natural(extent)
+            first, last = (_natural(offset) for offset in entry["data_offsets"])
+            if first != end or last - first != count * _SIZES[entry["dtype"]]:
+                raise ValueError("offsets and shape do not agree")
+            end = last
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged: the entry of {name!r} makes no sense ({error})") from None
+    if end != size - 8 - length:
+        raise CheckpointError(f"{path} is damaged: its tensors take {end} bytes of {size - 8 - length}")
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """Return the JSON object in these bytes.
+
+    Raises:
+        CheckpointError: it is no JSON object, nests too deeply, or names a key twice.
+    """
+    try:
+        value = json.loads(data, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a {type(value).__name__} instead of an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return result
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no size")
+    return value

@@ -1,0 +1,56 @@
+"""Signals as requests: the handler only notes them, the loop acts at the next boundary."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from loopwright.errors import Preempted
+
+_WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+
+
+class SignalWatch:
+    """Notes the first signal to end a run; a second one ends it at once.
+
+    Attributes:
+        received: the first signal, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[SignalWatch]:
+        """Watch while the block runs, in the main thread only; earlier handlers are put back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        earlier: dict[signal.Signals, Any] = {}
+        try:
+            for number in _WATCHED:
+                # A handler of the user's own, or a shell's nohup, is left alone.
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    earlier[number] = signal.signal(number, self._note)
+            yield self
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def raise_for(self, interruption: BaseException | None) -> None:
+        """Raise what interrupted the run, now that it has ended in order: an exception, or a signal as one."""
+        if interruption is not None:
+            raise interruption
+        if self.received is signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received is not None:
+            raise Preempted(f"the run was ended by {self.received.name}; it can be resumed from its last checkpoint")
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
+        self.received = signal.Signals(number)

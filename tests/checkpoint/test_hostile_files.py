@@ -1,0 +1,154 @@
+"""Files that were made to mislead: refused by name, in little time and memory, and nothing in them is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright.checkpoint import find_newest, read, write
+from loopwright.checkpoint.store import _canonical, read_manifest
+from loopwright.errors import CheckpointError
+
+
+def checkpoint(folder: Path, update: int = 1) -> Path:
+    return write(folder, {"weight": torch.ones(4, 4)}, {"answer": 42, "noise": torch.zeros(3)}, update)
+
+
+def replace(folder: Path, name: str, data: bytes) -> None:
+    """Put other bytes into a file and make the manifest agree with them, as a careful attacker would."""
+    (folder / name).write_bytes(data)
+    manifest = read_manifest(folder)
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "MANIFEST.json").write_bytes(_canonical(manifest))
+
+
+def refusal(folder: Path) -> str:
+    started = time.perf_counter()
+    with pytest.raises(CheckpointError) as refused:
+        read(folder)
+    assert time.perf_counter() - started < 1
+    return str(refused.value)
+
+
+def tensor_file(header: dict | bytes, data: bytes = b"", claimed: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if claimed is None else claimed) + text + data
+
+
+def identity(folder: Path) -> dict[str, str]:
+    return {"format": "pt", **read_manifest(folder)["identity"]}
+
+
+@pytest.mark.parametrize("claimed", [10**10, 2**64 - 1, 2**63])
+def test_a_header_that_claims_more_than_the_file_holds_is_refused_before_it_is_read(tmp_path, claimed):
+    folder = checkpoint(tmp_path / "a")
+    replace(folder, "model.safetensors", tensor_file(b"{}", claimed=claimed))
+    assert "header claims" in refusal(folder)
+
+
+def test_a_header_of_many_megabytes_is_refused_unread(tmp_path):
+    folder = checkpoint(tmp_path / "a")
+    replace(folder, "model.safetensors", tensor_file(b" " * 11_000_000))
+    assert "header claims 11000000 bytes" in refusal(folder)
+
+
+def test_entries_that_lie_about_their_place_or_size_are_refused_by_name(tmp_path):
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    lies = [
+        {**entry, "data_offsets": [0, 16]},
+        {**entry, "data_offsets": [8, 16]},
+        {**entry, "data_offsets": [-8, 0]},
+        {**entry, "shape": [10**9, 10**9, 10**9]},
+        {**entry, "shape": [float("nan")]},
+        {**entry, "shape": [True, 2]},
+        {**entry, "dtype": "F31"},
+        {"dtype": "F32"},
+        "nothing",
+    ]
+    for number, lie in enumerate(lies):
+        folder = checkpoint(tmp_path / str(number))
+        header = {"__metadata__": identity(folder), "weight": lie}
+        replace(folder, "model.safetensors", tensor_file(header, b"\0" * 8))
+        assert "'weight' makes no sense" in refusal(folder), lie
+
+
+def test_bytes_that_no_entry_accounts_for_are_refused(tmp_path):
+    folder = checkpoint(tmp_path / "a")
+    replace(folder, "model.safetensors", tensor_file({"__metadata__": identity(folder)}, b"payload"))
+    assert "its tensors take 0 bytes of 7" in refusal(folder)
+
+
+def test_a_key_that_occurs_twice_and_json_without_end_are_refused(tmp_path):
+    for number, text in enumerate((b'{"a": 1, "a": 2}', b"[" * 100_000, b"{} {}", b"[]", b"\xff")):
+        for name in ("model.safetensors", "state.json"):
+            folder = checkpoint(tmp_path / f"{number}-{name}")
+            replace(folder, name, tensor_file(text) if name.endswith("tensors") else text)
+            assert f"{name} is damaged" in refusal(folder)
+
+
+def test_a_file_of_another_checkpoint_is_refused_even_if_the_manifest_was_made_to_agree(tmp_path):
+    ours, other = checkpoint(tmp_path / "ours", 1), checkpoint(tmp_path / "other", 2)
+    for name in ("model.safetensors", "state.safetensors", "state.json"):
+        mixed = tmp_path / f"mixed-{name}"
+        shutil.copytree(ours, mixed)
+        replace(mixed, name, (other / name).read_bytes())
+        assert "belongs to another checkpoint" in refusal(mixed)
+
+
+def test_links_and_pipes_are_not_followed(tmp_path):
+    for number, name in enumerate(("model.safetensors", "state.json", "MANIFEST.json")):
+        folder = checkpoint(tmp_path / str(number))
+        elsewhere = tmp_path / f"elsewhere-{number}"
+        os.rename(folder / name, elsewhere)
+        os.symlink(elsewhere, folder / name)
+        assert name in refusal(folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert f"{name} is not a plain file" in refusal(folder)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def test_a_planted_pickle_is_refused_and_never_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("optimizer.bin", "scheduler.pt", "random_states_0.pkl"):
+        folder = checkpoint(tmp_path / f"with-{name}")
+        (folder / name).write_bytes(pickle.dumps(Bomb()))
+        assert f"unlisted files ['{name}']" in refusal(folder)
+    for name in ("model.safetensors", "state.safetensors", "state.json"):
+        folder = checkpoint(tmp_path / f"as-{name}")
+        replace(folder, name, pickle.dumps(Bomb()))
+        refusal(folder)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_manifest_with_other_names_than_ours_is_refused(tmp_path):
+    for number, name in enumerate(("../../etc/passwd", "/etc/passwd", "sub/model.safetensors")):
+        folder = checkpoint(tmp_path / str(number))
+        manifest = read_manifest(folder)
+        manifest["files"][name] = manifest["files"].pop("model.safetensors")
+        (folder / "MANIFEST.json").write_bytes(_canonical(manifest))
+        assert "MANIFEST.json lists" in refusal(folder)
+
+
+def test_a_bad_checkpoint_is_put_into_quarantine_and_not_counted_again(tmp_path):
+    for update in (1, 2, 3):
+        checkpoint(tmp_path / f"step-{update}", update)
+    (tmp_path / "step-3" / "state.json").write_bytes(b"x")
+    newest, problems = find_newest(tmp_path, quarantine=True)
+    assert newest == tmp_path / "step-2"
+    assert "state.json is damaged" in str(problems[0])
+    assert {path.name.split("-step")[0] for path in tmp_path.iterdir()} == {".bad", "step-1", "step-2"}
+    assert find_newest(tmp_path) == (tmp_path / "step-2", [])

@@ -1,0 +1,53 @@
+"""Listing what a folder of checkpoints holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from loopwright.checkpoint import verify_all, write
+
+
+def folder_of_three(folder: Path) -> Path:
+    for update in (10, 2, 30):
+        write(folder / f"step-{update}", {"weight": torch.ones(2)}, {"n": update}, update)
+    with open(folder / "step-2" / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    return folder
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "loopwright.checkpoint", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_checkpoint_is_listed_in_order_of_updates_with_what_is_wrong(tmp_path):
+    findings = verify_all(folder_of_three(tmp_path))
+    assert [(finding.path.name, finding.update) for finding in findings] == [
+        ("step-2", 2),
+        ("step-10", 10),
+        ("step-30", 30),
+    ]
+    assert "model.safetensors is damaged" in findings[0].problem
+    assert findings[1].problem is None and findings[2].problem is None
+    assert all(finding.num_bytes > 500 for finding in findings)
+
+
+def test_one_checkpoint_may_be_named_itself(tmp_path):
+    (finding,) = verify_all(folder_of_three(tmp_path) / "step-30")
+    assert finding.update == 30 and finding.problem is None
+
+
+def test_the_command_says_valid_or_what_is_wrong_and_its_exit_code_tells(tmp_path):
+    listed = run("verify", folder_of_three(tmp_path))
+    assert listed.returncode == 65
+    first, *others = listed.stdout.splitlines()
+    assert first.startswith("step-2  update 2  ") and "model.safetensors is damaged" in first
+    assert [line.split()[-1] for line in others] == ["valid", "valid"]
+    assert run("verify", tmp_path / "step-10").returncode == 0
+    assert run("verify", tmp_path / "nowhere").returncode == 2
+    assert run("look").stderr.startswith("usage: python -m loopwright.checkpoint verify DIR")

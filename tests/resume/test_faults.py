@@ -1,0 +1,201 @@
+"""Runs that are killed, refused by the disk, or ended by a signal: each continues as if nothing had happened.
+
+Every trial is a process of its own, forked from this one; a kill is a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint import find_newest
+from loopwright.errors import CheckpointError, Preempted
+from loopwright.failpoints import FAILPOINTS, arm, disarm
+
+NUM_UPDATES = 12
+
+
+class Augmented(Dataset):
+    def __len__(self) -> int:
+        return 44
+
+    def __getitem__(self, index: int):
+        noise = random.random() + np.random.rand() + torch.rand(())
+        return torch.full((4,), float(index)) / 44 + noise, torch.tensor([index % 3.0])
+
+
+class Journal(TrainerCallback):
+    """Keeps what every update saw in a file that outlives the process; a replayed update overwrites its line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "seen.jsonl"
+        self.digest = hashlib.sha256()
+
+    def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
+        self.digest.update(batch[0].numpy().tobytes())
+
+    def on_update_end(self, trainer, **kwargs):
+        with self.path.open("a") as file:
+            file.write(json.dumps([trainer.progress.update, self.digest.hexdigest()]) + "\n")
+        self.digest = hashlib.sha256()
+
+
+def train(folder: Path, workers: int = 0, callbacks=(), **policy) -> dict:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[Journal(folder), *callbacks])
+    checkpoints = Checkpointing(folder / "checkpoints", every_updates=2, **policy)
+    schedule = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES)
+    result = trainer.train(
+        Augmented(), 2, Augmented(), per_device_batch_size=4, gradient_accumulation_steps=2, seed=5,
+        create_scheduler_fn=schedule, train_dataloader_kwargs={"num_workers": workers},
+        eval_dataloader_kwargs={"num_workers": 0}, checkpoints=checkpoints, resume_from="auto",
+    )  # fmt: skip
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    seen = dict(json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines())
+    return {
+        "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+        "seen": [seen[str(update)] if str(update) in seen else seen[update] for update in sorted(seen)],
+        "metrics": result.metrics,
+        "updates": result.updates,
+    }
+
+
+def in_a_process(folder: Path, job) -> int:
+    """Run a job in a forked process that writes what it returns; return its exit code, negative for a signal."""
+    process = os.fork()
+    if process == 0:
+        try:
+            (folder / "outcome.json").write_text(json.dumps(job()))
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - told by the exit code
+            traceback.print_exc()
+            os._exit({Preempted: 75, KeyboardInterrupt: 130, CheckpointError: 74}.get(type(error), 1))
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def outcome(folder: Path) -> dict:
+    return json.loads((folder / "outcome.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("whole")
+    assert in_a_process(folder, lambda: train(folder)) == 0
+    return outcome(folder)
+
+
+def killed(folder: Path, spec: str, **kwargs) -> int:
+    def job():
+        arm(spec)
+        return train(folder, **kwargs)
+
+    return in_a_process(folder, job)
+
+
+ELSEWHERE = ("pre_status", "mid_metrics_append", "mid_quarantine", "mid_load")
+KILLED_AT = [name for name in FAILPOINTS if name not in ELSEWHERE]
+ONCE = ("before_first_update", "before_final_save", "run_end", "pre_best", "mid_prune")
+
+
+@pytest.mark.parametrize("point", KILLED_AT)
+def test_a_run_killed_at_a_named_point_continues_as_if_nothing_had_happened(point, whole, tmp_path):
+    hit = 1 if point in ONCE else 6 if point in ("after_backward", "after_optimizer_step", "pre_fsync") else 3
+    assert killed(tmp_path, f"{point}:{hit}:kill") == -signal.SIGKILL, "the point was not reached"
+    newest, problems = find_newest(tmp_path / "checkpoints")
+    assert problems == []
+    assert newest is not None or point == "before_first_update"
+    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert outcome(tmp_path) == whole
+    hidden = [path.name for path in (tmp_path / "checkpoints").glob(".*")]
+    assert hidden == [], "nothing half written is left"
+
+
+def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
+    assert killed(tmp_path, "after_commit:2:kill") == -signal.SIGKILL
+    assert killed(tmp_path, "mid_load:1:kill") == -signal.SIGKILL
+    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert outcome(tmp_path) == whole
+
+
+def test_a_run_killed_again_and_again_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
+    moments = random.Random(7)
+    kills = 0
+    for _ in range(20):
+        process = os.fork()
+        if process == 0:
+            train(tmp_path, workers=moments.choice((0, 0, 2)))
+            os._exit(0)
+        time.sleep(moments.uniform(0.005, 0.12))
+        os.kill(process, signal.SIGKILL)
+        kills += os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+        if (tmp_path / "checkpoints").exists():
+            find_newest(tmp_path / "checkpoints")  # raises if there are checkpoints and none is whole
+    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert outcome(tmp_path) == whole
+    assert kills >= 3
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_one_refused_save_is_made_up_for_and_two_in_a_row_end_the_run(whole, tmp_path, asynchronous):
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    for folder in (once, twice):
+        folder.mkdir()
+    assert killed(once, "pre_fsync:5:raise:ENOSPC", asynchronous=asynchronous) == 0
+    assert outcome(once) == whole
+    assert killed(twice, "pre_fsync:*:raise:ENOSPC", asynchronous=asynchronous) == 74
+    disarm()
+    assert in_a_process(twice, lambda: train(twice)) == 0
+    assert outcome(twice) == whole
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_in_order_and_it_continues_exactly(number, code, whole, tmp_path):
+    class Signals(TrainerCallback):
+        def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
+            if trainer.progress.update == 4 and kwargs["step"] % 2 == 0:
+                os.kill(os.getpid(), number)
+
+        def on_training_run_end(self, trainer, **kwargs):
+            (tmp_path / "ended").touch()
+
+    assert in_a_process(tmp_path, lambda: train(tmp_path, callbacks=[Signals()])) == code
+    assert (tmp_path / "ended").exists()
+    newest, _ = find_newest(tmp_path / "checkpoints")
+    assert newest.name == f"step-{5:010d}"
+    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert outcome(tmp_path) == whole
+
+
+def test_the_best_checkpoint_outlives_the_window_of_the_last_ones(tmp_path):
+    assert in_a_process(tmp_path, lambda: train(tmp_path, keep_last=1, keep_best=("train_loss_epoch", "max"))) == 0
+    best = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert best["metric"] == "train_loss_epoch" and best["direction"] == "max"
+    assert (tmp_path / "checkpoints" / best["checkpoint"] / "MANIFEST.json").exists()
+    names = {path.name for path in (tmp_path / "checkpoints").glob("step-*")}
+    assert names == {best["checkpoint"], f"step-{NUM_UPDATES:010d}"}
+
+
+def test_a_fresh_run_does_not_mix_with_the_checkpoints_of_another(tmp_path):
+    checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=1)
+    model = nn.Linear(4, 1)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
+    trainer.train(Augmented(), 1, checkpoints=checkpoints, train_dataloader_kwargs={"num_workers": 0})
+    with pytest.raises(ValueError, match="holds checkpoints of an earlier run"):
+        trainer.train(Augmented(), 1, checkpoints=checkpoints, train_dataloader_kwargs={"num_workers": 0})
