@@ -347,7 +347,7 @@ def test_a_run_that_dies_in_one_process_ends_in_another_as_if_nothing_had_happen
 def main(command: str, folder: str, update: str = "") -> None:
     torch.set_num_threads(1)
     folder = Path(folder)
-    checkpoints = Checkpointing(folder / "checkpoints", every_updates=1)
+    checkpoints = Checkpointing(folder / "checkpoints", every_updates=1, asynchronous=False)
     if command == "die":
 
         def die(trainer, **kwargs):
