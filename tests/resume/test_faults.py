@@ -1,12 +1,13 @@
 """Runs that are killed, refused by the disk, or ended by a signal: each continues as if nothing had happened.
 
-Every trial is a process of its own, forked from this one; a kill is a SIGKILL.
+Every trial is a process of its own, forked from a server that has one thread and torch imported; a kill is a SIGKILL.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import find_newest
 from loopwright.errors import CheckpointError, Preempted
-from loopwright.failpoints import FAILPOINTS, arm, disarm
+from loopwright.failpoints import FAILPOINTS, arm
 
 NUM_UPDATES = 12
 
@@ -55,7 +56,23 @@ class Journal(TrainerCallback):
         self.digest = hashlib.sha256()
 
 
-def train(folder: Path, workers: int = 0, callbacks=(), **policy) -> dict:
+class Signals(TrainerCallback):
+    """Sends this process a signal in the middle of update 5, and leaves a file at the run's end."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder, self.number = folder, number
+
+    def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
+        if trainer.progress.update == 4 and kwargs["step"] % 2 == 0:
+            os.kill(os.getpid(), self.number)
+
+    def on_training_run_end(self, trainer, **kwargs):
+        (self.folder / "ended").touch()
+
+
+def train(folder: Path, workers: int = 0, signal_number: int | None = None, **policy) -> dict:
+    torch.set_num_threads(1)
+    callbacks = [] if signal_number is None else [Signals(folder, signal_number)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -77,17 +94,32 @@ def train(folder: Path, workers: int = 0, callbacks=(), **policy) -> dict:
     }
 
 
-def in_a_process(folder: Path, job) -> int:
-    """Run a job in a forked process that writes what it returns; return its exit code, negative for a signal."""
-    process = os.fork()
-    if process == 0:
-        try:
-            (folder / "outcome.json").write_text(json.dumps(job()))
-            os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - told by the exit code
-            traceback.print_exc()
-            os._exit({Preempted: 75, KeyboardInterrupt: 130, CheckpointError: 74}.get(type(error), 1))
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", "accelerate", "loopwright.trainer"])
+
+
+def job(folder: Path, spec: str | None, kwargs: dict) -> None:
+    """Train, with a fault armed, and leave what came of it in a file; the exit code tells what was raised."""
+    try:
+        if spec is not None:
+            arm(spec)
+        (folder / "outcome.json").write_text(json.dumps(train(folder, **kwargs)))
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - told by the exit code
+        traceback.print_exc()
+        os._exit({Preempted: 75, KeyboardInterrupt: 130, CheckpointError: 74}.get(type(error), 1))
+
+
+def in_a_process(folder: Path, spec: str | None = None, **kwargs) -> int:
+    """Run a job in a process of its own and return its exit code, negative for a signal."""
+    process = SERVER.Process(target=job, args=(folder, spec, kwargs))
+    process.start()
+    process.join(60)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        raise AssertionError("the process hangs")
+    return code
 
 
 def outcome(folder: Path) -> dict:
@@ -97,16 +129,8 @@ def outcome(folder: Path) -> dict:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("whole")
-    assert in_a_process(folder, lambda: train(folder)) == 0
+    assert in_a_process(folder) == 0
     return outcome(folder)
-
-
-def killed(folder: Path, spec: str, **kwargs) -> int:
-    def job():
-        arm(spec)
-        return train(folder, **kwargs)
-
-    return in_a_process(folder, job)
 
 
 ELSEWHERE = ("pre_status", "mid_metrics_append", "mid_quarantine", "mid_load")
@@ -117,37 +141,37 @@ ONCE = ("before_first_update", "before_final_save", "run_end", "pre_best", "mid_
 @pytest.mark.parametrize("point", KILLED_AT)
 def test_a_run_killed_at_a_named_point_continues_as_if_nothing_had_happened(point, whole, tmp_path):
     hit = 1 if point in ONCE else 6 if point in ("after_backward", "after_optimizer_step", "pre_fsync") else 3
-    assert killed(tmp_path, f"{point}:{hit}:kill") == -signal.SIGKILL, "the point was not reached"
+    assert in_a_process(tmp_path, f"{point}:{hit}:kill") == -signal.SIGKILL, "the point was not reached"
     newest, problems = find_newest(tmp_path / "checkpoints")
     assert problems == []
     assert newest is not None or point == "before_first_update"
-    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
     hidden = [path.name for path in (tmp_path / "checkpoints").glob(".*")]
     assert hidden == [], "nothing half written is left"
 
 
 def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
-    assert killed(tmp_path, "after_commit:2:kill") == -signal.SIGKILL
-    assert killed(tmp_path, "mid_load:1:kill") == -signal.SIGKILL
-    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert in_a_process(tmp_path, "after_commit:2:kill") == -signal.SIGKILL
+    assert in_a_process(tmp_path, "mid_load:1:kill") == -signal.SIGKILL
+    assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
 
 
 def test_a_run_killed_again_and_again_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
     moments = random.Random(7)
     kills = 0
-    for _ in range(20):
-        process = os.fork()
-        if process == 0:
-            train(tmp_path, workers=moments.choice((0, 0, 2)))
-            os._exit(0)
-        time.sleep(moments.uniform(0.005, 0.12))
-        os.kill(process, signal.SIGKILL)
-        kills += os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+    for _ in range(15):
+        workers = moments.choice((0, 0, 2))
+        process = SERVER.Process(target=job, args=(tmp_path, None, {"workers": workers}))
+        process.start()
+        time.sleep(moments.uniform(0.05, 0.5))
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
         if (tmp_path / "checkpoints").exists():
             find_newest(tmp_path / "checkpoints")  # raises if there are checkpoints and none is whole
-    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
     assert kills >= 3
 
@@ -157,34 +181,25 @@ def test_one_refused_save_is_made_up_for_and_two_in_a_row_end_the_run(whole, tmp
     once, twice = tmp_path / "once", tmp_path / "twice"
     for folder in (once, twice):
         folder.mkdir()
-    assert killed(once, "pre_fsync:5:raise:ENOSPC", asynchronous=asynchronous) == 0
+    assert in_a_process(once, "pre_fsync:5:raise:ENOSPC", asynchronous=asynchronous) == 0
     assert outcome(once) == whole
-    assert killed(twice, "pre_fsync:*:raise:ENOSPC", asynchronous=asynchronous) == 74
-    disarm()
-    assert in_a_process(twice, lambda: train(twice)) == 0
+    assert in_a_process(twice, "pre_fsync:*:raise:ENOSPC", asynchronous=asynchronous) == 74
+    assert in_a_process(twice) == 0
     assert outcome(twice) == whole
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_in_order_and_it_continues_exactly(number, code, whole, tmp_path):
-    class Signals(TrainerCallback):
-        def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
-            if trainer.progress.update == 4 and kwargs["step"] % 2 == 0:
-                os.kill(os.getpid(), number)
-
-        def on_training_run_end(self, trainer, **kwargs):
-            (tmp_path / "ended").touch()
-
-    assert in_a_process(tmp_path, lambda: train(tmp_path, callbacks=[Signals()])) == code
+    assert in_a_process(tmp_path, signal_number=number) == code
     assert (tmp_path / "ended").exists()
     newest, _ = find_newest(tmp_path / "checkpoints")
     assert newest.name == f"step-{5:010d}"
-    assert in_a_process(tmp_path, lambda: train(tmp_path)) == 0
+    assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
 
 
 def test_the_best_checkpoint_outlives_the_window_of_the_last_ones(tmp_path):
-    assert in_a_process(tmp_path, lambda: train(tmp_path, keep_last=1, keep_best=("train_loss_epoch", "max"))) == 0
+    assert in_a_process(tmp_path, keep_last=1, keep_best=("train_loss_epoch", "max")) == 0
     best = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
     assert best["metric"] == "train_loss_epoch" and best["direction"] == "max"
     assert (tmp_path / "checkpoints" / best["checkpoint"] / "MANIFEST.json").exists()
