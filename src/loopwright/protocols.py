@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
 from loopwright.progress import Progress
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything whose state is saved and restored with a run."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers, strings, None, and lists, tuples and dicts of them."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Take over what `state_dict` returned."""
-        ...
 
 
 class TrainerLike(Protocol):

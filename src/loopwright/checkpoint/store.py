@@ -19,8 +19,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,11 @@ class Checkpoint:
         model: the weights by name, tied ones under each of their names.
         state: everything else.
         update: the update it was written after.
-        fingerprint: of the machine and settings it was written under.
     """
 
     model: dict[str, torch.Tensor]
     state: dict[str, Any]
     update: int
-    fingerprint: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Snapshot:
     tensors: dict[str, torch.Tensor]
     encoded: Any
     update: int
-    fingerprint: dict[str, Any]
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +97,6 @@ def take_snapshot(
     model: Mapping[str, torch.Tensor],
     state: dict[str, Any],
     update: int,
-    fingerprint: dict[str, Any] | None = None,
     staging: Staging | None = None,
 ) -> Snapshot:
     """Encode a state, and copy its tensors into staging memory if it will be written while training goes on.
@@ -116,7 +112,7 @@ def take_snapshot(
     else:
         weights, tensors = staging.copy("model/", weights), staging.copy("state/", tensors)
     failpoint("after_snapshot")
-    return Snapshot(weights, tensors, encoded, update, fingerprint or {})
+    return Snapshot(weights, tensors, encoded, update)
 
 
 def commit(
@@ -124,8 +120,6 @@ def commit(
     directory: str | Path,
     *,
     run_id: str = "",
-    replace: bool = True,
-    check_ownership: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write a snapshot aside and rename it into place; that rename is what makes it a checkpoint.
 
@@ -133,8 +127,6 @@ def commit(
         snapshot: what to write.
         directory: its folder.
         run_id: of the run.
-        replace: whether a whole checkpoint of that name gives way to this one (which is then written first).
-        check_ownership: called just before the rename; raises if the folder is another process's by now.
 
     Raises:
         CheckpointError: the disk refuses.
@@ -158,12 +150,11 @@ def commit(
         files["state.json"] = file.describe()
         failpoint("pre_manifest")
         with HashedFile(aside / MANIFEST) as file:
-            body = {"format": FORMAT, "identity": identity, "fingerprint": snapshot.fingerprint, "files": files}
+            body = {"format": FORMAT, "identity": identity, "files": files}
             file.write(_canonical(body))
         fsync_folder(aside)
-        check_ownership()
         failpoint("pre_rename")
-        _put_in_place(aside, final, replace)
+        _put_in_place(aside, final)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
@@ -201,7 +192,7 @@ def read(directory: str | Path) -> Checkpoint:
     state = decode(saved["state"], tensors)
     for name, stored_as in state.pop("tied").items():
         weights[name] = weights[stored_as]
-    return Checkpoint(weights, state, int(manifest["identity"]["update"]), manifest["fingerprint"])
+    return Checkpoint(weights, state, update_of(manifest))
 
 
 def verify(directory: str | Path) -> dict[str, Any]:
@@ -362,13 +353,10 @@ def checkpoint_folders(directory: str | Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".") and os.path.lexists(path / MANIFEST)]
 
 
-def _put_in_place(aside: Path, final: Path, replace: bool) -> None:
+def _put_in_place(aside: Path, final: Path) -> None:
     old = final.with_name(f".old-{final.name}")
     restore_moved(final)
     if final.exists():
-        if not replace and _is_whole(final):
-            shutil.rmtree(aside, ignore_errors=True)
-            return
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
     try:
@@ -386,14 +374,6 @@ def restore_moved(final: Path) -> None:
     old = final.with_name(f".old-{final.name}")
     if not final.exists() and old.exists():
         os.rename(old, final)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        verify(folder)
-        return True
-    except CheckpointError:
-        return False
 
 
 def _check_space(folder: Path, num_bytes: int) -> None:
