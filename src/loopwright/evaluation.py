@@ -78,6 +78,7 @@ def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Pie
         try:
             for window in loader.windows():
                 for piece in window.pieces:
+                    trainer._during_evaluation()
                     trainer.current_rows = piece.rows
                     batch = to_device(piece.batch, engine.device)
                     seed_torch(forward_key(piece.key), engine.device)

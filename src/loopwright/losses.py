@@ -44,12 +44,14 @@ class EpochLosses:
         """
         self._window = window
         self._counts = self._own_counts(window, counts) if counts else None
-        self._is_alone = len(window.pieces) == 1 and not self._engine.is_distributed
+        self._is_alone = len(window.pieces) == 1 and window.pieces[0].rows > 0 and not self._engine.is_distributed
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
         self._total = 0.0
         if not self._is_alone:
-            own = self._counts
+            own: list[float] | None = self._counts
+            if own is None and window.is_counted:
+                own = [piece.rows for piece in window.pieces]
             self._total = float(window.samples) if own is None else self._engine.agreement.total(sum(own))
 
     @staticmethod
@@ -98,6 +100,15 @@ class EpochLosses:
         failpoint("after_optimizer_step")
         for loss, items in self._entries:
             self._tracker.update(loss, items, is_ours=True)
+
+    def update_is_finite(self, gradients: list[Tensor]) -> bool:
+        """Whether the losses of the current update and these gradients are all finite; this waits for the device."""
+        values = [loss.detach() for loss, _ in self._entries] + gradients
+        return not values or bool(torch.stack([value.isfinite().all() for value in values]).all())
+
+    def drop_update(self) -> None:
+        """Forget the losses of the current update, which is left out."""
+        self._entries = []
 
     def mean(self) -> float:
         """Return the mean loss of the epoch so far, over all processes; nan without items."""

@@ -94,7 +94,9 @@ class RunState:
         is_running: between the first and the last event of the run.
         is_ending: what is saved now is the last, and is waited for.
         run_id: names the run in its checkpoints, over all processes that continue it.
+        is_in_window: some micro-batches of an update have run, and it is not finished.
         update_is_torn: the weights are ahead of the progress; nothing may be saved now.
+        skipped_in_a_row: updates just before this one that were left out, their loss not being finite.
         stop_reason: why the run was stopped, or None.
         resumed_from: the checkpoint it continued, or None.
         loaded: everything else that checkpoint held, or None.
@@ -108,7 +110,9 @@ class RunState:
     is_running: bool = False
     is_ending: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    is_in_window: bool = False
     update_is_torn: bool = False
+    skipped_in_a_row: int = 0
     stop_reason: str | None = None
     resumed_from: Path | None = None
     loaded: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ class TrainResult:
         updates: optimizer updates finished.
         stop_reason: why the run was stopped early, or None.
         seed: the seed that gives this run again.
+        seconds: how long the run lasted, with what came before a resume; two results are equal whatever it is.
     """
 
     metrics: dict[str, Any]
@@ -23,6 +24,7 @@ class TrainResult:
     updates: int
     stop_reason: str | None
     seed: int
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,32 @@
-"""What a trainer offers beside the loop: asking, preparing a run, saving and loading, gathering, printing."""
+"""What a trainer offers beside the loop: asking, preparing a run, evaluating, stopping, gathering, printing."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from loopwright.callbacks import CallbackHandler
-from loopwright.checkpoint import read, write
 from loopwright.checkpoint.saver import Saver
-from loopwright.data import Loader, Share, adopt
+from loopwright.data import Loader, Share, Window, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
+from loopwright.engine.buffers import BufferShadow
 from loopwright.engine.nested import iter_tensors, map_tensors
-from loopwright.engine.processes import gather_objects, gather_rows, local_process_zero_only, world_process_zero_only
+from loopwright.engine.processes import gather_objects, gather_rows
 from loopwright.engine.signals import SignalWatch
-from loopwright.errors import CheckpointError, ConfigError, StopTrainingError
+from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch, swapped
-from loopwright.failpoints import failpoint
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses, prediction
-from loopwright.progress import EVALUATED, FINISHED, Progress, Requests, RunState
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
 from loopwright.run_config import create_run_config
+from loopwright.run_folder import RunRecord
 from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
 from loopwright.tracking import RunHistory
-from loopwright.training_state import capture, load_model_file, restore, save_model_file
+
+_MOST_SKIPPED_IN_A_ROW = 10
 
 
 class TrainerServices(TrainerHooks):
@@ -49,6 +49,8 @@ class TrainerServices(TrainerHooks):
     _eval_dataloader: Any
     _saver: Saver | None
     _signals: SignalWatch
+    _record: RunRecord
+    _buffers: BufferShadow
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -98,10 +100,30 @@ class TrainerServices(TrainerHooks):
         }
         if self.gradient_norm is not None:
             logs["gradient_norm"] = float(self.gradient_norm)
+        self._record.write("log", **logs)
+        self._record.tell(update=self.progress.update, epoch=self.run_history.current_epoch)
         finite = self._losses.num_finite_batches()
-        accumulation = self._settings.gradient_accumulation_steps
-        first = None if finite is None else self._run.first_update_of_epoch + finite // accumulation
-        self.call_event("on_log", logs=logs, first_nonfinite_update=first)
+        if finite is None:
+            self.call_event("on_log", logs=logs, first_nonfinite_update=None)
+            return
+        index = finite // self._settings.gradient_accumulation_steps
+        first = self._run.first_update_of_epoch + index
+        samples = self._report_nonfinite(first, index)
+        self.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
+
+    def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
+        """Write down which samples an update had whose loss was not finite; return their ids if they are known.
+
+        Args:
+            update: its number.
+            index: its place in the epoch, from 0.
+        """
+        batches = self._train_dataloader.samples_of(self.progress.epoch, index)
+        known = [] if batches is None else batches
+        listed = [{"position": position, "samples": ids} for position, ids in known]
+        epoch = self.run_history.current_epoch
+        self._record.keep("nan_batch.json", {"update": update, "epoch": epoch, "micro_batches": listed})
+        return None if batches is None else [index for _, ids in batches for index in ids]
 
     # --- preparing ----------------------------------------------------------------------------------------------
 
@@ -111,6 +133,7 @@ class TrainerServices(TrainerHooks):
         self._run = RunState(first_epoch=self.run_history.current_epoch)
         self._saver = None
         self._signals = SignalWatch()
+        self._buffers = BufferShadow()
         self._train_dataloader = self._eval_dataloader = None
         self._train_dl_kwargs = self._eval_dl_kwargs = None
         self.scheduler = self.gradient_norm = self.current_rows = None
@@ -191,7 +214,15 @@ class TrainerServices(TrainerHooks):
         if isinstance(source, Loader):
             return source
         share = Share(self._engine.rank, self._engine.num_processes, self._settings.gradient_accumulation_steps)
-        return adopt(source, seed=self.seed, share=share, device=self.device, evaluation=is_evaluation)
+        policy = "raise" if is_evaluation else self._settings.bad_samples
+        return adopt(
+            source,
+            seed=self.seed,
+            share=share,
+            device=self.device,
+            evaluation=is_evaluation,
+            bad_samples=policy,
+        )
 
     def _release(self) -> None:
         """Give the model and the optimizer back as the user made them, and let the loaders' workers go."""
@@ -213,38 +244,6 @@ class TrainerServices(TrainerHooks):
         for holder in (self.model, self.optimizer):
             if hasattr(holder, "zero_grad"):
                 holder.zero_grad()
-
-    def _resume(self, path: Path) -> None:
-        self.load_training_state(path)
-        assert self._run.loaded is not None
-        run = self._run.loaded["run"]
-        self._run.resumed_from = path
-        schedule = self._run.loaded["scheduler"]
-        if hasattr(self.scheduler, "resume_state_dict") and (schedule or {}).get("is_continuation_from_checkpoint"):
-            # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
-            self.scheduler.resume_state_dict(schedule)
-        for left_out in self._left_out_of(self._run.loaded):
-            self.print(left_out)
-        self.progress.load_state_dict(run["progress"])
-        self._losses.load_process_states(run["losses"])
-        self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
-        self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
-        for loader in (self._train_dataloader, self._eval_dataloader):
-            if loader is not None:
-                loader.seed = self.seed
-        self.run_history.load_state_dict(self._run.loaded["history"])
-        self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
-        self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
-
-    def _left_out_of(self, state: dict[str, Any]) -> Iterator[str]:
-        """Yield what a resumed run does not take over from a saved state, a line each."""
-        if state["scheduler"] is not None and self.scheduler is None:
-            yield f"Resuming without the saved {state['scheduler_class']}: no create_scheduler_fn was given"
-        if state["run"]["seed"] != self.seed:
-            yield f"Resuming with the saved seed {state['run']['seed']}: the order of samples follows from it"
-        here = Counter(type(callback).__name__ for callback in self.callback_handler)
-        for name, count in (Counter(saved["class"] for saved in state["callbacks"] if saved["state"]) - here).items():
-            yield f"Resuming without the saved state of {count} {name}"
 
     def _set_up_evaluation(
         self,
@@ -269,6 +268,32 @@ class TrainerServices(TrainerHooks):
         self._prepare()
         self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
 
+    def _count_update(self, window: Window) -> None:
+        """Count a finished update: from here on it can be saved."""
+        self.progress.advance(len(window.pieces), window.samples)
+        self._losses.count_update()
+        self._run.is_in_window = self._run.update_is_torn = False
+
+    # --- limits -------------------------------------------------------------------------------------------------
+
+    def _has_reached_limit(self) -> bool:
+        limit = self._settings.max_num_train_steps
+        return limit is not None and self.progress.update >= limit
+
+    def _is_complete(self) -> bool:
+        return self._has_reached_limit() or self.progress.epoch >= self._settings.num_epochs
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left, not even to report an epoch that a limit cut short before the run was saved."""
+        is_reported = self.progress.batch == 0 or self.progress.reported == self.progress.update
+        return self.progress.epoch >= self._settings.num_epochs or (self._has_reached_limit() and is_reported)
+
+    def _evaluation_is_due(self) -> bool:
+        every, epoch = self._settings.evaluate_every, self.progress.epoch + 1
+        is_last = epoch >= self._settings.num_epochs or self._has_reached_limit()
+        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or is_last
+        return self._eval_dataloader is not None and is_due
+
     # --- evaluating and stopping --------------------------------------------------------------------------------
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
@@ -276,10 +301,25 @@ class TrainerServices(TrainerHooks):
         loader = self._as_loader(valid_dl, is_evaluation=True)
         loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
         name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
+        self._write_metrics("training")
         run_eval_epoch(self, self._engine, loader, name, is_intermediate)
+        self._write_metrics("evaluation")
         if is_training and not is_intermediate and not self.run_history.metric_name_prefix:
             self._reach(EVALUATED)
         if not is_intermediate:  # else it is a request itself, and a stop is served after the saves
+            self._serve_stop()
+
+    def _write_metrics(self, event: str) -> None:
+        """Append what was recorded in the history since the last time to metrics.jsonl."""
+        self._record.write_metrics(
+            event, self.run_history, update=self.progress.update, epoch=self.run_history.current_epoch
+        )
+
+    def _during_evaluation(self) -> None:
+        """Called before every evaluation batch: an evaluation that can be made again later is left for a signal."""
+        self._record.beat()
+        is_whole_epoch = self._run.is_running and self.progress.stage == TRAINED and self._run.epoch_is_whole
+        if self._signals.received is not None and is_whole_epoch and not self._engine.is_distributed:
             self._serve_stop()
 
     def _run_evaluation(self) -> None:
@@ -300,6 +340,26 @@ class TrainerServices(TrainerHooks):
         handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
         with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
             self._run_eval_epoch(self._eval_dataloader)
+
+    def _skips_update(self) -> bool:
+        """Whether the gradients of this update are to be left out, by `nan="skip"`; all processes agree on it."""
+        if self._settings.nan != "skip":
+            return False
+        gradients = [] if self._accelerator.scaler is not None else self._engine.gradients()
+        is_bad = not self._losses.update_is_finite(gradients)
+        if not self._engine.agreement.largest(is_bad)[0]:
+            self._run.skipped_in_a_row = 0
+            return False
+        self._run.skipped_in_a_row += 1
+        update = self.progress.update + 1
+        samples = self._report_nonfinite(update, update - self._run.first_update_of_epoch)
+        self.print(f"Skipping update {update}: its loss or gradient is not finite{_listed(samples)}")
+        self._record.write("skipped_update", update=update, epoch=self.run_history.current_epoch, samples=samples)
+        self._losses.drop_update()
+        self._buffers.restore()
+        if self._run.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+            self.request_stop(f"Stopping training: {_MOST_SKIPPED_IN_A_ROW} updates in a row were not finite")
+        return True
 
     def _stand_in_for(self, batch: Any, error: StopTrainingError) -> dict[str, Any]:
         """Turn a stop raised in a batch-loss hook into a request where other processes wait for this one's gradients.
@@ -338,132 +398,6 @@ class TrainerServices(TrainerHooks):
         except StopTrainingError as another:
             self.print(another)
 
-    # --- saving and loading -------------------------------------------------------------------------------------
-
-    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
-        """Write everything needed to continue the run, as of its last finished update, into a folder.
-
-        Args:
-            output_dir: the folder; an older state of that name stays whole until the new one is.
-            checkpoint_kwargs: further metadata; `load_training_state` returns it.
-        """
-        if self.run_config is None:
-            raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
-        if not self._weights_are_finite():
-            raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
-        model, state = self._capture(checkpoint_kwargs or {})
-        world_process_zero_only(write)(output_dir, model, state, self.progress.update)
-        self.call_event("on_checkpoint_saved", path=Path(output_dir))
-
-    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Restore model, optimizer, scheduler, scaler and random generators from a saved state; return its metadata.
-
-        The position in the run, the history and the callbacks are restored by `train(resume_from=...)` alone.
-        """
-        if self.run_config is None:
-            raise ConfigError("load_training_state needs a trainer that has been prepared by train()")
-        checkpoint = read(input_dir)
-        restore(self, self._engine, checkpoint)
-        self._run.loaded = checkpoint.state
-        metadata: dict[str, Any] = checkpoint.state["metadata"]
-        return metadata
-
-    def _capture(self, metadata: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the weights and everything else that the run needs to continue; every process must call it."""
-        run = {
-            "progress": self.progress.state_dict(),
-            "seed": self.seed,
-            "run_id": self._run.run_id,
-            "first_epoch": self._run.first_epoch,
-            "gradient_norm": self.gradient_norm,
-            "losses": gather_objects(self._losses.state_dict()),
-        }
-        return capture(self, self._engine, run, metadata)
-
-    def _weights_are_finite(self) -> bool:
-        weights = [weight.detach() for weight in self._engine.parameters if weight.is_floating_point()]
-        return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
-
-    def _serve_saves(self) -> None:
-        """Save what was asked for, as of the last finished update."""
-        if self._run.update_is_torn:
-            return
-        saves, self.requests.saves = self.requests.saves, []
-        for directory, metadata in saves:
-            if self._losses.has_nonfinite() or not self._weights_are_finite():
-                culprit = "a loss of this epoch was" if self._losses.has_nonfinite() else "a weight is"
-                self.print(f"Not saving {directory}: {culprit} not finite")
-                continue
-            if self._saver is None or directory.parent != Path(self._saver.directory):
-                self.save_training_state(directory, metadata)
-                continue
-            if self._run.is_ending:
-                failpoint("before_final_save")
-            self._saver.save(
-                lambda metadata=metadata: self._capture(metadata),  # type: ignore[misc]
-                self.progress.update,
-                self.run_history.latest(),
-                must_happen=self._run.is_ending,
-            )
-            self._report_saves()
-
-    def _start_saver(self) -> None:
-        if self._settings.checkpoints is not None:
-            run, engine = self._run, self._engine
-            self._saver = Saver(
-                self._settings.checkpoints, run.run_id, run.resumed_from, engine.rank, engine.num_processes
-            )
-
-    def _report_saves(self) -> None:
-        """Tell the callbacks of a checkpoint that was committed since the last time, and of trouble."""
-        if self._saver is None:
-            return
-        earlier = self._saver.last_error
-        # Several processes ask only right after a save, and all of them: the writer's trouble is everyone's.
-        saved = gather_objects(world_process_zero_only(self._saver.poll)())[0]
-        if self._saver.last_error is not None and self._saver.last_error is not earlier:
-            self.print(f"Saving failed, trying again at the next save: {self._saver.last_error}")
-        if saved is not None:
-            self.call_event("on_checkpoint_saved", path=saved)
-
-    def save_checkpoint(
-        self,
-        save_path: str | Path,
-        checkpoint_kwargs: dict[str, Any] | None = None,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        save_per_node: bool = True,
-        *,
-        model: Any = None,
-    ) -> None:
-        """Write the model, and optionally optimizer and scheduler, into one file.
-
-        Args:
-            save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
-            checkpoint_kwargs: further entries at the dict's top level.
-            save_optimizer: include the optimizer's state.
-            save_scheduler: include the scheduler's state, if there is a scheduler.
-            save_per_node: write on one process of each node, not only of the first.
-            model: another model than the trainer's own.
-        """
-        weights = self._engine.unwrap(self.model if model is None else model, keep_torch_compile=False)
-        optimizer = self._engine.unwrap_optimizer(self.optimizer) if save_optimizer else None
-        on_one = local_process_zero_only if save_per_node else world_process_zero_only
-        on_one(save_model_file)(
-            save_path, weights, optimizer, self.scheduler if save_scheduler else None, checkpoint_kwargs or {}
-        )
-
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
-    ) -> dict[str, Any]:
-        """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
-
-        A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
-        """
-        model = self._engine.unwrap(self.model, keep_torch_compile=False)
-        optimizer = self._engine.unwrap_optimizer(self.optimizer)
-        return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)
-
     # --- small tools --------------------------------------------------------------------------------------------
 
     @property
@@ -500,3 +434,10 @@ class TrainerServices(TrainerHooks):
         """Print once per node."""
         if self._accelerator.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201 - what this method is for
+
+
+def _listed(samples: list[int] | None) -> str:
+    if samples is None:
+        return ""
+    more = "" if len(samples) <= 8 else f" and {len(samples) - 8} more"
+    return f" (samples {', '.join(map(str, samples[:8]))}{more})"

@@ -20,6 +20,8 @@ from loopwright.errors import ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import SchedulerBase
 
 STEP_MODES = ("auto", "eager", "compile")
+NAN_POLICIES = ("stop", "skip")
+BAD_SAMPLE_POLICIES = ("raise", "skip")
 PRECISIONS = (None, "no", "fp16", "bf16", "fp8")
 _COUNTS = (
     "num_epochs",
@@ -72,6 +74,8 @@ class RunSettings:
     checkpoints: Checkpointing | None = None
     log_every: int = 50
     evaluate_every: Interval = Interval(1, "epoch")
+    nan: str = "stop"
+    bad_samples: str = "raise"
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -88,6 +92,10 @@ class RunSettings:
             raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
         if self.step_mode not in STEP_MODES:
             raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
+        for name, allowed in (("nan", NAN_POLICIES), ("bad_samples", BAD_SAMPLE_POLICIES)):
+            if getattr(self, name) not in allowed:
+                choices = " or ".join(f'"{choice}"' for choice in allowed)
+                raise ConfigError(f"{name} must be {choices}, got {getattr(self, name)!r}")
         if self.mixed_precision not in PRECISIONS:
             raise ConfigError(f'mixed_precision must be "no", "fp16", "bf16" or "fp8", got {self.mixed_precision!r}')
 

@@ -2,7 +2,7 @@
 
 An epoch is a sequence of updates; an update is a window of micro-batches. For each micro-batch: loss,
 backward. Then clip, optimizer step, scheduler step, zero grad; and what was asked for is served: log,
-evaluate, save, stop. The hooks it calls are in `hooks.py`; saving, preparing and asking in `services.py`.
+evaluate, save, stop. The hooks are in `hooks.py`, preparing and asking in `services.py`, saving in `persistence.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from loopwright.checkpoint import Checkpointing
 from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
+from loopwright.engine.buffers import BufferShadow
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.seeding import seed_torch
@@ -28,14 +29,15 @@ from loopwright.evaluation import run_prediction
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.losses import EpochLosses, check_batch_output
+from loopwright.persistence import TrainerPersistence
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
+from loopwright.run_folder import RunRecord
 from loopwright.schedulers import (
     StatefulSchedulerBase,
     TrainerPlaceholderValues,
     replace_trainer_placeholder_values,
 )
-from loopwright.services import TrainerServices
 from loopwright.settings import (
     Interval,
     RunSettings,
@@ -46,7 +48,6 @@ from loopwright.settings import (
     is_overridden,
 )
 from loopwright.tracking import InMemoryRunHistory, RunHistory
-from loopwright.training_state import find_resume_path
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 
-class Trainer(TrainerServices):
+class Trainer(TrainerPersistence):
     """Trains, evaluates and runs a model; override its hooks, add callbacks, or both.
 
     Attributes:
@@ -114,6 +115,7 @@ class Trainer(TrainerServices):
         self._run = RunState()
         self._saver: Saver | None = None
         self._signals = SignalWatch()
+        self._record = RunRecord()
         self._start_engine()
         self._losses = EpochLosses(self._engine)
         self.call_event("on_init_end")
@@ -143,6 +145,8 @@ class Trainer(TrainerServices):
         checkpoints: Checkpointing | None = None,
         log_every: int = 50,
         evaluate_every: int | str | None = None,
+        nan: str = "stop",
+        bad_samples: str = "raise",
     ) -> TrainResult:
         """Train the model.
 
@@ -167,9 +171,12 @@ class Trainer(TrainerServices):
             checkpoints: where and when to save.
             log_every: updates between logs.
             evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.
+            nan: "stop" at a loss that is not finite, or "skip" such updates, which waits for the device each time.
+            bad_samples: "raise" when the dataset raises for a sample, or "skip" such samples.
 
         Raises:
             ConfigError, DataError: before anything is touched.
+            LeaseError: another process trains in the folder of `checkpoints`.
         """
         settings = RunSettings(
             num_epochs=num_epochs,
@@ -183,6 +190,8 @@ class Trainer(TrainerServices):
             checkpoints=checkpoints,
             log_every=log_every,
             evaluate_every=Interval.parse(evaluate_every),
+            nan=nan,
+            bad_samples=bad_samples,
         )
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer)
@@ -191,42 +200,39 @@ class Trainer(TrainerServices):
         if not is_overridden(self, Trainer, "create_eval_dataloader"):
             check_dataset(eval_dataset, "eval_dataset", eval_dataloader_kwargs or {}, per_device_batch_size)
         check_is_idle(self._run.is_running)
-        # The first process decides for all: looking may move bad checkpoints out of the way.
-        resume_path = gather_objects(world_process_zero_only(find_resume_path)(resume_from, checkpoints, self.print))[0]
-        if resume_path is None and reset_run_history:
-            self.run_history.reset()
-        self._start_anew(settings)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
-        self.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
-        self._train_dataloader = self.create_train_dataloader(
-            batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
-        )
-        if eval_dataset is not None:
-            self._eval_dataloader = self.create_eval_dataloader(
-                batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
+        with self._recorded(checkpoints) as record:
+            resume_path = self._find_resume_path(resume_from, checkpoints)
+            self._record = record
+            if resume_path is None and reset_run_history:
+                self.run_history.reset()
+            self._start_anew(settings)
+            self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+            self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
+            self.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
+            self._train_dataloader = self.create_train_dataloader(
+                batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
             )
-        try:
-            self._prepare()
-            self.run_config = self._create_run_config(
-                per_device_batch_size,
-                num_epochs,
-                gradient_accumulation_steps,
-                max_num_train_steps,
-                gradient_clip_value,
-            )
-            if create_scheduler_fn is not None:
-                self.scheduler = self.create_scheduler()
-            if resume_path is not None:
-                self._resume(resume_path)
-            self._start_saver()
-            self._run.is_running = True
-            with self._signals.installed():
-                self._run_training()
-        finally:
-            self._release()
-        progress = self.progress
-        return TrainResult(self.run_history.latest(), progress.epoch, progress.update, self._run.stop_reason, self.seed)
+            if eval_dataset is not None:
+                self._eval_dataloader = self.create_eval_dataloader(
+                    batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
+                )
+            try:
+                self._prepare()
+                self.run_config = self._create_run_config(
+                    per_device_batch_size,
+                    num_epochs,
+                    gradient_accumulation_steps,
+                    max_num_train_steps,
+                    gradient_clip_value,
+                )
+                if create_scheduler_fn is not None:
+                    self.scheduler = self.create_scheduler()
+                self._start_run(resume_path)
+                with self._signals.installed():
+                    self._run_training()
+            finally:
+                self._release()
+        return self._train_result()
 
     def evaluate(
         self,
@@ -286,8 +292,7 @@ class Trainer(TrainerServices):
             self._stop(error)
         except KeyboardInterrupt as error:
             interruption = error
-        self._finish_run()
-        self._signals.raise_for(interruption)
+        self._finish_run(interruption)
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """Train one epoch, from wherever the run stands in it."""
@@ -327,6 +332,16 @@ class Trainer(TrainerServices):
     def _finish_update(self, window: Window) -> None:
         """Apply the gradients of a window, count it, and serve what was asked for."""
         self._losses.finish_update()
+        if not self._skips_update():
+            self._apply_gradients()
+        self.optimizer_zero_grad()
+        self._count_update(window)
+        self.call_event("on_update_end")
+        self._ask_for_what_is_due()
+        self._serve_requests()
+
+    def _apply_gradients(self) -> None:
+        """Clip, step the optimizer, step the scheduler."""
         if self._settings.clips:
             self._clip_gradients()
         self.call_event("on_before_optimizer_step")
@@ -335,13 +350,6 @@ class Trainer(TrainerServices):
         self.call_event("on_optimizer_step_end")
         if self.scheduler is not None and not self._engine.step_was_skipped(self.optimizer):
             self.scheduler_step()
-        self.optimizer_zero_grad()
-        self.progress.advance(len(window.pieces), window.samples)
-        self._losses.count_update()
-        self._run.update_is_torn = False
-        self.call_event("on_update_end")
-        self._ask_for_what_is_due()
-        self._serve_requests()
 
     # --- asking and serving -------------------------------------------------------------------------------------
 
@@ -351,6 +359,7 @@ class Trainer(TrainerServices):
             self.requests.log = True
         if self._eval_dataloader is not None and settings.evaluate_every.is_due(update, "update"):
             self.requests.evaluate = True
+        self._record.beat()
         if self._saver is not None:
             if not self._engine.is_distributed:
                 self._report_saves()
@@ -386,6 +395,8 @@ class Trainer(TrainerServices):
         self._run.epoch_is_whole = self.progress.stage >= TRAINED
         failpoint("before_first_update")
         self._drop_gradients()
+        self._buffers = BufferShadow(self.get_model(keep_torch_compile=False), self.loss_func)
+        self._rehearse_saving()
         self._counts_items = is_overridden(self, Trainer, "count_batch_items")
 
     def _begin_epoch(self) -> None:
@@ -406,30 +417,14 @@ class Trainer(TrainerServices):
     def _begin_update(self, window: Window) -> None:
         counts = [self.count_batch_items(piece.batch) for piece in window.pieces] if self._counts_items else []
         self._losses.begin_update(window, counts)
+        self._buffers.keep()
+        self._run.is_in_window = True
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         self._run.piece_index = index
         self.current_rows = window.pieces[index].rows
         self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
         seed_torch(forward_key(window.pieces[index].key), self.device)
-
-    def _has_reached_limit(self) -> bool:
-        limit = self._settings.max_num_train_steps
-        return limit is not None and self.progress.update >= limit
-
-    def _is_complete(self) -> bool:
-        return self._has_reached_limit() or self.progress.epoch >= self._settings.num_epochs
-
-    def _is_over(self) -> bool:
-        """Whether nothing is left, not even to report an epoch that a limit cut short before the run was saved."""
-        is_reported = self.progress.batch == 0 or self.progress.reported == self.progress.update
-        return self.progress.epoch >= self._settings.num_epochs or (self._has_reached_limit() and is_reported)
-
-    def _evaluation_is_due(self) -> bool:
-        every, epoch = self._settings.evaluate_every, self.progress.epoch + 1
-        is_last = epoch >= self._settings.num_epochs or self._has_reached_limit()
-        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or is_last
-        return self._eval_dataloader is not None and is_due
 
     def _finish_epoch(self) -> None:
         if self.progress.stage < FINISHED:
@@ -443,6 +438,7 @@ class Trainer(TrainerServices):
             self.training_run_epoch_end()
             self._reach(FINISHED)
             self.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
+            self._write_metrics("epoch")
         self.run_history._increment_epoch()
         if self._run.epoch_is_whole:
             self.progress.end_epoch()
@@ -457,7 +453,7 @@ class Trainer(TrainerServices):
         self.call_event("on_training_run_end")
         self._serve_stop()
 
-    def _finish_run(self) -> None:
+    def _finish_run(self, interruption: KeyboardInterrupt | None) -> None:
         self._run.is_ending = True
         if self._saver is not None:
             self.request_save(self._saver.path(self.progress.update))
@@ -468,8 +464,10 @@ class Trainer(TrainerServices):
                 self._stop(error)
         if self._saver is not None:
             world_process_zero_only(self._saver.finish)()
+            self._report_saves()
         if self.requests.load is not None:
             self.load_checkpoint(self.requests.load)
+        self._signals.raise_for(interruption)
 
 
 class TrainerWithTimmScheduler(Trainer):

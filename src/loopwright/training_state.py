@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loopwright.checkpoint import Checkpoint, Checkpointing, store
+from loopwright.checkpoint import Checkpoint, store
 from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names, untied
 from loopwright.engine import Engine
 from loopwright.engine.seeding import generator_states, restore_generator_states
@@ -31,6 +31,7 @@ def capture(
         "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
         "history": trainer.run_history.state_dict(),
         "callbacks": trainer.callback_handler.state_dict(),
+        "optimizer_class": type(optimizer).__name__,
         "optimizer": optimizer_state(optimizer, names),
         "scheduler_class": type(trainer.scheduler).__name__,
         "scheduler": trainer.scheduler.state_dict() if hasattr(trainer.scheduler, "state_dict") else None,
@@ -57,64 +58,19 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
     optimizer = engine.unwrap_optimizer(trainer.optimizer)
     weights = {**checkpoint.model, **state["model_extra"]}
     _check_shapes(model, weights)
+    _check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
+    if state["scheduler"] is not None and trainer.scheduler is not None:
+        _check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
     model.load_state_dict(weights)
     if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
         trainer.loss_func.load_state_dict(state["loss_func"])
     load_optimizer_state(optimizer, state["optimizer"], parameter_names(model=model, loss_func=trainer.loss_func))
     if state["scheduler"] is not None and trainer.scheduler is not None:
-        if state["scheduler_class"] != type(trainer.scheduler).__name__:
-            raise CheckpointError(
-                f"the state was saved with a {state['scheduler_class']}, the trainer has a "
-                f"{type(trainer.scheduler).__name__}: pass the same create_scheduler_fn to continue that run"
-            )
         trainer.scheduler.load_state_dict(state["scheduler"])
     if state["scaler"] is not None and engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(state["scaler"])
     if state["num_processes"] == engine.num_processes == 1:
         restore_generator_states(state["generators"], engine.device)
-
-
-def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, say: Any) -> Path | None:
-    """Return the checkpoint to continue from, or None for a fresh start.
-
-    Args:
-        resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
-        checkpoints: says where "auto" looks.
-        say: prints what is wrong with checkpoints that are passed over.
-
-    Raises:
-        ConfigError: "auto" without checkpoints, or a path that does not exist.
-        CheckpointError: there are checkpoints, but none can be trusted.
-    """
-    if resume_from is None:
-        if checkpoints is not None and store.has_checkpoints(checkpoints.directory):
-            raise ConfigError(
-                f'{checkpoints.directory} holds checkpoints of an earlier run. Continue it with resume_from="auto", '
-                "or choose another folder for a new run."
-            )
-        return None
-    if str(resume_from) == "auto":
-        if checkpoints is None:
-            raise ConfigError('resume_from="auto" needs checkpoints=Checkpointing(directory, ...) to look in')
-        folder = Path(checkpoints.directory)
-    else:
-        folder = Path(resume_from)
-        store.restore_moved(folder)
-        if not folder.is_dir():
-            raise ConfigError(
-                f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "
-                '"auto" to take the newest of `checkpoints` if there is one'
-            )
-        if (folder / store.MANIFEST).exists():
-            return folder
-    found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
-    for problem in problems:
-        say(f"Passing over a bad checkpoint: {problem}")
-    if found is None and str(resume_from) != "auto":
-        raise ConfigError(
-            f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
-        )
-    return found
 
 
 def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> None:
@@ -178,6 +134,14 @@ def load_model_file(
     if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
         scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
     return checkpoint
+
+
+def _check_class(what: str, saved: str, current: Any, fix: str) -> None:
+    if saved != type(current).__name__:
+        raise CheckpointError(
+            f"the state was saved with a {saved}, the trainer has a {type(current).__name__} as its {what}: "
+            f"{fix} to continue that run"
+        )
 
 
 def _check_shapes(model: nn.Module, saved: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from loopwright.callbacks import (
     TrainerCallback,
 )
 from loopwright.callbacks import progress as progress_module
+from loopwright.checkpoint.fingerprint import TIERS
 
 # Printing
 
@@ -58,6 +59,7 @@ def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
     assert capsys.readouterr().out == (
         "Resuming without the saved state of 1 SaveTrainingStateCallback\n"
         f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
+        f"Resume guarantee T0, {TIERS['T0']}\n"
         "\nStarting training run\n\nStarting epoch 2\nFinishing training run\n"
     )
 

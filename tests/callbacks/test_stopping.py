@@ -173,17 +173,26 @@ def test_a_bad_training_loss_is_seen_at_the_next_log_which_names_the_first_bad_u
     terminate = TerminateOnNaNCallback()
     trainer = subject.trainer([terminate], momentum=0.0)
     result = fit_in_order(trainer, poisoned(40, [13], value), num_epochs=2, log_every=3)
-    assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 4)"
+    assert (
+        result.stop_reason
+        == "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
+    )
     assert result.updates == 6
     assert terminate.triggered
-    assert "Stopping training due to NaN loss in training step (first at update 4)" in capsys.readouterr().out
+    assert (
+        "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
+        in capsys.readouterr().out
+    )
     assert list(trainer.run_history.get_metric_values("train_loss_epoch")) == []
 
 
 def test_a_bad_training_loss_is_seen_at_the_end_of_the_epoch_at_the_latest():
     trainer = subject.trainer([TerminateOnNaNCallback()])
     result = fit_in_order(trainer, poisoned(40, [13]), num_epochs=3)
-    assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 4)"
+    assert (
+        result.stop_reason
+        == "Stopping training due to NaN loss in training step (first at update 4, samples 12, 13, 14, 15)"
+    )
     assert result.updates == 10
 
 
@@ -194,7 +203,8 @@ def test_the_first_bad_update_is_counted_over_the_run_and_in_updates_not_micro_b
     poison = subject.callback(on_training_run_epoch_end=lambda trainer, **kwargs: healthy.tensors[1][13].fill_(NAN))
     trainer = subject.trainer([TerminateOnNaNCallback(), poison])
     result = fit_in_order(trainer, healthy, num_epochs=3, gradient_accumulation_steps=2)
-    assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 5)"
+    samples = ", ".join(map(str, range(8, 16)))
+    assert result.stop_reason.endswith(f"NaN loss in training step (first at update 5, samples {samples})")
     assert result.updates == 6
 
 

@@ -31,7 +31,8 @@ from torch.utils.data import (
 from loopwright.data import OrderedLoader, ReplayLoader, Share, Shuffled, adopt
 from loopwright.data.collate import collate
 from loopwright.data.defaults import DataLoaderSlice
-from loopwright.data.loader import SeededDataset
+from loopwright.data.samples import Reader, SeededDataset
+from loopwright.errors import DataError
 from loopwright.keys import key
 
 CPU = torch.device("cpu")
@@ -507,7 +508,7 @@ def test_a_worker_init_fn_reaches_the_dataset_as_if_it_were_not_wrapped():
 
 
 def test_the_wrapped_dataset_can_be_sent_to_a_worker_that_is_not_forked():
-    sent = pickle.loads(pickle.dumps(SeededDataset(Subset(OpensInWorker(6), [1, 2]))))
+    sent = pickle.loads(pickle.dumps(SeededDataset(Reader(Subset(OpensInWorker(6), [1, 2]), list))))
     assert (len(sent), sent.dataset.size, sent[1]) == (2, 6, 0)
 
 
@@ -648,14 +649,16 @@ def test_samples_that_do_not_fit_raise_what_torch_raises(samples):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_of_the_dataset_reaches_the_caller(num_workers):
+def test_an_error_of_the_dataset_reaches_the_caller_with_the_sample_that_it_is_about(num_workers):
     def fail(index):
         raise LookupError(f"no sample {index}")
 
     source = DataLoader(Samples(fail), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = adopted(source)
-    with pytest.raises(LookupError, match="no sample 0"):
-        list(loader.windows())
+    expected = r"sample 0 \(position 0 of epoch 3\) could not be read: LookupError: no sample 0"
+    with pytest.raises(DataError, match=expected) as raised:
+        list(loader.windows(3))
+    assert num_workers or isinstance(raised.value.__cause__, LookupError)
     loader.close()
 
 
@@ -680,8 +683,9 @@ def test_a_ready_data_loader_keeps_its_parts():
     assert isinstance(loader, OrderedLoader)
     assert (loader.dataset, loader.sampler, loader.source) == (source.dataset, sampler, source)
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (3, 2, True)
-    for name in ("collate_fn", "num_workers", "timeout", "prefetch_factor", "persistent_workers", "worker_init_fn"):
+    for name in ("num_workers", "timeout", "prefetch_factor", "persistent_workers", "worker_init_fn"):
         assert getattr(loader._loader, name) == getattr(source, name)
+    assert loader._reader.make_batch is noisy_collate
 
 
 def test_the_batches_of_a_sequential_loader_are_those_of_the_data_loader():
@@ -767,6 +771,46 @@ def test_a_slice_of_a_loader_is_not_shared_out_a_second_time():
     whole = adopted(DataLoader(Indices(24), batch_size=2, shuffle=True), **share)
     part = adopted(DataLoaderSlice(whole, 4), **share)
     assert [batch.tolist() for batch in batches_of(part, 1)] == [batch.tolist() for batch in batches_of(whole, 1)[:4]]
+
+
+# Which samples an update had
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("kind", sorted(SOURCES.keys() - {"iterable dataset", "own batches", "list of batches"}))
+def test_the_samples_of_an_update_are_told_without_reading_any(kind, limit):
+    loader = adopted(SOURCES[kind](), accumulation=2, limit=limit)
+    windows = list(loader.windows(2))
+    if isinstance(loader, ReplayLoader):
+        assert loader.samples_of(2, 0) is None
+        return
+    again = adopted(SOURCES[kind](), accumulation=2, limit=limit)
+    scramble_generators(5)
+    for index, window in enumerate(windows):
+        told = again.samples_of(2, index)
+        assert [piece.key for piece in window.pieces] == [key(7, "fetch", 2, position) for position, _ in told]
+        batches = [piece.batch[0] if isinstance(piece.batch, tuple) else piece.batch for piece in window.pieces]
+        assert [ids for _, ids in told] == [batch[:, 0].tolist() for batch in batches]
+    assert again.samples_of(2, len(windows)) == []
+
+
+def test_the_samples_of_an_update_are_those_of_all_processes_and_cost_nothing_to_find():
+    loaders = [
+        adopted(DataLoader(Indices(10**9), batch_size=5, shuffle=True), rank=rank, processes=2, accumulation=3)
+        for rank in range(2)
+    ]
+    last = -(-(10**9) // 30) - 1
+    told = [loader.samples_of(4, last - 1) for loader in loaders]
+    assert told[0] == told[1]
+    assert [position for position, _ in told[0]] == [(last - 1) * 30 + 5 * index for index in range(6)]
+    order = Shuffled(10**9, 7).ids(4, (last - 1) * 30, 30).tolist()
+    assert [index for _, ids in told[0] for index in ids] == order
+    assert sum(len(ids) for _, ids in loaders[0].samples_of(4, last)) == 10**9 - last * 30
+
+
+def test_the_samples_of_an_evaluation_are_told_as_they_are_split():
+    loader = adopted(DataLoader(Indices(51), batch_size=10), rank=1, processes=4, evaluation=True)
+    assert [(position, len(ids)) for position, ids in loader.samples_of(0, 1)] == [(40, 3), (43, 3), (46, 3), (49, 2)]
 
 
 # Limits

@@ -184,10 +184,10 @@ def test_batches_of_a_plan_are_its_ids_from_a_position_on(size, batch_size, star
     assert all(0 < len(batch) <= batch_size for batch in batches)
 
 
-def test_a_micro_batch_keeps_its_key_when_it_is_sent_to_a_worker():
-    sent = pickle.loads(pickle.dumps(MicroBatch([4, 2], 99)))
+def test_a_micro_batch_keeps_what_is_known_of_it_when_it_is_sent_to_a_worker():
+    sent = pickle.loads(pickle.dumps(MicroBatch([4, 2], 99, 1, 6, frozenset([2]))))
     assert isinstance(sent, MicroBatch)
-    assert (list(sent), sent.key) == ([4, 2], 99)
+    assert (list(sent), sent.key, sent.epoch, sent.position, sent.left_out) == ([4, 2], 99, 1, 6, {2})
 
 
 # Shares

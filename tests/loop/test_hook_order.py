@@ -506,7 +506,7 @@ def test_a_nan_is_seen_at_the_next_log_and_names_the_first_bad_update(capsys):
         on_stop_training_error
         training_run_end on_training_run_end
     """)
-    assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 3)"
+    assert "NaN loss in training step (first at update 3, samples " in result.stop_reason
     assert result.stop_reason in capsys.readouterr().out
     assert result.updates == 4
     assert "train_loss_epoch" not in trainer.run_history.get_metric_names()
@@ -519,7 +519,9 @@ def test_a_nan_is_seen_at_the_next_log_and_names_the_first_bad_update(capsys):
 def test_the_first_bad_update_is_counted_over_the_whole_run(accumulation, bad_call, bad_update):
     trainer = recording(TerminateOnNaNCallback(), loss_func=NanFrom(bad_call))
     result = trainer.train(data(20), 3, per_device_batch_size=4, gradient_accumulation_steps=accumulation)
-    assert result.stop_reason.endswith(f"NaN loss in training step (first at update {bad_update})")
+    assert result.stop_reason.startswith(
+        f"Stopping training due to NaN loss in training step (first at update {bad_update}, samples "
+    )
 
 
 def test_a_nan_in_evaluation_stops_the_run_too():

@@ -366,6 +366,7 @@ def test_training_returns_its_metrics_counts_and_seed():
         stop_reason=None,
         seed=5,
     )
+    assert 0 < result.seconds < 60
     assert all(type(value) is float for value in result.metrics.values())
 
 

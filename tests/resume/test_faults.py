@@ -27,6 +27,7 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import find_newest
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.failpoints import FAILPOINTS, arm
+from loopwright.run_folder import read_metrics, read_status
 
 NUM_UPDATES = 12
 
@@ -82,7 +83,7 @@ def train(folder: Path, workers: int = 0, signal_number: int | None = None, **po
     result = trainer.train(
         Augmented(), 2, Augmented(), per_device_batch_size=4, gradient_accumulation_steps=2, seed=5,
         create_scheduler_fn=schedule, train_dataloader_kwargs={"num_workers": workers},
-        eval_dataloader_kwargs={"num_workers": 0}, checkpoints=checkpoints, resume_from="auto",
+        eval_dataloader_kwargs={"num_workers": 0}, checkpoints=checkpoints, resume_from="auto", log_every=2,
     )  # fmt: skip
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     seen = dict(json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines())
@@ -91,7 +92,14 @@ def train(folder: Path, workers: int = 0, signal_number: int | None = None, **po
         "seen": [seen[str(update)] if str(update) in seen else seen[update] for update in sorted(seen)],
         "metrics": result.metrics,
         "updates": result.updates,
+        "record": numbers_of(folder / "checkpoints" / "metrics.jsonl"),
     }
+
+
+def numbers_of(path: Path) -> list[dict]:
+    """Return what a record says of the training, without clock times, starts and saves."""
+    records = [record for record in read_metrics(path) if record["event"] in ("log", "training", "evaluation", "epoch")]
+    return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in records]
 
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -133,9 +141,10 @@ def whole(tmp_path_factory) -> dict:
     return outcome(folder)
 
 
-ELSEWHERE = ("pre_status", "mid_metrics_append", "mid_quarantine", "mid_load")
+ELSEWHERE = ("mid_quarantine", "mid_load")
 KILLED_AT = [name for name in FAILPOINTS if name not in ELSEWHERE]
-ONCE = ("before_first_update", "before_final_save", "run_end", "pre_best", "mid_prune")
+ONCE = ("before_first_update", "before_final_save", "run_end", "pre_best", "mid_prune", "pre_status")
+BEFORE_ANY = ("before_first_update", "pre_status", "mid_metrics_append")
 
 
 @pytest.mark.parametrize("point", KILLED_AT)
@@ -144,11 +153,12 @@ def test_a_run_killed_at_a_named_point_continues_as_if_nothing_had_happened(poin
     assert in_a_process(tmp_path, f"{point}:{hit}:kill") == -signal.SIGKILL, "the point was not reached"
     newest, problems = find_newest(tmp_path / "checkpoints")
     assert problems == []
-    assert newest is not None or point == "before_first_update"
+    assert newest is not None or point in BEFORE_ANY
     assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
     hidden = [path.name for path in (tmp_path / "checkpoints").glob(".*")]
-    assert hidden == [], "nothing half written is left"
+    assert hidden == [".lock"], "nothing half written is left"
+    assert read_status(tmp_path / "checkpoints")["state"] == "done"
 
 
 def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
@@ -156,6 +166,17 @@ def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
     assert in_a_process(tmp_path, "mid_load:1:kill") == -signal.SIGKILL
     assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
+
+
+def test_a_run_killed_while_it_puts_a_bad_checkpoint_away_falls_back_to_an_older_one(whole, tmp_path):
+    assert in_a_process(tmp_path, "after_commit:4:kill") == -signal.SIGKILL
+    newest, _ = find_newest(tmp_path / "checkpoints")
+    damaged = newest / "state.json"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert in_a_process(tmp_path, "mid_quarantine:1:kill") == -signal.SIGKILL
+    assert in_a_process(tmp_path) == 0
+    assert outcome(tmp_path) == whole
+    assert [path.name[:9] for path in (tmp_path / "checkpoints").glob(".bad-*")] == [".bad-step"]
 
 
 def test_a_run_killed_again_and_again_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
@@ -184,6 +205,7 @@ def test_one_refused_save_is_made_up_for_and_two_in_a_row_end_the_run(whole, tmp
     assert in_a_process(once, "pre_fsync:5:raise:ENOSPC", asynchronous=asynchronous) == 0
     assert outcome(once) == whole
     assert in_a_process(twice, "pre_fsync:*:raise:ENOSPC", asynchronous=asynchronous) == 74
+    assert "failpoint pre_fsync" in read_status(twice / "checkpoints")["last_error"]
     assert in_a_process(twice) == 0
     assert outcome(twice) == whole
 

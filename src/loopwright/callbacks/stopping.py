@@ -104,9 +104,11 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         """Stop if a loss since the start of the epoch was not finite."""
-        update = kwargs.get("first_nonfinite_update")
+        update, samples = kwargs.get("first_nonfinite_update"), kwargs.get("nonfinite_samples")
         if update is not None:
-            self._stop("training", f" (first at update {update})")
+            named = "" if samples is None else f", samples {', '.join(map(str, samples[:8]))}"
+            more = "..." if samples is not None and len(samples) > 8 else ""
+            self._stop("training", f" (first at update {update}{named}{more})")
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Stop if a loss of this evaluation was not finite."""

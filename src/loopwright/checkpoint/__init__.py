@@ -2,6 +2,18 @@
 
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.report import Finding, verify_all
+from loopwright.checkpoint.resumable import ResumableState
 from loopwright.checkpoint.store import Checkpoint, find_newest, prune, read, verify, write
 
-__all__ = ["Checkpoint", "Checkpointing", "Finding", "find_newest", "prune", "read", "verify", "verify_all", "write"]
+__all__ = [
+    "Checkpoint",
+    "Checkpointing",
+    "Finding",
+    "ResumableState",
+    "find_newest",
+    "prune",
+    "read",
+    "verify",
+    "verify_all",
+    "write",
+]

@@ -23,6 +23,12 @@ class Checkpointing:
         keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one.
         asynchronous: write in the background, so that training waits only for a copy in host memory.
         max_stall_seconds: how long training waits for the save before this one; then this one is skipped.
+        run_folder: where metrics.jsonl, status.json and the lease are; None is the directory itself.
+        allow_changed_data: go on with a dataset of another length than the one the run was begun with.
+        name: of a checkpoint's folder; `{update}` stands for the update it was written after.
+        is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file in it
+            makes it a bad one.
+        require_exact: refuse to resume where the result might differ from that of the uninterrupted run.
     """
 
     directory: str | Path
@@ -33,21 +39,41 @@ class Checkpointing:
     keep_best: tuple[str, str] | None = ("eval_loss_epoch", "min")
     asynchronous: bool = True
     max_stall_seconds: float = 30.0
+    run_folder: str | Path | None = None
+    allow_changed_data: bool = False
+    name: str = "step-{update:010d}"
+    is_open: bool = False
+    require_exact: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Checkpointing: {name} must be at least 1, got {value}")
+        if self._name_of(1) == self._name_of(2) or not self._name_of(1).endswith("1"):
+            raise ConfigError(f"Checkpointing: name must end in the update, as 'step-{{update}}', got {self.name!r}")
         if self.keep_best is not None and (len(self.keep_best) != 2 or self.keep_best[1] not in ("min", "max")):
             raise ConfigError(
                 f'Checkpointing: keep_best must be a metric and "min" or "max", as ("eval_loss_epoch", "min"), '
                 f"got {self.keep_best!r}"
             )
 
+    @property
+    def record_folder(self) -> Path:
+        """The folder of metrics.jsonl, status.json and the lease."""
+        return Path(self.directory if self.run_folder is None else self.run_folder)
+
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint written after an update."""
-        return Path(self.directory) / f"step-{update:010d}"
+        return Path(self.directory) / self._name_of(update)
+
+    @property
+    def pattern(self) -> str:
+        """What the names of all checkpoints match, as `glob` takes it."""
+        return self._name_of(0).rstrip("0") + "*"
+
+    def _name_of(self, update: int) -> str:
+        return self.name.format(update=update)
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update."""

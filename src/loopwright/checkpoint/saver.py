@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +13,13 @@ from typing import Any
 import torch
 
 from loopwright.checkpoint.policy import Checkpointing
-from loopwright.checkpoint.store import Staging, clean, commit, prune, take_snapshot
+from loopwright.checkpoint.store import Staging, clean, commit, has_finite_weights, prune, take_snapshot
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import read_json, write_json
 
 _BEST = "best.json"
+Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
 
 
 class Saver:
@@ -26,23 +28,34 @@ class Saver:
     Attributes:
         skipped: saves that were due while the one before was still being written.
         last_error: of the last attempt that failed, or None.
+        refusals: why states were not worth saving, a line each; whoever tells them removes them.
+        is_asynchronous: saves are written in the background.
     """
 
     def __init__(
-        self, policy: Checkpointing, run_id: str, resumed_from: Path | None, rank: int = 0, num_processes: int = 1
+        self,
+        policy: Checkpointing,
+        run_id: str,
+        resumed_from: Path | None,
+        rank: int = 0,
+        num_processes: int = 1,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self.skipped = 0
+        self.refusals: list[str] = []
         self.last_error: CheckpointError | None = None
         self.directory = Path(policy.directory)
         self._policy = policy
         self._run_id = run_id
         self._resumed_from = resumed_from
+        self._is_ours = is_ours
         # With several processes an error must reach all of them at once, so the first one writes while they wait.
-        self._is_asynchronous = policy.asynchronous and num_processes == 1
+        self.is_asynchronous = policy.asynchronous and num_processes == 1
         self._is_writer = rank == 0
-        self._staging = Staging() if self._is_asynchronous else None
+        self._staging = Staging() if self.is_asynchronous else None
         self._thread: threading.Thread | None = None
-        self._outcome: Path | BaseException | None = None
+        self._outcome: Path | BaseException | str | None = None
+        self._committed: list[Path] = []
         self._failures_in_a_row = 0
         self._commits = 0
         self._last_save = time.monotonic()
@@ -54,6 +67,26 @@ class Saver:
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint of an update."""
         return self._policy.path(update)
+
+    @staticmethod
+    def update_of(path: Path) -> int:
+        """Return the update of a checkpoint that `path` named."""
+        return int(path.name.rpartition("-")[2])
+
+    def check_space(self, num_bytes: int, say: Callable[[str], None]) -> None:
+        """Say so if the disk cannot hold as many checkpoints as are to be kept, and the one being written.
+
+        Args:
+            num_bytes: what one takes at the least, before the optimizer has made its state.
+            say: prints a line.
+        """
+        free = shutil.disk_usage(self.directory).free
+        needed = (self._policy.keep_last + 1) * num_bytes
+        if free < needed:
+            say(
+                f"{self.directory} has {free:,} bytes free; {self._policy.keep_last} checkpoints and the one being "
+                f"written take {needed:,} or more. Free some space, or lower keep_last."
+            )
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update: by its number, or by the clock."""
@@ -68,83 +101,104 @@ class Saver:
 
     def save(
         self,
-        capture: Callable[[], tuple[Mapping[str, torch.Tensor], dict[str, Any]]],
+        capture: Callable[[], Captured],
         update: int,
         metrics: Mapping[str, Any],
         *,
+        about: Mapping[str, Any] | None = None,
         must_happen: bool = False,
     ) -> None:
         """Save the state at this update boundary; only the copy to host memory is waited for.
 
         Args:
-            capture: returns the weights and the state; called once it is sure that they will be saved.
+            capture: returns the weights, the state and further files; called once it is sure that they will be saved.
             update: updates finished.
             metrics: the latest metrics, among them the one that decides which checkpoint is best.
+            about: plain values for the manifest.
             must_happen: wait for an earlier save however long it takes, and for this one to be committed.
         """
         if not self._wait(None if must_happen else self._policy.max_stall_seconds):
             self.skipped += 1
             return
+        self._settle()
         self._last_save = time.monotonic()
-        model, state = capture()
+        try:
+            model, state, files = capture()
+        except OSError as error:  # the metrics of this update are not safe on disk
+            self._outcome = error
+            return
         if not self._is_writer:
             self._best = self.best_with(metrics, self._policy.path(update)) or self._best
             return
-        snapshot = take_snapshot(model, state, update, staging=self._staging)
+        snapshot = take_snapshot(model, state, update, staging=self._staging, files=files)
         path = self._policy.path(update)
         best = self.best_with(metrics, path)
 
         def job() -> None:
             try:
                 failpoint("writer_start")
-                commit(snapshot, path, run_id=self._run_id)
+                if not has_finite_weights(snapshot):
+                    self._outcome = f"Not saving {path}: a weight is not finite"
+                    return
+                commit(
+                    snapshot,
+                    path,
+                    run_id=self._run_id,
+                    about=about,
+                    is_ours=self._is_ours,
+                    is_open=self._policy.is_open,
+                )
                 if best is not None:
                     failpoint("pre_best")
                     write_json(Path(self._policy.directory) / _BEST, best)
                     self._best = best
-                prune(self._policy.directory, self._policy.keep_last, self._protected())
+                prune(self.directory, self._policy.keep_last, self._protected(), self._policy.pattern)
                 self._outcome = path
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
                 self._outcome = error
 
-        if self._is_asynchronous and not must_happen:
+        if self.is_asynchronous and not must_happen:
             self._thread = threading.Thread(target=job, name="loopwright-checkpoint", daemon=True)
             self._thread.start()
         else:
             job()
 
     def poll(self) -> Path | None:
-        """Return the checkpoint that was committed since the last call, if one was.
+        """Return a checkpoint that was committed and not told of yet, if there is one.
 
         Raises:
             CheckpointError: two saves in a row failed; a single failure is kept in `last_error` and tried again.
         """
-        if self._thread is not None and self._thread.is_alive():
-            return None
+        if self._thread is None or not self._thread.is_alive():
+            self._settle()
+        return self._committed.pop(0) if self._committed else None
+
+    def _settle(self) -> None:
+        """Count the outcome of the save that has ended last."""
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
             self.last_error, self._failures_in_a_row = None, 0
             self._commits += 1
-            return outcome
-        if outcome is not None:
+            self._committed.append(outcome)
+        elif isinstance(outcome, str):
+            self.refusals.append(outcome)
+        elif outcome is not None:
             self._failures_in_a_row += 1
             is_ours = isinstance(outcome, CheckpointError)
             self.last_error = outcome if is_ours else CheckpointError(f"saving failed: {outcome!r}")  # type: ignore[assignment]
             if self._failures_in_a_row > 1 or not isinstance(outcome, Exception):
                 raise CheckpointError(f"saving failed twice in a row: {self.last_error}") from outcome
-        return None
 
-    def finish(self) -> Path | None:
-        """Wait for a save in flight; return its checkpoint if it was committed.
+    def finish(self) -> None:
+        """Wait for a save in flight; `poll` tells of it afterwards.
 
         Raises:
             CheckpointError: it failed, and there is no later one to make up for it.
         """
         self._wait(None)
-        path = self.poll()
+        self._settle()
         if self.last_error is not None:
             raise self.last_error
-        return path
 
     def _wait(self, seconds: float | None) -> bool:
         if self._thread is not None:

@@ -5,7 +5,9 @@ A checkpoint is a folder:
     model.safetensors   the weights under their own names, each tied weight once
     state.safetensors   every other tensor
     state.json          everything else, as tagged JSON
-    MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id
+    ...                 further files that the run wants beside its weights, such as a config.json
+    MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id,
+                        and what the run is about: its fingerprint, settings, data
 
 It exists when its manifest does. Every file says which run, update and attempt it belongs to, so one that was
 swapped in from elsewhere is found. Nothing here can run code from a file.
@@ -17,9 +19,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ from loopwright.run_folder.files import fsync_folder
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
 
@@ -50,11 +54,13 @@ class Checkpoint:
         model: the weights by name, tied ones under each of their names.
         state: everything else.
         update: the update it was written after.
+        about: what its manifest says of the run: fingerprint, settings, data.
     """
 
     model: dict[str, torch.Tensor]
     state: dict[str, Any]
     update: int
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,13 @@ class Snapshot:
     tensors: dict[str, torch.Tensor]
     encoded: Any
     update: int
+    files: Mapping[str, bytes]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
+        """Bytes of all tensors and further files."""
+        tensors = sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
+        return tensors + sum(len(content) for content in self.files.values())
 
 
 class Staging:
@@ -98,12 +106,23 @@ def take_snapshot(
     state: dict[str, Any],
     update: int,
     staging: Staging | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Snapshot:
     """Encode a state, and copy its tensors into staging memory if it will be written while training goes on.
+
+    Args:
+        model: the weights by name.
+        state: everything else.
+        update: updates finished.
+        staging: memory to copy the tensors into; None writes them from where they are.
+        files: further files of the checkpoint, by name.
 
     Raises:
         CheckpointError: something in the state cannot be saved; it names the key path.
     """
+    for name in files or {}:
+        if name in (*_FILES, MANIFEST) or not _FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     encoded = encode({**state, "tied": tied}, tensors)
@@ -112,7 +131,14 @@ def take_snapshot(
     else:
         weights, tensors = staging.copy("model/", weights), staging.copy("state/", tensors)
     failpoint("after_snapshot")
-    return Snapshot(weights, tensors, encoded, update)
+    return Snapshot(weights, tensors, encoded, update, dict(files or {}))
+
+
+def has_finite_weights(snapshot: Snapshot) -> bool:
+    """Whether no weight of a snapshot is nan or infinite."""
+    weights = [weight for weight in snapshot.model.values() if weight.is_floating_point() and weight.numel()]
+    # A sum is finite only if all of it is, and costs half of looking at each number; it may overflow, though.
+    return all(bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all()) for weight in weights)
 
 
 def commit(
@@ -120,6 +146,9 @@ def commit(
     directory: str | Path,
     *,
     run_id: str = "",
+    about: Mapping[str, Any] | None = None,
+    is_ours: Callable[[], bool] = lambda: True,
+    is_open: bool = False,
 ) -> Path:
     """Write a snapshot aside and rename it into place; that rename is what makes it a checkpoint.
 
@@ -127,9 +156,12 @@ def commit(
         snapshot: what to write.
         directory: its folder.
         run_id: of the run.
+        about: plain values that the manifest holds, readable without the rest.
+        is_ours: asked right before the rename: whether this process still owns the folder.
+        is_open: others may add files to the folder later; they are never read.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: the disk refuses, or another process has taken the folder over.
     """
     final = Path(directory)
     attempt = uuid.uuid4().hex[:8]
@@ -144,16 +176,28 @@ def commit(
             with HashedFile(aside / name) as file:
                 write_tensors(file, tensors, {"format": "pt", **identity})
             files[name] = file.describe()
+        for name, content in snapshot.files.items():
+            with HashedFile(aside / name) as file:
+                file.write(content)
+            files[name] = file.describe()
         with HashedFile(aside / "state.json") as file:
             text = json.dumps({"identity": identity, "state": snapshot.encoded}, allow_nan=False)
             file.write(text.encode())
         files["state.json"] = file.describe()
         failpoint("pre_manifest")
         with HashedFile(aside / MANIFEST) as file:
-            body = {"format": FORMAT, "identity": identity, "files": files}
+            body = {
+                "format": FORMAT,
+                "identity": identity,
+                "files": files,
+                "about": dict(about or {}),
+                "is_open": is_open,
+            }
             file.write(_canonical(body))
         fsync_folder(aside)
         failpoint("pre_rename")
+        if not is_ours():
+            raise CheckpointError(f"not committing {final}: another process has taken the run folder over")
         _put_in_place(aside, final)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -165,13 +209,48 @@ def commit(
     return final
 
 
-def write(directory: str | Path, model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int) -> Path:
+def write(
+    directory: str | Path,
+    model: Mapping[str, torch.Tensor],
+    state: dict[str, Any],
+    update: int,
+    *,
+    run_id: str = "",
+    about: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    is_open: bool = False,
+) -> Path:
     """Write a checkpoint at once; an older one of the same name stays whole until the new one is.
+
+    Args:
+        directory: its folder.
+        model: the weights by name.
+        state: everything else.
+        update: the update it is written after.
+        run_id: of the run.
+        about: plain values that the manifest holds, readable without the rest.
+        files: further files, by name.
+        is_open: others may add files to the folder later; they are never read.
 
     Raises:
         CheckpointError: something in the state cannot be saved, or the disk refuses.
     """
-    return commit(take_snapshot(model, state, update), directory)
+    snapshot = take_snapshot(model, state, update, files=files)
+    return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
+
+
+def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any]) -> int:
+    """Encode a state without copying or writing anything, and return the bytes of its tensors; asked at step 0.
+
+    Raises:
+        CheckpointError: something in it cannot be saved; it names the key path.
+    """
+    weights, tied = untied(model)
+    tensors: dict[str, torch.Tensor] = {}
+    json.dumps(encode({**state, "tied": tied}, tensors), allow_nan=False)
+    for name, tensor in (*weights.items(), *tensors.items()):
+        check_kind(name, tensor)
+    return sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
 
 
 def read(directory: str | Path) -> Checkpoint:
@@ -192,7 +271,7 @@ def read(directory: str | Path) -> Checkpoint:
     state = decode(saved["state"], tensors)
     for name, stored_as in state.pop("tied").items():
         weights[name] = weights[stored_as]
-    return Checkpoint(weights, state, update_of(manifest))
+    return Checkpoint(weights, state, update_of(manifest), manifest.get("about", {}))
 
 
 def verify(directory: str | Path) -> dict[str, Any]:
@@ -204,10 +283,11 @@ def verify(directory: str | Path) -> dict[str, Any]:
     folder = Path(directory)
     manifest = read_manifest(folder)
     present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
-    if present != set(_FILES):
-        missing, extra = sorted(set(_FILES) - present), sorted(present - set(_FILES))
+    listed = set(manifest["files"])
+    if listed - present or (present - listed and not manifest["is_open"]):
+        missing, extra = sorted(listed - present), sorted(present - listed)
         raise CheckpointError(f"{folder}: missing files {missing or 'none'}, unlisted files {extra or 'none'}")
-    for name in _FILES:
+    for name in sorted(listed):
         found, expected = describe(folder / name), manifest["files"][name]
         if found != expected:
             raise CheckpointError(f"{folder / name} is damaged: {found} instead of {expected}")
@@ -231,8 +311,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads format {FORMAT}")
     if _digest_of(manifest) != digest or _canonical(manifest) != _read_bytes(path, _LARGEST_MANIFEST_BYTES):
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
-    if sorted(manifest["files"]) != sorted(_FILES):
-        raise CheckpointError(f"{path} lists {sorted(manifest['files'])} instead of {sorted(_FILES)}")
+    listed = manifest["files"]
+    if not set(_FILES) <= set(listed) or not all(_FILE_NAME.fullmatch(name) for name in listed):
+        raise CheckpointError(f"{path} lists {sorted(listed)}; it must list {sorted(_FILES)}, and plain names only")
     return manifest
 
 
@@ -276,16 +357,40 @@ def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path |
     return newest, problems
 
 
+def set_aside_newer(directory: str | Path, update: int) -> list[Path]:
+    """Rename the checkpoints after an update to `.superseded-...`, and return what they were called.
+
+    Asked when a run goes back to an older checkpoint: those of the way it went before are not its own any more.
+    """
+    moved = []
+    for path in checkpoint_folders(directory):
+        try:
+            is_newer = update_of(read_manifest(path)) > update
+        except CheckpointError:
+            continue  # a bad one is dealt with where the newest is looked for
+        if is_newer:
+            os.rename(path, path.with_name(f".superseded-{path.name}-{uuid.uuid4().hex[:8]}"))
+            moved.append(path)
+    return moved
+
+
 def has_checkpoints(directory: str | Path) -> bool:
     """Whether a folder holds anything that claims to be a checkpoint."""
     return bool(checkpoint_folders(directory))
 
 
-def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = ()) -> None:
-    """Remove all but the newest `keep_last` checkpoints `step-*` of a folder, and never a protected one."""
+def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (), pattern: str = "step-*") -> None:
+    """Remove all but the newest `keep_last` checkpoints of a folder, and never a protected one.
+
+    Args:
+        directory: the folder.
+        keep_last: how many to keep; at least one is.
+        protected: checkpoints to keep besides.
+        pattern: of the names that count; others are left alone.
+    """
     kept = {Path(path).resolve() for path in protected}
     found = []
-    for path in Path(directory).glob("step-*"):
+    for path in Path(directory).glob(pattern):
         try:
             found.append((update_of(read_manifest(path)), path))
         except CheckpointError:

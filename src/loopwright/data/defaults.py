@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Iterator, Sized
 from types import TracebackType
 from typing import Any
@@ -75,11 +74,10 @@ def create_loader(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] 
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Prepare a loader worker: its generators follow from the loader's seed, and Ctrl-C is left to the main process."""
+    """Prepare a loader worker: python's and numpy's generators follow from its torch seed."""
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class DataLoaderSlice:

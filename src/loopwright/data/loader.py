@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,16 +25,25 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from loopwright.data.collate import collate
 from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, plan_batches
-from loopwright.engine.nested import num_rows, to_device
-from loopwright.engine.seeding import (
-    generator_states,
-    preserved_generators,
-    restore_generator_states,
-    seed_generators,
+from loopwright.data.samples import (
+    Readable,
+    Reader,
+    SeededDataset,
+    Skipped,
+    SkippingReader,
+    check_budget,
+    note_skipped,
+    plain_id,
+    unchanged,
 )
+from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of
+from loopwright.data.workers import WorkerWatch
+from loopwright.engine.nested import num_rows, to_device
+from loopwright.engine.processes import gather_objects
+from loopwright.engine.seeding import seed_generators
+from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrainingError
 from loopwright.keys import KeyStream, key
 
-_STREAM_CHUNK = 1024
 _END = object()
 
 
@@ -52,10 +62,17 @@ class Piece(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What one update consumes here, and how many samples it consumes over all processes."""
+    """What one update consumes.
+
+    Attributes:
+        pieces: the micro-batches that this process runs.
+        samples: positions of the epoch that it consumes, over all processes.
+        is_counted: samples may have been left out, so that what there is is the rows of the pieces of all processes.
+    """
 
     pieces: list[Piece]
     samples: int
+    is_counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,15 +94,24 @@ class Loader(ABC):
     Attributes:
         device: where iterating it directly puts the batches.
         guarantee: what can be promised about order and resume.
+        bad_samples: what is done about samples that cannot be read, "raise" or "skip".
+        skipped: the ids that were skipped so far, each with the epoch of the first time and the error. This is state
+            of a run: a resumed one sets it before it asks for windows. Ids of earlier epochs are not tried again.
     """
 
     guarantee: Guarantee
+    dataset: Any
+    _workers: WorkerWatch
 
-    def __init__(self, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None) -> None:
+    def __init__(
+        self, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None, bad_samples: str
+    ) -> None:
         self.seed = seed
         self.share = share
         self.device = device
         self.limit = limit
+        self.bad_samples = bad_samples
+        self.skipped: Skipped = {}
         self._even_tail = even_tail
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if even_tail else "fetch"
@@ -127,8 +153,28 @@ class Loader(ABC):
             for piece in window.pieces:
                 yield to_device(piece.batch, self.device)
 
-    def close(self) -> None:  # noqa: B027 - most loaders have nothing to end
+    def samples_of(self, epoch: int, window_index: int) -> list[tuple[int, list[int]]] | None:
+        """Return (position, ids) of every micro-batch of a window, over all processes; None if ids are not known.
+
+        Nothing is read. `window_index` counts the windows of the epoch from 0; after its end the list is empty.
+        """
+        return None
+
+    def agree_on_skipped(self) -> Skipped:
+        """Make what was skipped the same on all processes, and return it; every process must call it.
+
+        `windows` does so when an epoch begins. Call it before the ids are saved.
+        """
+        for others in gather_objects(self.skipped):
+            for index, (epoch, text) in others.items():
+                if index not in self.skipped or epoch < self.skipped[index][0]:
+                    self.skipped[index] = (epoch, text)
+        check_budget(self.skipped, self.dataset)
+        return self.skipped
+
+    def close(self) -> None:
         """End the workers; the next epoch starts new ones."""
+        self._workers.close()
 
     def _global_limit(self) -> int | None:
         return None if self.limit is None else self.limit * self.share.processes
@@ -145,8 +191,9 @@ class OrderedLoader(Loader):
         device: torch.device,
         even_tail: bool,
         limit: int | None,
+        bad_samples: str,
     ) -> None:
-        super().__init__(seed, share, device, even_tail, limit)
+        super().__init__(seed, share, device, even_tail, limit, bad_samples)
         self.source = source
         self.dataset = source.dataset
         self.sampler = source.sampler
@@ -156,11 +203,14 @@ class OrderedLoader(Loader):
         self.num_workers = source.num_workers
         self.guarantee = RANDOM_ACCESS if self._find_plan() is not None else OWN_SAMPLER
         self._fetches_here = source.num_workers == 0 and not source.pin_memory
+        has_quick_collate = self._fetches_here and source.collate_fn is default_collate
+        kind = SkippingReader if bad_samples == "skip" else Reader
+        self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
-            SeededDataset(source.dataset),  # type: ignore[arg-type]
+            SeededDataset(self._reader),  # type: ignore[arg-type]
             batch_sampler=self._feed,
-            collate_fn=source.collate_fn,
+            collate_fn=unchanged,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
             timeout=source.timeout,
@@ -171,38 +221,56 @@ class OrderedLoader(Loader):
             # Of its own, so that starting an epoch draws nothing from the global generator.
             generator=torch.Generator(),
         )
+        self._workers = WorkerWatch(self._loader)
 
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch after `position` samples; nothing before them is fetched."""
+        piece: Callable[[Any, int, int], Piece] = Piece
+        is_counted = self.bad_samples == "skip"
+        if is_counted:
+            self.agree_on_skipped()
+            piece = partial(self._counted_piece, epoch)
         fetched: deque[_Fetched] = deque()
         micro_batches = self._local_micro_batches(epoch, position, fetched)
-        batches = self._fetched_here(micro_batches) if self._fetches_here else self._fetched_by_loader(micro_batches)
+        if self._fetches_here:
+            batches: Iterator[Any] = map(self._reader, micro_batches)
+        else:
+            self._feed.begin(micro_batches)
+            batches = self._workers.persevere(self._fetched_by_loader)
         for batch in batches:
             first = fetched.popleft()
-            pieces = [Piece(batch, first.key, first.rows)]
+            pieces = [piece(batch, first.key, first.rows)]
             while len(pieces) < first.pieces:
                 batch = next(batches)  # before its note is read: fetching it may be what writes the note
                 other = fetched.popleft()
-                pieces.append(Piece(batch, other.key, other.rows))
-            yield Window(pieces, first.samples)
+                pieces.append(piece(batch, other.key, other.rows))
+            yield Window(pieces, first.samples, is_counted)
 
-    def _fetched_here(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
-        # What DataLoader does without workers, less its bookkeeping (about 10 us per batch).
-        fetch = self._loader.dataset.__getitems__  # type: ignore[attr-defined]
-        given = self._loader.collate_fn
-        make_batch = collate if given is default_collate else given
-        return (make_batch(fetch(micro_batch)) for micro_batch in micro_batches)
+    def samples_of(self, epoch: int, window_index: int) -> list[tuple[int, list[int]]]:
+        """Return (position, ids) of every micro-batch of a window, over all processes; nothing is read."""
+        size, first = self.share.window, window_index * self.share.window
+        if self.batch_size is None:
+            window = list(itertools.islice(self._global_micro_batches(epoch, 0), first, first + size))
+        else:
+            window = list(itertools.islice(self._global_micro_batches(epoch, first * self.batch_size), size))
+        return self._shared_out(window)
 
-    def _fetched_by_loader(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Any]:
-        self._feed.micro_batches = micro_batches
-        return iter(self._loader)
+    def _fetched_by_loader(self, done: int) -> Iterator[Any]:
+        """Yield the batches of what is fed; after a loss that begins with what was not delivered (after `done`)."""
+        with self._workers.reading():
+            batches = iter(self._loader)
+        try:
+            for batch in batches:
+                self._feed.undelivered.popleft()
+                yield batch
+        finally:
+            self._workers.leave(batches)
 
-    def close(self) -> None:
-        """End the workers; the next epoch starts new ones."""
-        workers = self._loader._iterator
-        self._loader._iterator = None
-        if workers is not None:
-            workers._shutdown_workers()  # type: ignore[attr-defined]
+    def _counted_piece(self, epoch: int, read: Readable, fetch_key: int, rows: int) -> Piece:
+        if rows and read.errors:  # what is wrong with a pad is told by the process that counts it
+            note_skipped(self.skipped, read.errors, epoch)
+            check_budget(self.skipped, self.dataset)
+        return Piece(read.batch, fetch_key, read.rows if rows else 0)
 
     def _find_plan(self) -> Plan | None:
         sampler = self.sampler
@@ -229,7 +297,7 @@ class OrderedLoader(Loader):
         limit = self._global_limit()
         if self.batch_size is None:
             start = 0
-            stream = _keyed_stream(self.batch_sampler, self.seed, epoch, self.device)
+            stream = keyed_stream(self.batch_sampler, self.seed, epoch, self.device)
             for ids in itertools.islice(stream, limit):
                 if start >= position:
                     yield start, list(ids)
@@ -239,7 +307,7 @@ class OrderedLoader(Loader):
         if plan is not None:
             batches = plan_batches(plan, epoch, position, self.batch_size)
         else:
-            ids_from = itertools.islice(_keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
+            ids_from = itertools.islice(keyed_stream(self.sampler, self.seed, epoch, self.device), position, None)
             batches = iter(lambda: list(itertools.islice(ids_from, self.batch_size)), [])
         if limit is not None:
             batches = itertools.islice(batches, max(limit - position // self.batch_size, 0))
@@ -253,6 +321,7 @@ class OrderedLoader(Loader):
         """Yield what this process fetches, and note in `fetched` what each is part of."""
         share = self.share
         keys = KeyStream(self.seed, epoch, purpose=self._purpose)
+        given_up = frozenset(index for index, (first, _) in self.skipped.items() if first < epoch)
         micro_batches = self._global_micro_batches(epoch, position)
         while window := list(itertools.islice(micro_batches, share.window)):
             samples = sum([len(ids) for _, ids in window])
@@ -260,16 +329,21 @@ class OrderedLoader(Loader):
             for start, ids in mine:
                 fetch_key = keys.at(start)
                 fetched.append(_Fetched(fetch_key, 0 if is_pad else len(ids), len(mine), samples))
-                yield MicroBatch(ids, fetch_key)
+                left_out = given_up.intersection(map(plain_id, ids)) if given_up else given_up
+                yield MicroBatch(ids, fetch_key, epoch, start, left_out)
 
     def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], bool]:
         """Return this process's micro-batches of a window, and whether they are only a pad: it has none of its own."""
         share = self.share
-        if self._even_tail and len(window) < share.processes:
-            window = _split_evenly(window, share.processes)
+        window = self._shared_out(window)
         first = share.rank * share.accumulation
         mine = [item for item in window[first : first + share.accumulation] if item[1]]
         return (mine, False) if mine else (window[:1], True)
+
+    def _shared_out(self, window: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
+        """Return a window as the processes run it: short ones of an evaluation are split evenly over all."""
+        is_split = self._even_tail and 0 < len(window) < self.share.processes
+        return _split_evenly(window, self.share.processes) if is_split else window
 
 
 class ReplayLoader(Loader):
@@ -278,12 +352,26 @@ class ReplayLoader(Loader):
     guarantee = REPLAYED
 
     def __init__(
-        self, source: Any, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None
+        self,
+        source: Any,
+        seed: int,
+        share: Share,
+        device: torch.device,
+        even_tail: bool,
+        limit: int | None,
+        bad_samples: str,
     ) -> None:
-        super().__init__(seed, share, device, even_tail, limit)
+        if bad_samples == "skip":
+            raise ConfigError(
+                f"bad_samples='skip' needs to know which sample is which, and a {type(source).__name__} that yields "
+                "batches in an order of its own does not tell. Pass a map-style dataset or a plain DataLoader over "
+                "one, or leave bad samples out where the batches are made."
+            )
+        super().__init__(seed, share, device, even_tail, limit, bad_samples)
         self.source = source
         self.dataset = getattr(source, "dataset", source)
         self.batch_size: int | None = getattr(source, "batch_size", None)
+        self._workers = WorkerWatch(source)
 
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch after `position` samples, reading and dropping those before."""
@@ -303,69 +391,35 @@ class ReplayLoader(Loader):
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
-        _set_epoch(epoch, self.dataset, *_parts(self.source))
-        own = _OwnGenerators(self.source, epoch)
+        """Yield (position, rows, batch) of every batch of an epoch, whatever becomes of the workers."""
+        return self._workers.persevere(lambda done: itertools.islice(self._read(epoch), done, None))
+
+    def _read(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
+        set_epoch_of(epoch, self.dataset, *parts_of(self.source))
+        own = OwnGenerators(self.source, epoch)
         seed_generators(key(self.seed, "loader", epoch))
-        with own.in_use():
+        with own.in_use(), self._workers.reading():
             batches = iter(self.source)
         start = 0
-        while True:
-            # A source that draws in this process draws as a function of the position.
-            seed_generators(key(self.seed, self._purpose, epoch, start))
-            with own.in_use():
-                batch = next(batches, _END)
-            if batch is _END:
-                return
-            rows = num_rows(batch)
-            yield start, rows, batch
-            start += rows
-
-    def close(self) -> None:
-        """End the source's workers, if it keeps any between epochs."""
-        workers = self.source._iterator if isinstance(self.source, DataLoader) else None
-        if workers is not None:
-            self.source._iterator = None
-            workers._shutdown_workers()  # type: ignore[attr-defined]
+        try:
+            for number in itertools.count():
+                # A source that draws in this process draws as a function of the position.
+                seed_generators(key(self.seed, self._purpose, epoch, start))
+                with _naming(f"batch {number} of epoch {epoch}"), own.in_use(), self._workers.reading():
+                    batch = next(batches, _END)
+                if batch is _END:
+                    return
+                rows = num_rows(batch)
+                yield start, rows, batch
+                start += rows
+        finally:
+            self._workers.leave(batches)
 
     def _num_global_batches(self) -> int | None:
         try:
             return len(self.source)
         except TypeError:
             return None
-
-
-class SeededDataset:
-    """A dataset whose micro-batches are fetched under generators seeded by their position.
-
-    Everything else is the wrapped dataset's own: a `worker_init_fn` finds and sets its attributes through this.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        object.__setattr__(self, "_wrapped", dataset)
-
-    def __getitems__(self, micro_batch: MicroBatch) -> list[Any]:
-        """Seed this process's generators, then fetch the samples (by the dataset's `__getitems__` if it has one)."""
-        seed_generators(micro_batch.key)
-        dataset = self._wrapped
-        fetch: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
-        if fetch is not None:
-            return fetch(list(micro_batch))
-        return [dataset[index] for index in micro_batch]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._wrapped[index]
-
-    def __len__(self) -> int:
-        return len(self._wrapped)
-
-    def __getattr__(self, name: str) -> Any:
-        # Not yet there while it is unpickled; and how to pickle this is no business of the dataset's.
-        if name == "_wrapped" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._wrapped, name, value)
 
 
 def adopt(
@@ -376,6 +430,7 @@ def adopt(
     device: torch.device,
     evaluation: bool = False,
     limit: int | None = None,
+    bad_samples: str = "raise",
 ) -> Loader:
     """Return a Loader that yields what this DataLoader, or other iterable of batches, would.
 
@@ -387,7 +442,14 @@ def adopt(
         evaluation: no accumulation; the last window is split evenly over the processes.
         limit: micro-batches per process and epoch: so many times the processes in all. If the accumulation
             does not divide it, the first processes run more of the last window than the others.
+        bad_samples: "raise" makes a sample that cannot be read a DataError that names it; "skip" leaves it out of its
+            micro-batch and goes on (see `Loader.skipped`).
+
+    Raises:
+        ConfigError: bad_samples is neither, or "skip" where the ids of samples cannot be known.
     """
+    if bad_samples not in ("raise", "skip"):
+        raise ConfigError(f"bad_samples must be 'raise' or 'skip', got {bad_samples!r}")
     if evaluation:
         share = Share(share.rank, share.processes, 1)
     if isinstance(source, (OrderedLoader, ReplayLoader)):
@@ -400,7 +462,7 @@ def adopt(
         and source.batch_sampler is not None
     )
     kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
-    return kind(source, seed, share, device, evaluation, limit)
+    return kind(source, seed, share, device, evaluation, limit, bad_samples)
 
 
 class _Fetched(NamedTuple):
@@ -414,72 +476,35 @@ class _Fetched(NamedTuple):
 
 
 class _Feed:
-    """The batch sampler handed to DataLoader: yields whatever the current epoch's iterator yields."""
+    """The batch sampler handed to DataLoader: the micro-batches of the current epoch.
+
+    Iterated again, after workers were lost, it begins with those that were taken but not delivered.
+    """
 
     def __init__(self) -> None:
-        self.micro_batches: Iterator[MicroBatch] = iter(())
+        self.begin(iter(()))
+
+    def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
+        """Feed these from now on."""
+        self._rest = micro_batches
+        self.undelivered: deque[MicroBatch] = deque()
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return self.micro_batches
+        yield from tuple(self.undelivered)
+        for micro_batch in self._rest:
+            self.undelivered.append(micro_batch)
+            yield micro_batch
 
 
-def _keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
-    """Iterate a sampler under generators of its own, seeded by the epoch, whatever else is drawn meanwhile."""
-    _set_epoch(epoch, *_parts(source))
-    own = _OwnGenerators(source, epoch)
-    states: dict[str, Any] | None = None
-    items: Iterator[Any] | None = None
-    while True:
-        with preserved_generators(device), own.in_use():
-            if items is None or states is None:
-                seed_generators(key(seed, "sampler", epoch), device)
-                items = iter(source)
-            else:
-                restore_generator_states(states, device)
-            chunk = list(itertools.islice(items, _STREAM_CHUNK))
-            states = generator_states(device)
-        yield from chunk
-        if len(chunk) < _STREAM_CHUNK:
-            return
-
-
-class _OwnGenerators:
-    """The torch generators that a sampler or loader was given: they give a sequence of their own for every epoch,
-    by their seed, and are left as they were."""
-
-    def __init__(self, source: Any, epoch: int) -> None:
-        found = [getattr(part, "generator", None) for part in _parts(source)]
-        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-        self._epoch = epoch
-        self._states: list[torch.Tensor] | None = None
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Run a block that draws from them, each time from where the last one ended."""
-        outside = [generator.get_state() for generator in self._generators]
-        for index, generator in enumerate(self._generators):
-            if self._states is None:
-                generator.manual_seed(key(generator.initial_seed(), "sampler", self._epoch))
-            else:
-                generator.set_state(self._states[index])
-        try:
-            yield
-        finally:
-            self._states = [generator.get_state() for generator in self._generators]
-            for generator, state in zip(self._generators, outside, strict=True):
-                generator.set_state(state)
-
-
-def _parts(source: Any) -> list[Any]:
-    """Return a sampler or loader and the samplers that it iterates."""
-    batch_sampler = getattr(source, "batch_sampler", None)
-    return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-
-
-def _set_epoch(epoch: int, *parts: Any) -> None:
-    for part in {id(part): part for part in parts}.values():
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Run a block that reads something of the user's; an error in it becomes one that names what was read."""
+    try:
+        yield
+    except (LoopwrightError, StopTrainingError):
+        raise
+    except Exception as error:
+        raise DataError(f"{what} could not be read: {type(error).__name__}: {error}") from error
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:

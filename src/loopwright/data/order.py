@@ -108,16 +108,24 @@ class MicroBatch(list[int]):
 
     Attributes:
         key: seeds the generators of the process that fetches it; follows from its position.
+        epoch: which it is part of.
+        position: of its first sample in the epoch.
+        left_out: those of its ids that are not to be read.
     """
 
-    __slots__ = ("key",)
+    __slots__ = ("epoch", "key", "left_out", "position")
 
-    def __init__(self, ids: list[int], fetch_key: int) -> None:
+    def __init__(
+        self, ids: list[int], fetch_key: int, epoch: int, position: int, left_out: frozenset[int] = frozenset()
+    ) -> None:
         super().__init__(ids)
         self.key = fetch_key
+        self.epoch = epoch
+        self.position = position
+        self.left_out = left_out
 
-    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int]]:
-        return MicroBatch, (list(self), self.key)
+    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int, int, int, frozenset[int]]]:
+        return MicroBatch, (list(self), self.key, self.epoch, self.position, self.left_out)
 
 
 def plan_batches(plan: Plan, epoch: int, start: int, batch_size: int) -> Iterator[list[int]]:

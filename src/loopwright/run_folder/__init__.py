@@ -4,6 +4,8 @@
     status.json         how the run is doing (`RunStatus`)
     metrics.jsonl       one record per line (`MetricsLog`)
 
+`RunRecord` holds the three together, as a run uses them.
+
 The main process of a run writes here, and no other. Nothing here knows torch.
 """
 
@@ -21,15 +23,18 @@ from loopwright.run_folder.files import (
 from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.metrics_log import read as read_metrics
+from loopwright.run_folder.record import METRICS, RunRecord
 from loopwright.run_folder.status import RunStatus
 from loopwright.run_folder.status import read as read_status
 
 __all__ = [
+    "METRICS",
     "DamagedFileError",
     "Lease",
     "LeaseError",
     "MetricsLog",
     "Owner",
+    "RunRecord",
     "RunStatus",
     "fsync_folder",
     "read_json",

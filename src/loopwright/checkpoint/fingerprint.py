@@ -1,0 +1,68 @@
+"""What decides the bits of a run besides its state, and which guarantee holds when it is continued."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+TIERS = {
+    "T0": "bit-exact: weights, optimizer and metrics as in a run that was never interrupted",
+    "T2": "sequence-exact: the same samples, augmentation and dropout; sums may round differently",
+    "T3": "counted: the position is found by reading again; exact if the source gives the same once more",
+}
+# Another value of these gives the same samples, and maybe other bits.
+_ROUNDING = frozenset(
+    ("torch", "device", "threads", "deterministic", "tf32", "matmul_precision", "precision", "step_mode", "processes")
+)
+
+
+def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
+    """Return versions, device, flags and the given settings, as every checkpoint's manifest holds them."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "loopwright": _version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type} {name}",
+        "threads": torch.get_num_threads(),
+        "deterministic": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic],
+        "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        **settings,
+    }
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two mappings, one line each: name, saved value, current value."""
+    names = sorted(saved.keys() | current.keys())
+    return [f"{name}: {saved.get(name)!r} -> {current.get(name)!r}" for name in names if _differs(name, saved, current)]
+
+
+def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool) -> str:
+    """Return which of `TIERS` holds for continuing under the current fingerprint.
+
+    Args:
+        saved: the fingerprint of the checkpoint; the current one for a run that begins.
+        current: the fingerprint now.
+        is_counted: the data has no random access, so its position is found by reading again.
+    """
+    if is_counted:
+        return "T3"
+    return "T2" if any(_differs(name, saved, current) for name in _ROUNDING) else "T0"
+
+
+def _differs(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    return bool(saved.get(name) != current.get(name))
+
+
+def _version() -> str:
+    try:
+        return version("loopwright")
+    except PackageNotFoundError:  # run from its sources, without being installed
+        return "unknown"

@@ -1,0 +1,261 @@
+"""A loop of your own that can be resumed: its objects are saved together, and all restored or the run refused.
+
+    with ResumableState(Checkpointing("checkpoints", every_updates=100), model, optimizer=optimizer) as state:
+        values = state.restore() or {"update": 0}
+        for update in range(values["update"] + 1, 1001):
+            ...  # forward, backward, optimizer step
+            if state.is_due(update):
+                state.save(update, {"update": update})
+        state.save(1000, {"update": 1000}, wait=True)
+
+It is for loops of one process, which owns the folder while it runs. `Trainer.train` has its own way,
+`checkpoints=Checkpointing(...)`, and writes the same kind of folder with more in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
+from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names
+from loopwright.checkpoint.policy import Checkpointing
+from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.store import Checkpoint, find_newest, read
+from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError
+from loopwright.run_folder import Lease
+
+# What a Trainer heeds, and a loop of one's own has to see to itself.
+_OF_THE_TRAINER = ("every_epochs", "run_folder", "allow_changed_data", "require_exact")
+
+_logger = logging.getLogger("loopwright")
+
+
+class Stateful(Protocol):
+    """What can be saved: optimizers, schedulers, scalers, modules, `Progress`, or a class of your own."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return everything needed to go on, as tensors, numbers, texts, and lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take over what `state_dict` returned."""
+        ...
+
+
+class ResumableState:
+    """The model of a hand-written loop and everything beside it that decides how the loop goes on.
+
+    Saved are the weights, the state of every part (an optimizer's by the names of the parameters), the global random
+    generators, and the values given to `save`. Also a context manager: it closes.
+
+    Args:
+        policy: where and how often to save, and how much to keep. What only a Trainer can heed is refused.
+        model: its weights become model.safetensors.
+        lease: of the run folder. It is kept alive by `is_due`, and asked before each commit, so that a process which
+            was taken for dead spoils nothing. Without it the caller makes sure that no other process writes there.
+        parts: everything else with a state, by names that stay the same when the run is resumed.
+
+    Raises:
+        ConfigError: the policy asks for what only a Trainer does, or a part has no state.
+    """
+
+    def __init__(
+        self, policy: Checkpointing, model: nn.Module, *, lease: Lease | None = None, **parts: Stateful
+    ) -> None:
+        if refused := [name for name in _OF_THE_TRAINER if getattr(policy, name)]:
+            raise ConfigError(
+                f"Checkpointing({refused[0]}={getattr(policy, refused[0])!r}) is for Trainer.train; a loop of your own "
+                "decides that itself. Leave it out; to save at the end of an epoch, call save() there."
+            )
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise ConfigTypeError(
+                    f"ResumableState cannot save {name}: a {type(part).__name__} has no state_dict() and "
+                    "load_state_dict(). Pass plain values to save() instead."
+                )
+        self._policy = policy
+        self._model = model
+        self._lease = lease
+        self._parts = parts
+        self._run_id = uuid.uuid4().hex[:12]
+        self._fingerprint: dict[str, Any] = {}
+        self._saver: Saver | None = None
+
+    def restore(self) -> dict[str, Any] | None:
+        """Load the newest good checkpoint; called once, by the owner of the folder, before the first update.
+
+        Damaged checkpoints are moved out of the way with a warning, half-written ones are removed.
+
+        Returns:
+            The values that `save` was given with it. None if there is no checkpoint; then nothing is changed.
+
+        Raises:
+            CheckpointError: there are checkpoints but none is whole, or the newest is of another model or loop. The
+                run must end then: part of the state may have been loaded.
+        """
+        if self._saver is not None:
+            raise ConfigError("restore() was called twice; call it once, before the first update")
+        path, problems = find_newest(self._policy.directory, quarantine=True)
+        for problem in problems:
+            _logger.warning("passing over a bad checkpoint: %s", problem)
+        self._fingerprint = fingerprint(self._device())
+        values = None if path is None else self._load(path, read(path))
+        is_ours = (lambda: True) if self._lease is None else self._lease.still_ours
+        self._saver = Saver(self._policy, self._run_id, path, is_ours=is_ours)
+        return values
+
+    def is_due(self, update: int) -> bool:
+        """Return whether the policy asks for a save after this update; called after every one.
+
+        Raises:
+            CheckpointError: two saves in a row have failed. A single failure is logged, and the next save makes up
+                for it.
+            LeaseError: another process took the run folder over; the loop must end without writing anything.
+        """
+        if self._lease is not None:
+            self._lease.heartbeat()
+        self._poll()
+        return self._started().is_due_after_update(update)
+
+    def save(self, update: int, values: Mapping[str, Any], *, wait: bool = False) -> None:
+        """Save everything as it is now; called between two updates, where no gradients are held.
+
+        Training waits for a copy in host memory and goes on while that is written.
+
+        Args:
+            update: updates finished; it names the checkpoint and decides which one is the newest.
+            values: what `restore` shall return; also looked at for the metric of the policy's `keep_best`.
+            wait: return when the checkpoint is committed; for the last save of a run.
+
+        Raises:
+            CheckpointError: a weight is not finite, something cannot be saved, or the disk refuses: twice in a row, or
+                once with `wait`.
+        """
+        saver = self._started()
+        self._poll()
+        self._check_weights(update)
+        about = {"fingerprint": self._fingerprint}
+        saver.save(lambda: self._capture(values), update, values, about=about, must_happen=wait)
+        if wait:
+            saver.finish()
+
+    def close(self) -> None:
+        """Wait for a save in flight; called when the loop ends, however it ends.
+
+        Raises:
+            CheckpointError: it failed, and there is no later one to make up for it.
+        """
+        if self._saver is not None:
+            self._saver.finish()
+
+    def __enter__(self) -> ResumableState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as problem:
+            if kind is None:
+                raise
+            _logger.warning("the last save failed: %s", problem)  # what ended the loop matters more
+
+    def _started(self) -> Saver:
+        if self._saver is None:
+            raise ConfigError("restore() has to be called before is_due() and save(), also for a run that starts anew")
+        return self._saver
+
+    def _poll(self) -> None:
+        saver = self._started()
+        earlier = saver.last_error
+        saver.poll()
+        if saver.last_error is not None and saver.last_error is not earlier:
+            _logger.warning("saving failed, trying again at the next save: %s", saver.last_error)
+
+    def _capture(self, values: Mapping[str, Any]) -> Captured:
+        entries = self._model.state_dict()
+        weights = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+        state = {
+            "run_id": self._run_id,
+            "model_extra": {name: value for name, value in entries.items() if name not in weights},
+            "classes": self._classes(),
+            "parts": {name: self._state_of(part) for name, part in self._parts.items()},
+            "generators": generator_states(self._device()),
+            "values": dict(values),
+        }
+        return weights, state, {}
+
+    def _load(self, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+        state = checkpoint.state
+        if "parts" not in state:
+            raise CheckpointError(
+                f"{path} was not saved by a ResumableState. Choose another folder; a run of a Trainer is continued by "
+                "train(resume_from=...)."
+            )
+        if state["classes"] != self._classes():
+            raise CheckpointError(
+                f"{path} is of another loop: it holds {_listed(state['classes'])}, and this loop has "
+                f"{_listed(self._classes())}. Give the same parts to continue it."
+            )
+        try:
+            self._model.load_state_dict({**checkpoint.model, **state["model_extra"]})
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} is of another model. {' '.join(str(error).split())}") from None
+        for name, part in self._parts.items():
+            self._load_part(part, state["parts"][name])
+        restore_generator_states(state["generators"], self._device())
+        self._run_id = state["run_id"]
+        saved, current = checkpoint.about["fingerprint"], self._fingerprint
+        if tier(saved, current, is_counted=False) != "T0":
+            _logger.warning("sums may round differently from here on: %s", "; ".join(differences(saved, current)))
+        values: dict[str, Any] = state["values"]
+        return values
+
+    def _state_of(self, part: Stateful) -> Mapping[str, Any]:
+        return optimizer_state(part, self._names()) if isinstance(part, torch.optim.Optimizer) else part.state_dict()
+
+    def _load_part(self, part: Stateful, saved: dict[str, Any]) -> None:
+        if isinstance(part, torch.optim.Optimizer):
+            load_optimizer_state(part, saved, self._names())
+        elif hasattr(part, "resume_state_dict"):
+            # A scheduler that begins a new run when it is given a state, unless it is told that this is the same one.
+            part.resume_state_dict(saved)
+        else:
+            part.load_state_dict(saved)
+
+    def _classes(self) -> dict[str, str]:
+        return {name: type(part).__name__ for name, part in self._parts.items()}
+
+    def _names(self) -> dict[int, str]:
+        return parameter_names(model=self._model, **self._parts)
+
+    def _device(self) -> torch.device:
+        parameter = next(self._model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    def _check_weights(self, update: int) -> None:
+        weights = {name: weight.detach() for name, weight in self._model.named_parameters()}
+        if not weights:
+            return
+        flags = [weight.isfinite().all().to(self._device()) for weight in weights.values()]
+        is_finite = torch.stack(flags).tolist()  # one wait for the device, however many weights there are
+        if not all(is_finite):
+            name = list(weights)[is_finite.index(False)]
+            raise CheckpointError(
+                f"not saving update {update}: {name} is not finite, and nothing good could come of it. The "
+                f"checkpoints in {self._policy.directory} are of earlier updates."
+            )
+
+
+def _listed(classes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in sorted(classes.items())) or "no parts"

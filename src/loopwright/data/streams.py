@@ -1,0 +1,80 @@
+"""Samplers and loaders of the user's: iterated under seeds of the epoch, and left as they were."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from loopwright.engine.seeding import (
+    generator_states,
+    preserved_generators,
+    restore_generator_states,
+    seed_generators,
+)
+from loopwright.keys import key
+
+_STREAM_CHUNK = 1024
+
+
+def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
+    """Iterate a sampler under generators of its own, seeded by the epoch, whatever else is drawn meanwhile."""
+    set_epoch_of(epoch, *parts_of(source))
+    own = OwnGenerators(source, epoch)
+    states: dict[str, Any] | None = None
+    items: Iterator[Any] | None = None
+    while True:
+        with preserved_generators(device), own.in_use():
+            if items is None or states is None:
+                seed_generators(key(seed, "sampler", epoch), device)
+                items = iter(source)
+            else:
+                restore_generator_states(states, device)
+            chunk = list(itertools.islice(items, _STREAM_CHUNK))
+            states = generator_states(device)
+        yield from chunk
+        if len(chunk) < _STREAM_CHUNK:
+            return
+
+
+class OwnGenerators:
+    """The torch generators that a sampler or loader was given: they give a sequence of their own for every epoch,
+    by their seed, and are left as they were."""
+
+    def __init__(self, source: Any, epoch: int) -> None:
+        found = [getattr(part, "generator", None) for part in parts_of(source)]
+        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        self._epoch = epoch
+        self._states: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Run a block that draws from them, each time from where the last one ended."""
+        outside = [generator.get_state() for generator in self._generators]
+        for index, generator in enumerate(self._generators):
+            if self._states is None:
+                generator.manual_seed(key(generator.initial_seed(), "sampler", self._epoch))
+            else:
+                generator.set_state(self._states[index])
+        try:
+            yield
+        finally:
+            self._states = [generator.get_state() for generator in self._generators]
+            for generator, state in zip(self._generators, outside, strict=True):
+                generator.set_state(state)
+
+
+def parts_of(source: Any) -> list[Any]:
+    """Return a sampler or loader and the samplers that it iterates."""
+    batch_sampler = getattr(source, "batch_sampler", None)
+    return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def set_epoch_of(epoch: int, *parts: Any) -> None:
+    """Tell the epoch to each of these that wants to know, once."""
+    for part in {id(part): part for part in parts}.values():
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)

@@ -1,0 +1,375 @@
+"""The worker processes of loaders: how they begin, how a dead or hung one is noticed, and how it is replaced.
+
+torch tells of a dead worker by an exception from a signal handler, wherever the main process happens to be. Here
+nothing is raised until a batch is waited for: `WatchedWorkers` looks after its workers once a second while it
+waits, and `WorkerWatch` starts new ones where the lost ones stood. What they had read is read again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeVar
+
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from loopwright.errors import DataError
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("loopwright")
+
+_IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 2.0  # for workers to end by themselves once nobody wants their batches
+_PATIENCE_SECONDS = 600.0  # without a batch, unless the loader has a timeout of its own
+_MOST_REPLACEMENTS = 3
+_REPLACEMENTS_SECONDS = 3600.0
+
+
+class WorkersLost(DataError):
+    """The workers of a loader are gone; its `WorkerWatch` replaces them.
+
+    Attributes:
+        is_hang: they were alive, but sent nothing.
+    """
+
+    def __init__(self, cause: str, is_hang: bool = False) -> None:
+        super().__init__(cause)
+        self.is_hang = is_hang
+
+
+class WorkerInit:
+    """What a worker does first: leave signals to the main process, end when it ends, then what the user asked for.
+
+    A job scheduler signals whole process groups. Were the workers to end by it, the main process could not finish
+    its update and save.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, is_of_main_thread: bool) -> None:
+        self._worker_init_fn = worker_init_fn
+        self._is_of_main_thread = is_of_main_thread
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare this worker process; torch calls it before anything is read."""
+        for name in _IGNORED_SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        self._end_with_parent()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker_id)
+
+    def _end_with_parent(self) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None or sys.platform == "win32":
+            return
+        # The kernel's signal comes when the parent's *thread* ends, and a fork server's child has another parent.
+        if sys.platform == "linux" and self._is_of_main_thread and os.getppid() == parent.pid:
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            if os.getppid() != parent.pid:  # it ended just before
+                os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+class WatchedWorkers(_MultiProcessingDataLoaderIter):
+    """torch's iterator over workers, which raises WorkersLost when a batch is waited for that cannot come."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._owner = os.getpid()
+        self._inbox: _Inbox | None = None
+        given = loader.worker_init_fn
+        loader.worker_init_fn = WorkerInit(given, threading.current_thread() is threading.main_thread())
+        try:
+            with _no_death_handler():
+                super().__init__(loader)
+        finally:
+            loader.worker_init_fn = given
+        # Not known to torch's handler, should a loader of somebody else's have set it.
+        _remove_worker_pids(id(self))
+        self._worker_pids_set = False
+        self._patience = self._timeout or _PATIENCE_SECONDS
+        workers: list[Any] = self._workers
+        for worker in workers:
+            # They ignore SIGTERM, by which torch and multiprocessing end workers that do not answer.
+            worker._popen.terminate = worker._popen.kill
+        self._inbox = _Inbox(self._worker_result_queue, workers, self._patience)
+
+    def _get_data(self) -> Any:
+        """Return the next result of any worker; torch calls it when it has none in hand."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._data_queue.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if lost := self._loss(is_overdue=time.monotonic() > deadline):
+                    self._abandon()
+                    raise lost from None
+            except Exception as error:
+                raise DataError(
+                    f"what a worker sent could not be received: {type(error).__name__}: {error}. If the limit of open "
+                    "files is reached, raise it (ulimit -n), or call "
+                    "torch.multiprocessing.set_sharing_strategy('file_system') before training."
+                ) from error
+
+    def _loss(self, is_overdue: bool) -> WorkersLost | None:
+        pids = ", ".join(str(worker.pid) for worker in self._workers)
+        if is_overdue or (self._inbox is not None and self._inbox.has_timed_out):
+            return WorkersLost(f"no batch came from the workers {pids} for {self._patience:g} s", is_hang=True)
+        needed = zip(self._workers, self._workers_status, strict=True)
+        dead = [worker for worker, is_needed in needed if is_needed and not worker.is_alive()]
+        if dead:
+            return WorkersLost(", ".join(f"worker {worker.pid} {_end_of(worker)}" for worker in dead))
+        if self._pin_memory and not self._pin_memory_thread.is_alive():
+            return WorkersLost(f"the thread that pins the batches of the workers {pids} has ended")
+        return None
+
+    def _abandon(self) -> None:
+        """Kill the workers, and touch nothing that they may have locked."""
+        self._shutdown = True
+        if self._pin_memory:
+            self._pin_memory_thread_done_event.set()
+        _kill(self._workers)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for worker in self._workers:
+            worker.join(timeout=max(deadline - time.monotonic(), 0))
+        self._let_go()
+
+    def _shutdown_workers(self) -> None:
+        """End the workers in order, or by force where one does not answer; torch calls it, and `WorkerWatch.close`."""
+        if getattr(self, "_shutdown", True) or os.getpid() != self._owner or _utils.python_exit_status is not False:
+            return
+        last_resort = threading.Timer(_GRACE_SECONDS, _kill, args=(self._workers,))
+        last_resort.daemon = True
+        with suppress(RuntimeError):  # no thread can be started when the interpreter ends
+            last_resort.start()
+        try:
+            super()._shutdown_workers()
+        finally:
+            last_resort.cancel()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+
+class WorkerWatch:
+    """Watches over the workers that a DataLoader starts, and replaces those that die or hang.
+
+    The DataLoader is changed only while something is read from it. One without workers, one that makes iterators
+    of its own, and any other iterable is left alone.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader: DataLoader[Any] | None = loader if isinstance(loader, DataLoader) else None
+        self._is_watched = (
+            self._loader is not None
+            and self._loader.num_workers > 0
+            and type(self._loader)._get_iterator is DataLoader._get_iterator
+        )
+        self._newest: weakref.ref[WatchedWorkers] | None = None
+        self._losses: list[float] = []
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Run a block that starts or advances an iteration of the DataLoader; workers it starts are watched."""
+        loader = self._loader
+        if loader is None or not self._is_watched:
+            yield
+            return
+        loader._get_iterator = self._start  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del loader._get_iterator
+
+    def persevere(self, start: Callable[[int], Iterator[T]]) -> Iterator[T]:
+        """Yield what `start(0)` yields; where workers are lost, go on with `start(how many were yielded)`.
+
+        Raises:
+            DataError: workers were lost too often.
+        """
+        done = 0
+        while True:
+            try:
+                for item in start(done):
+                    done += 1
+                    yield item
+                return
+            except WorkersLost as lost:
+                self._note(lost)
+
+    def leave(self, iterator: Any) -> None:
+        """End the workers of an iteration that is over, or was broken off, unless they live on to the next."""
+        # Left to the garbage collector, their queues may go first, and with these the word that they should end.
+        if isinstance(iterator, WatchedWorkers) and self._loader is not None and self._loader._iterator is not iterator:
+            iterator._shutdown_workers()
+
+    def close(self) -> None:
+        """End the workers; the next iteration starts new ones."""
+        if self._loader is None:
+            return
+        kept, self._loader._iterator = self._loader._iterator, None
+        running = self._newest() if self._newest is not None else None
+        for iterator in (kept, running):
+            if isinstance(iterator, _MultiProcessingDataLoaderIter):
+                iterator._shutdown_workers()
+
+    def _start(self) -> WatchedWorkers:
+        assert self._loader is not None
+        workers = WatchedWorkers(self._loader)
+        self._newest = weakref.ref(workers)
+        return workers
+
+    def _note(self, lost: WorkersLost) -> None:
+        assert self._loader is not None
+        self._loader._iterator = None
+        now = time.monotonic()
+        self._losses = [before for before in self._losses if now - before < _REPLACEMENTS_SECONDS] + [now]
+        if len(self._losses) > _MOST_REPLACEMENTS:
+            advice = (
+                "If a batch may take that long, give the loader a longer timeout; else look for a read or a lock in "
+                "the dataset that never comes back."
+                if lost.is_hang
+                else "If they ran out of memory, use fewer workers or smaller batches; else see whether the dataset "
+                "or a library under it crashes (num_workers=0 shows it in the main process)."
+            )
+            raise DataError(
+                f"the workers of a data loader were lost {len(self._losses)} times within an hour and are not "
+                f"replaced again. The last time {lost}. {advice}"
+            ) from lost
+        _logger.warning("%s: the workers of a data loader are replaced, and what they held is read again", lost)
+
+
+class _Inbox:
+    """Receives what workers send, and gives up on a message whose sender dies or hangs in the middle of it.
+
+    It takes the place of a queue's `get`, in the thread that calls that. Tensors come in two parts, a message and a
+    visit to the process that made them, so that even what seems to be there may never come.
+
+    Attributes:
+        has_timed_out: workers were killed because one hung while it sent.
+    """
+
+    def __init__(self, results: Any, workers: list[Any], patience: float) -> None:
+        self.has_timed_out = False
+        self._results = results
+        self._workers = workers
+        self._patience = patience
+        self._is_broken = False
+        self._receiving_since: float | None = None
+        self._is_closed = threading.Event()
+        self._pipe: Any = getattr(results._reader, "conn", results._reader)
+        if sys.platform != "win32":
+            os.set_blocking(self._pipe.fileno(), False)
+            self._pipe._recv = functools.partial(type(self._pipe)._recv, self._pipe, read=self._read)
+        results.get = self.get
+        threading.Thread(target=self._watch, name="loopwright-workers", daemon=True).start()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next message; queue.Empty if there is none, or if a worker was lost while it sent."""
+        if not self._results._poll(timeout if block else 0):
+            raise queue.Empty
+        if self._is_broken:  # what is left in the pipe is no message any more
+            time.sleep(_POLL_SECONDS)
+            raise queue.Empty
+        self._receiving_since = time.monotonic()
+        try:
+            message = self._results._recv_bytes()
+            self._results._sem.release()
+            return ForkingPickler.loads(message)
+        except queue.Empty:
+            raise
+        except Exception:
+            if self._is_loss_near():
+                raise queue.Empty from None
+            raise
+        finally:
+            self._receiving_since = None
+
+    def close(self) -> None:
+        """Let the queue go, and the thread that watches."""
+        self._is_closed.set()
+        # Both refer to what they are set on, which would outlive its use.
+        vars(self._results).pop("get", None)
+        vars(self._pipe).pop("_recv", None)
+
+    def _read(self, handle: int, size: int) -> bytes:
+        """Return what is in the pipe, up to `size` bytes, or wait for it while there is hope."""
+        while True:
+            try:
+                return os.read(handle, size)
+            except BlockingIOError:
+                if not connection.wait([handle], _POLL_SECONDS) and _has_loss(self._workers):
+                    self._is_broken = True
+                    raise queue.Empty from None
+
+    def _is_loss_near(self) -> bool:
+        """Whether a worker was lost; one that ends just now is absent a little before it is gone."""
+        ended = connection.wait([worker.sentinel for worker in self._workers], _POLL_SECONDS)
+        for worker in self._workers:
+            if worker.sentinel in ended:
+                worker.join()
+        return _has_loss(self._workers)
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(_POLL_SECONDS):
+            since = self._receiving_since
+            if since is not None and time.monotonic() - since > self._patience:
+                self.has_timed_out = True
+                _kill(self._workers)  # which ends the wait
+
+
+def _has_loss(workers: list[Any]) -> bool:
+    """Whether a worker ended otherwise than in order, or none is left."""
+    codes = [worker.exitcode for worker in workers]
+    return None not in codes or any(codes)
+
+
+def _end_of(worker: Any) -> str:
+    code: int = worker.exitcode
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.kill()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def _no_death_handler() -> Iterator[None]:
+    """Run a block in which torch takes its SIGCHLD handler for set, and so sets none."""
+    handling = _utils.signal_handling
+    if handling._SIGCHLD_handler_set or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handling._SIGCHLD_handler_set = True
+    try:
+        yield
+    finally:
+        handling._SIGCHLD_handler_set = False

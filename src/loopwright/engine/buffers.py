@@ -1,0 +1,96 @@
+"""The buffers of a model as they were at the last update boundary, to go back to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Batch norm moves its buffers without counting it as a change of theirs (`_version`): small ones are always copied.
+# Larger ones are masks and tables, which hardly ever change, and copying them at every update would cost.
+_ALWAYS_COPIED_NUMBERS = 65536
+
+
+class BufferShadow:
+    """Copies of the buffers of modules (running means and the like), renewed where they may have changed.
+
+    A forward pass moves such buffers at once, while an update that is given up must leave no trace.
+
+    Args:
+        modules: the model, and a loss function of the run's; anything else has no buffers.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        # The dicts that hold them: looking for buffers again at every update would cost more than copying them.
+        holders = [part._buffers for module in modules if isinstance(module, nn.Module) for part in module.modules()]
+        self._kept = [
+            _Kept(holder, name) for holder in holders for name, buffer in holder.items() if buffer is not None
+        ]
+
+    def keep(self) -> None:
+        """Remember the buffers as they are now; called at the start of every update."""
+        pairs = []
+        for one in self._kept:
+            buffer = one.holder.get(one.name)
+            if buffer is None or one.is_current(buffer):
+                continue
+            if not _are_alike(one.copy, buffer):
+                one.copy = torch.empty_like(buffer)
+            pairs.append((one.copy, buffer))
+            one.seen, one.version = buffer, buffer._version
+        _copy(pairs)
+
+    def restore(self) -> None:
+        """Put the buffers back as they were when `keep` was last called."""
+        pairs = []
+        for one in self._kept:
+            buffer = one.holder.get(one.name)
+            if buffer is None or one.seen is None or one.is_current(buffer):
+                continue
+            if not _are_alike(one.copy, buffer):
+                buffer = one.holder[one.name] = torch.empty_like(one.copy)
+            pairs.append((buffer, one.copy))
+        _copy(pairs)
+
+
+@dataclass
+class _Kept:
+    """One buffer: where it is, and what it was.
+
+    Attributes:
+        holder: the module's buffers by name.
+        name: of this one.
+        copy: its values when it was kept.
+        seen: the tensor that was copied; held, so that no later one can be taken for it.
+        version: how often that had been changed, as torch counts it.
+    """
+
+    holder: dict[str, Tensor | None]
+    name: str
+    copy: Tensor = field(default_factory=lambda: torch.empty(0))
+    seen: Tensor | None = None
+    version: int = 0
+
+    def is_current(self, buffer: Tensor) -> bool:
+        """Whether the buffer is for certain what it was when it was kept."""
+        is_told = buffer.numel() > _ALWAYS_COPIED_NUMBERS
+        return is_told and buffer is self.seen and buffer._version == self.version
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first, with as few kernels as possible."""
+    if not pairs:
+        return
+    kinds: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for target, source in pairs:
+        kinds[target.dtype, target.device].append((target, source))
+    with torch.no_grad():
+        for alike in kinds.values():
+            torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])

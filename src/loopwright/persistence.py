@@ -1,0 +1,398 @@
+"""What a trainer keeps on disk: its state, to continue exactly, and its record, to be looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.callbacks import SaveTrainingStateCallback
+from loopwright.checkpoint import Checkpoint, Checkpointing, read, write
+from loopwright.checkpoint.fingerprint import TIERS, differences, fingerprint, tier
+from loopwright.checkpoint.named import parameter_names
+from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.store import check_savable
+from loopwright.data.loader import REPLAYED
+from loopwright.engine.processes import (
+    gather_objects,
+    local_process_zero_first,
+    local_process_zero_only,
+    world_process_zero_only,
+)
+from loopwright.errors import CheckpointError, ConfigError, Preempted
+from loopwright.failpoints import failpoint
+from loopwright.results import TrainResult
+from loopwright.resuming import (
+    apply_changes,
+    as_json,
+    check_sizes,
+    find_resume_path,
+    hyper_parameters,
+    leave_newer_behind,
+    settings_of,
+    sizes_of,
+)
+from loopwright.run_folder import RunRecord
+from loopwright.services import TrainerServices
+from loopwright.training_state import capture, load_model_file, restore, save_model_file
+
+
+class TrainerPersistence(TrainerServices):
+    """The part of `Trainer` that saves, resumes and records."""
+
+    _made: dict[str, Any] | None = None
+    _about: dict[str, Any] = {}  # replaced as a whole by every training run
+
+    # --- the record of a run ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _recorded(self, checkpoints: Checkpointing | None) -> Iterator[RunRecord]:
+        """Own the run folder while the block runs, and say in it how the run ended."""
+        is_here = checkpoints is not None and self._engine.rank == 0
+        record = RunRecord(checkpoints.record_folder if checkpoints is not None and is_here else None)
+        previous = world_process_zero_only(record.open)()
+        if previous is not None:
+            self.print(f"Taking over from {previous}, which has ended without saying so")
+        state, message, error = "failed", None, None
+        try:
+            yield record
+            message = self._run.stop_reason
+            state = "done" if message is None else "stopped"
+        except (Preempted, KeyboardInterrupt) as interruption:
+            state, message = "preempted", str(interruption) or type(interruption).__name__
+            raise
+        except BaseException as failure:
+            error, message = failure, f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            record.close(state, message, error)
+
+    def _start_run(self, resume_path: Path | None) -> None:
+        """Continue a saved run or begin one, and make ready to save it; called once everything is prepared."""
+        self._describe_run()
+        if resume_path is not None:
+            self._resume(resume_path)
+        self._start_record()
+        self._start_saver()
+        self._run.is_running = True
+
+    def _train_result(self) -> TrainResult:
+        return TrainResult(
+            metrics=self.run_history.latest(),
+            epochs=self.progress.epoch,
+            updates=self.progress.update,
+            stop_reason=self._run.stop_reason,
+            seed=self.seed,
+            seconds=self._record.seconds,
+        )
+
+    def _start_record(self) -> None:
+        """Begin metrics.jsonl, or go on with it where the checkpoint was, and say which guarantee holds."""
+        settings, loaded = self._settings, self._run.loaded
+        local_process_zero_first(self._record.begin)(None if loaded is None else loaded["record"])
+        holds = self._about["tier"]
+        if settings.checkpoints is not None or loaded is not None:
+            self.print(f"Resume guarantee {holds}, {TIERS[holds]}")
+        source = None if self._run.resumed_from is None else self._run.resumed_from.name
+        self._record.write(
+            "start",
+            update=self.progress.update,
+            epoch=self.run_history.current_epoch,
+            run_id=self._run.run_id,
+            resumed_from=source,
+            tier=holds,
+            seed=self.seed,
+        )
+        self._record.tell(
+            state="running", update=self.progress.update, epoch=self.run_history.current_epoch, last_checkpoint=source
+        )
+
+    def _describe_run(self) -> None:
+        """Note what the run is about; called once everything is prepared and nothing is restored yet."""
+        settings, engine, loader = self._settings, self._engine, self._train_dataloader
+        mark = fingerprint(
+            engine.device,
+            processes=engine.num_processes,
+            precision=str(self._accelerator.mixed_precision),
+            step_mode=settings.step_mode,
+        )
+        self._about = as_json(
+            {
+                "tier": tier(mark, mark, is_counted=loader.guarantee is REPLAYED),
+                "fingerprint": mark,
+                "settings": settings_of(settings, loader),
+                "data": sizes_of(train_dataset=loader, eval_dataset=self._eval_dataloader),
+            }
+        )
+        self._made = hyper_parameters(self._unwrapped_optimizer(), self.scheduler, self._parameter_names())
+
+    # --- resuming -----------------------------------------------------------------------------------------------
+
+    def _find_resume_path(self, resume_from: str | Path | None, checkpoints: Checkpointing | None) -> Path | None:
+        # The first process decides for all: looking may move bad checkpoints out of the way.
+        found: Path | None = gather_objects(
+            world_process_zero_only(find_resume_path)(resume_from, checkpoints, self.print)
+        )[0]
+        return found
+
+    def _resume(self, path: Path) -> None:
+        """Go on with a saved run: check that it is this one, restore it, and say what has changed since."""
+        checkpoint = read(path)
+        if "run" not in checkpoint.state:
+            raise CheckpointError(f"{path} was not written by a Trainer: it does not say where the run stood")
+        self._check_continuity(path, checkpoint.about)
+        self._restore(checkpoint)
+        state, run = checkpoint.state, checkpoint.state["run"]
+        self._run.resumed_from = path
+        schedule = state["scheduler"]
+        if hasattr(self.scheduler, "resume_state_dict") and (schedule or {}).get("is_continuation_from_checkpoint"):
+            # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
+            self.scheduler.resume_state_dict(schedule)
+        for line in (*self._left_out_of(state), *self._apply_settings(run["made"])):
+            self.print(line)
+        self.progress.load_state_dict(run["progress"])
+        self._losses.load_process_states(run["losses"])
+        self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
+        self._run.skipped_in_a_row = run["skipped_in_a_row"]
+        self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
+        for loader in (self._train_dataloader, self._eval_dataloader):
+            if loader is not None:
+                loader.seed = self.seed
+        self._train_dataloader.skipped = dict(run["skipped_samples"])
+        self.run_history.load_state_dict(state["history"])
+        self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
+        world_process_zero_only(leave_newer_behind)(path, self._settings.checkpoints, self.print)
+        self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
+
+    def _check_continuity(self, path: Path, saved: dict[str, Any]) -> None:
+        """Refuse other data; say what else differs, and which guarantee is left."""
+        policy, about = self._settings.checkpoints, self._about
+        if policy is None or not policy.allow_changed_data:
+            check_sizes(saved["data"], about["data"])
+        about["tier"] = tier(saved["fingerprint"], about["fingerprint"], is_counted=about["tier"] == "T3")
+        changed = differences(saved["fingerprint"], about["fingerprint"])
+        if policy is not None and policy.require_exact and about["tier"] != "T0":
+            raise CheckpointError(
+                f"{path} cannot be continued bit for bit ({about['tier']}, {TIERS[about['tier']]}), and require_exact "
+                f"is set. What differs: {'; '.join(changed) or 'nothing; the data source has no random access'}."
+            )
+        for line in changed:
+            self.print(f"Differs from when it was saved: {line}")
+        for line in (*differences(saved["settings"], about["settings"]), *differences(saved["data"], about["data"])):
+            self.print(f"Changed, the new value holds: {line}")
+
+    def _apply_settings(self, made: dict[str, Any] | None) -> Iterator[str]:
+        """Let the optimizer's and scheduler's current settings win over the saved ones; yield what changed."""
+        if made is None or self._made is None:
+            self._made = self._made or made
+            return
+        changes = apply_changes(self._unwrapped_optimizer(), self.scheduler, made, self._made, self._parameter_names())
+        for change in changes:
+            yield f"Changed, the new value holds: {change}"
+
+    def _left_out_of(self, state: dict[str, Any]) -> Iterator[str]:
+        """Yield what a resumed run does not take over from a saved state, a line each."""
+        if state["scheduler"] is not None and self.scheduler is None:
+            yield f"Resuming without the saved {state['scheduler_class']}: no create_scheduler_fn was given"
+        if state["run"]["seed"] != self.seed:
+            yield f"Resuming with the saved seed {state['run']['seed']}: the order of samples follows from it"
+        here = Counter(type(callback).__name__ for callback in self.callback_handler)
+        for name, count in (Counter(saved["class"] for saved in state["callbacks"] if saved["state"]) - here).items():
+            yield f"Resuming without the saved state of {count} {name}"
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
+        """Write everything needed to continue the run, as of its last finished update, into a folder.
+
+        Args:
+            output_dir: the folder; an older state of that name stays whole until the new one is.
+            checkpoint_kwargs: further metadata; `load_training_state` returns it.
+        """
+        if self.run_config is None or not self._about:
+            raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
+        if not self._weights_are_finite():
+            raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
+        try:
+            model, state, files = self._capture(checkpoint_kwargs or {})
+        except OSError as error:
+            raise CheckpointError(f"cannot save {output_dir}: the metrics of the run are not safe: {error}") from error
+        policy = self._settings.checkpoints
+        world_process_zero_only(write)(
+            output_dir,
+            model,
+            state,
+            self.progress.update,
+            run_id=self._run.run_id,
+            about=self._about,
+            files=files,
+            is_open=policy is not None and policy.is_open,
+        )
+        self.call_event("on_checkpoint_saved", path=Path(output_dir))
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Restore model, optimizer, scheduler, scaler and random generators from a saved state; return its metadata.
+
+        The position in the run, the history and the callbacks are restored by `train(resume_from=...)` alone.
+        """
+        if self.run_config is None:
+            raise ConfigError("load_training_state needs a trainer that has been prepared by train()")
+        checkpoint = read(input_dir)
+        self._restore(checkpoint)
+        metadata: dict[str, Any] = checkpoint.state["metadata"]
+        return metadata
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        restore(self, self._engine, checkpoint)
+        self._run.loaded = checkpoint.state
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """Return further files of a checkpoint by name, such as a config.json; called for every checkpoint.
+
+        They lie beside the weights, are listed and hashed in the manifest, and are not read when a run is resumed.
+        """
+        return {}
+
+    def _capture(self, metadata: dict[str, Any]) -> Captured:
+        """Return the weights, everything else that the run needs to continue, and further files.
+
+        Every process must call it.
+        """
+        skipped = gather_objects(getattr(self._train_dataloader, "skipped", {}))
+        run = {
+            "progress": self.progress.state_dict(),
+            "seed": self.seed,
+            "run_id": self._run.run_id,
+            "first_epoch": self._run.first_epoch,
+            "gradient_norm": self.gradient_norm,
+            "losses": gather_objects(self._losses.state_dict()),
+            "made": self._made,
+            "skipped_in_a_row": self._run.skipped_in_a_row,
+            "skipped_samples": {index: entry for one in skipped for index, entry in one.items()},
+        }
+        model, state = capture(self, self._engine, run, metadata)
+        state["record"] = self._record.state_dict()
+        return model, state, self.checkpoint_files()
+
+    def _weights_are_finite(self) -> bool:
+        weights = [weight.detach() for weight in self._engine.parameters if weight.is_floating_point()]
+        return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
+    def _serve_saves(self) -> None:
+        """Save what was asked for, as of the last finished update."""
+        if self._run.update_is_torn:
+            return
+        if self._run.is_in_window:
+            self._buffers.restore()  # a stop in the middle of an update has moved them already
+            self._run.is_in_window = False
+        saves, self.requests.saves = self.requests.saves, []
+        for directory, metadata in saves:
+            saver = self._saver if self._saver is not None and directory.parent == self._saver.directory else None
+            is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
+            if self._losses.has_nonfinite() or not (is_checked_later or self._weights_are_finite()):
+                culprit = "a loss of this epoch was" if self._losses.has_nonfinite() else "a weight is"
+                self.print(f"Not saving {directory}: {culprit} not finite")
+                continue
+            if saver is None:
+                self.save_training_state(directory, metadata)
+                continue
+            if self._run.is_ending:
+                failpoint("before_final_save")
+            saver.save(
+                lambda metadata=metadata: self._capture(metadata),  # type: ignore[misc]
+                self.progress.update,
+                self.run_history.latest(),
+                about=self._about,
+                must_happen=self._run.is_ending,
+            )
+            self._report_saves()
+
+    def _start_saver(self) -> None:
+        """Make ready to save, and make sure that everything can be saved before any work is done."""
+        if self._settings.checkpoints is not None:
+            run, engine = self._run, self._engine
+            self._saver = Saver(
+                self._settings.checkpoints,
+                run.run_id,
+                run.resumed_from,
+                engine.rank,
+                engine.num_processes,
+                self._record.is_ours,
+            )
+
+    def _rehearse_saving(self) -> None:
+        """Encode the state once before the first update: what cannot be saved is refused now, not at the first save."""
+        saves_itself = any(isinstance(callback, SaveTrainingStateCallback) for callback in self.callback_handler)
+        if self._saver is None and not saves_itself:
+            return
+        model, state, _ = self._capture({})
+        num_bytes = world_process_zero_only(check_savable)(model, state)
+        if self._saver is not None and num_bytes is not None:
+            self._saver.check_space(num_bytes, self.print)
+
+    def _report_saves(self) -> None:
+        """Tell the callbacks of a checkpoint that was committed since the last time, and of trouble."""
+        if self._saver is None:
+            return
+        saver, earlier = self._saver, self._saver.last_error
+        # Several processes ask only right after a save, and all of them: the writer's trouble is everyone's.
+        while (saved := gather_objects(world_process_zero_only(saver.poll)())[0]) is not None:
+            self._record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)
+            self._record.tell(last_checkpoint=saved.name, last_error=None)
+            self.call_event("on_checkpoint_saved", path=saved)
+        while saver.refusals:
+            self.print(saver.refusals.pop(0))
+        if saver.last_error is not None and saver.last_error is not earlier:
+            self.print(f"Saving failed, trying again at the next save: {saver.last_error}")
+            self._record.tell(last_error=saver.last_error)
+
+    # --- model files --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+        *,
+        model: Any = None,
+    ) -> None:
+        """Write the model, and optionally optimizer and scheduler, into one file.
+
+        Args:
+            save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
+            checkpoint_kwargs: further entries at the dict's top level.
+            save_optimizer: include the optimizer's state.
+            save_scheduler: include the scheduler's state, if there is a scheduler.
+            save_per_node: write on one process of each node, not only of the first.
+            model: another model than the trainer's own.
+        """
+        weights = self._engine.unwrap(self.model if model is None else model, keep_torch_compile=False)
+        optimizer = self._engine.unwrap_optimizer(self.optimizer) if save_optimizer else None
+        on_one = local_process_zero_only if save_per_node else world_process_zero_only
+        on_one(save_model_file)(
+            save_path, weights, optimizer, self.scheduler if save_scheduler else None, checkpoint_kwargs or {}
+        )
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
+
+        A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
+        """
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        optimizer = self._engine.unwrap_optimizer(self.optimizer)
+        return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)
+
+    def _unwrapped_optimizer(self) -> Any:
+        return self._engine.unwrap_optimizer(self.optimizer)
+
+    def _parameter_names(self) -> dict[int, str]:
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        return parameter_names(model=model, loss_func=self.loss_func)

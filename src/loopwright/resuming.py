@@ -1,0 +1,285 @@
+"""Which checkpoint a run continues, and what has changed since it was written."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import SequentialLR
+
+from loopwright.checkpoint import Checkpointing, store
+from loopwright.data import Loader
+from loopwright.errors import CheckpointError, ConfigError, DataError
+from loopwright.settings import RunSettings
+
+# What a scheduler or optimizer keeps of its past; never a setting.
+_NOT_SETTINGS = frozenset(("params", "param_names", "initial_lr", "_last_lr", "last_epoch", "_step_count"))
+_NOT_PLAIN = object()
+
+
+def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, say: Any) -> Path | None:
+    """Return the checkpoint to continue from, or None for a fresh start.
+
+    Args:
+        resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
+        checkpoints: says where "auto" looks.
+        say: prints what is wrong with checkpoints that are passed over.
+
+    Raises:
+        ConfigError: "auto" without checkpoints, a path that does not exist, or one of another run than the
+            checkpoints in the folder to save to.
+        CheckpointError: there are checkpoints, but none can be trusted.
+    """
+    if resume_from is None:
+        if checkpoints is not None and store.has_checkpoints(checkpoints.directory):
+            raise ConfigError(
+                f'{checkpoints.directory} holds checkpoints of an earlier run. Continue it with resume_from="auto", '
+                "or choose another folder for a new run."
+            )
+        return None
+    if str(resume_from) == "auto":
+        if checkpoints is None:
+            raise ConfigError('resume_from="auto" needs checkpoints=Checkpointing(directory, ...) to look in')
+        folder = Path(checkpoints.directory)
+    else:
+        folder = Path(resume_from)
+        store.restore_moved(folder)
+        if not folder.is_dir():
+            raise ConfigError(
+                f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "
+                '"auto" to take the newest of `checkpoints` if there is one'
+            )
+        if (folder / store.MANIFEST).exists():
+            _check_same_run(folder, checkpoints)
+            return folder
+    found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
+    for problem in problems:
+        say(f"Passing over a bad checkpoint: {problem}")
+    if found is None and str(resume_from) != "auto":
+        raise ConfigError(
+            f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
+        )
+    if found is not None:
+        _check_same_run(found, checkpoints)
+    return found
+
+
+def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, say: Any) -> None:
+    """Set aside the checkpoints after the one that a run goes back to: they belong to the way that it went before."""
+    if checkpoints is None:
+        return
+    update = store.update_of(store.read_manifest(folder))
+    for path in store.set_aside_newer(checkpoints.directory, update):
+        say(f"Set aside {path.name}: the run goes back to {folder.name}")
+
+
+def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
+    """Refuse to continue one run among the checkpoints of another: nobody could tell them apart afterwards."""
+    run_id = _run_of(folder)
+    for path in store.checkpoint_folders(checkpoints.directory) if checkpoints is not None else ():
+        if _run_of(path) not in (run_id, None):
+            raise ConfigError(
+                f"{folder} is of another run than the checkpoints in {path.parent}. Save the continued run to a folder "
+                "of its own."
+            )
+
+
+def _run_of(folder: Path) -> str | None:
+    try:
+        return str(store.read_manifest(folder)["identity"]["run_id"])
+    except CheckpointError:
+        return None  # a bad one is dealt with where it is read
+
+
+def settings_of(settings: RunSettings, loader: Loader) -> dict[str, Any]:
+    """Return the numbers of a run that decide its result, as its checkpoints keep them."""
+    names = (
+        "num_epochs",
+        "max_num_train_steps",
+        "gradient_accumulation_steps",
+        "gradient_clip_value",
+        "gradient_clip_norm",
+        "nan",
+        "bad_samples",
+    )
+    values = {name: getattr(settings, name) for name in names}
+    return {**values, "batch_size": getattr(loader, "batch_size", None)}
+
+
+def sizes_of(**loaders: Loader | None) -> dict[str, int | None]:
+    """Return how many samples each of these loaders' datasets has; None where that is not known."""
+    datasets = {name: getattr(loader, "dataset", None) for name, loader in loaders.items()}
+    return {name: len(dataset) if isinstance(dataset, Sized) else None for name, dataset in datasets.items()}
+
+
+def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
+    """Refuse data of another length than the run was begun with.
+
+    Raises:
+        DataError: it names the dataset and both lengths.
+    """
+    for name, size in current.items():
+        before = saved.get(name)
+        if None not in (before, size) and before != size:
+            raise DataError(
+                f"{name} has {size} samples, but the run was begun with {before}: its order of samples would be "
+                "another one. Put the data back, or pass Checkpointing(..., allow_changed_data=True) to go on with it."
+            )
+
+
+def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
+    """Return the plain settings of an optimizer and a scheduler as the user made them.
+
+    Args:
+        optimizer: before its first update here.
+        scheduler: right after it was made, or None.
+        names: of the parameters, by id.
+
+    Returns:
+        None for an optimizer that was used before: what it holds is then not what the user asks for.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer) or _was_used(optimizer):
+        return None
+    groups = {}
+    for index, group in enumerate(optimizer.param_groups):
+        values = {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
+        groups[_label(index, group, names)] = _plain({**values, "lr": group.get("initial_lr", group.get("lr"))})
+    state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+    return {"optimizer": groups, "scheduler": _plain(state)}
+
+
+def apply_changes(
+    optimizer: Any, scheduler: Any, saved: Mapping[str, Any], current: Mapping[str, Any], names: Mapping[int, str]
+) -> list[str]:
+    """Let current settings win over restored ones where the two were made differently; return what changed.
+
+    A changed learning rate scales what the scheduler has made of it. A scheduler that was changed otherwise gives the
+    learning rate of its new curve, at once if it can compute it, else with its next step.
+    """
+    changes: list[str] = []
+    for index, group in enumerate(optimizer.param_groups):
+        label = _label(index, group, names)
+        old, new = saved["optimizer"].get(label, {}), current["optimizer"].get(label, {})
+        for name in sorted(old.keys() & new.keys()):
+            if _are_same(old[name], new[name]):
+                continue
+            changes.append(f"{name} of {label}: {old[name]!r} -> {new[name]!r}")
+            if name == "lr":
+                is_scaled = scheduler is not None and bool(old["lr"])
+                _set_learning_rate(group, float(group["lr"]) * new["lr"] / old["lr"] if is_scaled else new["lr"])
+                if "initial_lr" in group:
+                    group["initial_lr"] = new["lr"]
+            else:
+                group[name] = tuple(new[name]) if isinstance(group[name], tuple) else new[name]
+    if changes:
+        optimizer.load_state_dict(optimizer.state_dict())  # some options decide where the state has to be
+    old, new = saved["scheduler"], current["scheduler"]
+    paths = _changed_paths(old, new) if old and new else []
+    if paths:
+        changes += [f"scheduler's {path}: {before!r} -> {after!r}" for path, before, after in paths]
+        load = getattr(scheduler, "resume_state_dict", scheduler.load_state_dict)
+        load(_merged(scheduler.state_dict(), old, new))
+    if any("base_lrs" not in path for path, _, _ in paths):
+        for group, rate in zip(optimizer.param_groups, _rates_now(scheduler), strict=False):
+            _set_learning_rate(group, float(rate))
+    return changes
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as it is after a round trip through JSON, so that it can be compared with one that was read."""
+    return json.loads(json.dumps(_plain(value)), parse_constant=str)
+
+
+def _was_used(optimizer: torch.optim.Optimizer) -> bool:
+    # Some make their state when they are made: it counts no steps then.
+    return any(float(entry.get("step", 1)) > 0 for entry in optimizer.state.values())
+
+
+def _label(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> str:
+    """Return what to call a group: the name of its first parameter, which no other group has."""
+    first = names.get(id(group["params"][0])) if group["params"] else None
+    return first or f"group {index}"
+
+
+def _set_learning_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def _rates_now(scheduler: Any) -> list[Any]:
+    """Return the learning rates of a scheduler's curve where it stands; none where it goes step by step only."""
+    if isinstance(scheduler, SequentialLR):
+        return _rates_now(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)])
+    rates: list[Any] = scheduler._get_closed_form_lr() if hasattr(scheduler, "_get_closed_form_lr") else []
+    return rates
+
+
+def _merged(restored: Any, old: Any, new: Any) -> Any:
+    """Return a restored state with the new value wherever the old and the new one were made differently."""
+    if _have_names(restored, old, new):
+        shared = old.keys() & new.keys()
+        return {
+            name: _merged(value, old[name], new[name]) if name in shared and name not in _NOT_SETTINGS else value
+            for name, value in restored.items()
+        }
+    if _are_alike(restored, old, new):
+        return type(restored)(_merged(*items) for items in zip(restored, old, new, strict=True))
+    if _are_same(old, new):
+        return restored
+    is_container = isinstance(restored, (Mapping, list, tuple)) and new is not None
+    return type(restored)(new) if is_container else new
+
+
+def _changed_paths(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Return where two plain states differ, with both values; only what is in both is compared."""
+    if _have_names(old, new):
+        names = [name for name in sorted(old.keys() & new.keys()) if name not in _NOT_SETTINGS]
+        pairs = [(name, old[name], new[name]) for name in names]
+    elif _are_alike(old, new):
+        pairs = [(str(index), old[index], new[index]) for index in range(len(old))]
+    else:
+        return [] if _are_same(old, new) else [(path, old, new)]
+    return [
+        found
+        for name, before, after in pairs
+        for found in _changed_paths(before, after, f"{path}.{name}".removeprefix("."))
+    ]
+
+
+def _have_names(*values: Any) -> bool:
+    """Whether these are mappings of names to values, as states are; others are values themselves."""
+    return all(isinstance(value, Mapping) and all(isinstance(name, str) for name in value) for value in values)
+
+
+def _are_alike(*values: Any) -> bool:
+    """Whether these are sequences of one length."""
+    return all(isinstance(value, (list, tuple)) and len(value) == len(values[0]) for value in values)
+
+
+def _are_same(old: Any, new: Any) -> bool:
+    return bool(old == new) or repr(old) == repr(new)  # nan is the same as nan here
+
+
+def _plain(value: Any) -> Any:
+    """Return the part of a value that is None, numbers, texts and containers of them; the rest is left out."""
+    if isinstance(value, Mapping):
+        kept = {
+            name: _plain(item)
+            for name, item in value.items()
+            if isinstance(name, (str, int)) and name not in _NOT_SETTINGS
+        }
+        return {name: item for name, item in kept.items() if item is not _NOT_PLAIN}
+    if isinstance(value, (list, tuple)):
+        return [None if (item := _plain(one)) is _NOT_PLAIN else item for one in value]
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else _NOT_PLAIN
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _NOT_PLAIN

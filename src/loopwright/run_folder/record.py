@@ -1,0 +1,218 @@
+"""What a run writes about itself while it goes on: who owns its folder, its metrics, its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from loopwright.run_folder.files import remove_leftovers, write_json
+from loopwright.run_folder.lease import Lease, Owner
+from loopwright.run_folder.metrics_log import MetricsLog
+from loopwright.run_folder.status import RunStatus
+
+METRICS: Final = "metrics.jsonl"
+# What every record says itself; a metric of such a name is written as `metric_<name>`.
+_OWN_NAMES: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
+
+_logger = logging.getLogger("loopwright")
+
+
+class History(Protocol):
+    """The part of a run history that a record reads."""
+
+    def get_metric_names(self) -> Iterable[str]:
+        """Return the names of all metrics."""
+        ...
+
+    def get_metric_values(self, metric_name: str) -> Iterable[Any]:
+        """Return every value of a metric, oldest first."""
+        ...
+
+
+class RunRecord:
+    """The lease, metrics.jsonl and status.json of a run; made and opened at its start, closed at its end.
+
+    Without a folder every method does nothing: so it is on all processes but the first, and in a run that keeps no
+    record.
+
+    Args:
+        folder: the run folder, or None.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._lease: Lease | None = None
+        self._log: MetricsLog | None = None
+        self._status: RunStatus | None = None
+        self._unwritten: list[dict[str, Any]] = []
+        self._recorded: dict[str, int] = {}
+        self._has_begun = False
+        self._offset = 0
+        self._started = time.monotonic()
+        self._ended: float | None = None
+        self._seconds_before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has lasted, over all processes that continued it."""
+        end = time.monotonic() if self._ended is None else self._ended
+        return self._seconds_before + end - self._started
+
+    def open(self) -> Owner | None:
+        """Take the folder before anything in it is touched; return the dead owner it was taken from, if there is one.
+
+        Raises:
+            LeaseError: another process owns it; the text gives its pid and host.
+            OSError: it cannot be written.
+        """
+        if self.folder is None:
+            return None
+        self._lease = Lease(self.folder)
+        previous = self._lease.acquire()
+        try:
+            remove_leftovers(self.folder)
+            self._log = MetricsLog(self.folder / METRICS)
+            self._status = RunStatus(self.folder)
+        except BaseException:
+            self._lease.release()
+            raise
+        return previous
+
+    def begin(self, state: Mapping[str, Any] | None = None) -> None:
+        """Start the metrics anew, or cut them back to where a checkpoint was; called once, after `open`.
+
+        Args:
+            state: what `state_dict` returned for the checkpoint; None for a run that begins.
+        """
+        self._started = time.monotonic()
+        if state is not None:
+            self._seconds_before = float(state["seconds"])
+            self._recorded = {str(name): int(count) for name, count in state["recorded"].items()}
+        if self._log is not None:
+            self._log.cut_back(0 if state is None else int(state["offset"]))
+        self._has_begun = True
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """Append a record to metrics.jsonl.
+
+        A disk that refuses does not stop the run here: the record is kept and written with the next one, and the next
+        checkpoint cannot be made without it.
+        """
+        if self._log is None:
+            return
+        told = {name: _plain(value) for name, value in fields.items()}
+        times = {"seconds": round(self.seconds, 3), "time": round(time.time(), 3)}
+        self._unwritten.append({"event": event, **told, **times})
+        try:
+            self._flush()
+        except OSError as error:
+            _logger.warning("cannot write %s: %s; trying again with the next record", METRICS, error)
+            self.tell(last_error=error)
+
+    def write_metrics(self, event: str, history: History, /, **fields: Any) -> None:
+        """Append what a history has recorded since this was last called; nothing if that is nothing.
+
+        Of a metric that was recorded several times since, it is the last value.
+        """
+        if self._log is None:
+            return
+        news: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        for name in sorted(history.get_metric_names()):
+            values = list(history.get_metric_values(name))
+            if len(values) > self._recorded.get(name, 0):
+                news[f"metric_{name}" if name in _OWN_NAMES else name] = values[-1]
+            counts[name] = len(values)
+        self._recorded = counts  # without those that were deleted: they may come back
+        if news:
+            self.write(event, **fields, **news)
+
+    def tell(self, **fields: Any) -> None:
+        """Change fields of status.json; see `RunStatus.update`."""
+        if self._status is not None:
+            self._status.update(**fields)
+
+    def keep(self, name: str, content: Mapping[str, Any]) -> Path | None:
+        """Write a small JSON file of its own into the folder and return its path; None without a folder."""
+        if self.folder is None:
+            return None
+        try:
+            write_json(self.folder / name, _plain(content))
+        except OSError as error:
+            _logger.warning("cannot write %s: %s", name, error)
+            self.tell(last_error=error)
+            return None
+        return self.folder / name
+
+    def beat(self) -> None:
+        """Show that the owner is alive; called at every update and evaluation step.
+
+        Raises:
+            LeaseError: another process took the folder over; the run must end without writing anything.
+        """
+        if self._lease is not None:
+            self._lease.heartbeat()
+
+    def is_ours(self) -> bool:
+        """Whether this process may still commit to the folder."""
+        return self._lease is None or self._lease.still_ours()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `begin` needs to go on from here, once all that was written is safe on disk.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._log is not None:
+            self._flush()
+            self._offset = self._log.sync()
+        return {"offset": self._offset, "recorded": dict(self._recorded), "seconds": self.seconds}
+
+    def close(self, state: str, message: str | None = None, error: BaseException | None = None) -> None:
+        """Say how the run ended and give the folder back; a second call does nothing.
+
+        What was refused before it began says nothing: the folder may hold another run, which has ended well.
+
+        Args:
+            state: one of the states of status.json.
+            message: why, for a person.
+            error: what ended it, if it failed.
+        """
+        self._ended = time.monotonic() if self._ended is None else self._ended
+        if self._lease is None:
+            return
+        if self._has_begun and self._lease_is_ours_now():
+            self.write("end", state=state, message=message)
+            told = {} if error is None else {"last_error": error}
+            self.tell(force=True, state=state, message=message, **told)
+        if self._log is not None:
+            self._log.close()
+        self._lease.release()
+        self._lease = self._log = self._status = None
+
+    def _lease_is_ours_now(self) -> bool:
+        try:
+            return self.is_ours()
+        except OSError:
+            return True  # nobody took it over as far as can be told
+
+    def _flush(self) -> None:
+        while self._unwritten and self._log is not None:
+            self._log.append(self._unwritten[0])
+            self._unwritten.pop(0)
+
+
+def _plain(value: Any) -> Any:
+    """Return a metric as JSON can hold it: numbers as they are, arrays as lists, anything else as text."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if hasattr(value, "tolist"):  # a tensor or an array, of any size
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,94 @@
+"""The fingerprint of a run, what differs between two, and which guarantee that leaves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from loopwright.checkpoint.fingerprint import TIERS, differences, fingerprint, tier
+
+CPU = torch.device("cpu")
+
+
+def test_a_fingerprint_holds_versions_device_and_flags_and_what_it_is_given():
+    mark = fingerprint(CPU, processes=2, precision="bf16")
+    assert mark["torch"] == torch.__version__ and mark["numpy"] == np.__version__
+    assert mark["device"].startswith("cpu ")
+    assert mark["threads"] == 1 and mark["processes"] == 2 and mark["precision"] == "bf16"
+    assert {"loopwright", "python", "deterministic", "tf32", "matmul_precision"} <= mark.keys()
+    assert json.loads(json.dumps(mark)) == mark
+
+
+def test_two_fingerprints_of_one_process_are_the_same():
+    assert fingerprint(CPU) == fingerprint(CPU)
+    assert differences(fingerprint(CPU), fingerprint(CPU)) == []
+
+
+def change_threads():
+    torch.set_num_threads(2)
+
+
+def change_precision_of_products():
+    torch.set_float32_matmul_precision("high")
+
+
+def change_determinism():
+    torch.backends.cudnn.deterministic = True
+
+
+@pytest.fixture
+def flags_put_back():
+    precision, is_deterministic = torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    yield
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.deterministic = is_deterministic
+
+
+CHANGES = {
+    "threads": change_threads,
+    "matmul_precision": change_precision_of_products,
+    "deterministic": change_determinism,
+}
+
+
+@pytest.mark.usefixtures("flags_put_back")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_flag_that_changes_the_rounding_is_named_and_lowers_the_guarantee(name):
+    before = fingerprint(CPU)
+    CHANGES[name]()
+    after = fingerprint(CPU)
+    assert f"{name}: {before[name]!r} -> {after[name]!r}" in differences(before, after)
+    assert tier(before, after, is_counted=False) == "T2"
+
+
+@pytest.mark.parametrize("name", ["torch", "device", "tf32", "precision", "step_mode", "processes"])
+def test_whatever_may_round_differently_lowers_the_guarantee(name):
+    mark = fingerprint(CPU, precision="no", step_mode="auto", processes=1)
+    assert tier(mark, {**mark, name: "another"}, is_counted=False) == "T2"
+    assert differences(mark, {**mark, name: "another"}) == [f"{name}: {mark[name]!r} -> 'another'"]
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "loopwright"])
+def test_another_version_that_rounds_nothing_is_named_and_the_guarantee_stays(name):
+    mark = fingerprint(CPU)
+    assert tier(mark, {**mark, name: "0.0"}, is_counted=False) == "T0"
+    assert differences(mark, {**mark, name: "0.0"}) == [f"{name}: {mark[name]!r} -> '0.0'"]
+
+
+def test_what_only_one_of_the_two_holds_is_a_difference():
+    assert differences({"a": 1}, {"b": 2}) == ["a: 1 -> None", "b: None -> 2"]
+
+
+def test_a_source_that_is_read_again_is_counted_whatever_else_is_the_same():
+    mark = fingerprint(CPU)
+    assert tier(mark, mark, is_counted=True) == "T3"
+    assert tier(mark, {**mark, "threads": 64}, is_counted=True) == "T3"
+
+
+def test_every_tier_says_what_it_means():
+    assert sorted(TIERS) == ["T0", "T2", "T3"]
+    assert all(": " in text for text in TIERS.values())

@@ -1,0 +1,526 @@
+"""Workers that die or hang are replaced where they stood, and nobody can tell from the batches."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
+
+from loopwright import Trainer
+from loopwright.callbacks import TrainerCallback
+from loopwright.data import Share, adopt, workers
+from loopwright.errors import DataError
+
+CPU = torch.device("cpu")
+
+
+# What is loaded, and how it is compared
+
+
+class Noisy:
+    """Samples with an augmentation from each of the three libraries."""
+
+    def __init__(self, size: int = 48) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index):
+        noise = [random.random(), float(np.random.rand()), torch.rand(()).item()]
+        return torch.tensor([index, *noise], dtype=torch.float64)
+
+
+class Large(Noisy):
+    """Samples that are sent through the pipe, many times what fits into it."""
+
+    def __getitem__(self, index):
+        return bytes([index]) * 300_000
+
+
+class NoisyStream(IterableDataset):
+    """The same as a stream, divided among the workers."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        samples = Noisy()
+        for index in range(worker.id if worker else 0, len(samples), worker.num_workers if worker else 1):
+            yield samples[index]
+
+
+class OwnLoader(DataLoader):
+    """A DataLoader that starts its workers when its first batch is asked for, and changes every batch."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch + torch.rand(())
+
+
+def adopted(dataset, num_workers: int, evaluation: bool = False, loader=DataLoader, **kwargs):
+    kwargs = kwargs if num_workers else {name: kwargs[name] for name in kwargs if name in ("shuffle", "collate_fn")}
+    source = loader(dataset, batch_size=4, num_workers=num_workers, **kwargs)
+    return adopt(source, seed=7, share=Share(0, 1, 2), device=CPU, evaluation=evaluation)
+
+
+def plain(batch):
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def seen(windows, disturb=None) -> list:
+    """Everything that a training loop gets to see of these windows; `disturb` is called after the second."""
+    pieces = []
+    for index, window in enumerate(windows):
+        pieces.append([(plain(piece.batch), piece.key, piece.rows) for piece in window.pieces])
+        if disturb is not None and index == 1:
+            disturb()
+    return pieces
+
+
+def pids() -> list[int]:
+    return sorted(process.pid for process in multiprocessing.active_children())
+
+
+def send(number: signal.Signals, only_first: bool = True):
+    """Return a function that sends a signal to the first worker, or to all of them."""
+
+    def disturb() -> None:
+        assert pids()
+        for pid in pids()[: 1 if only_first else None]:
+            os.kill(pid, number)
+
+    return disturb
+
+
+kill = send(signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left_behind():
+    yield
+    left = multiprocessing.active_children()
+    for process in left:
+        process.kill()
+        process.join()
+    assert left == []
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Look after the workers more often than once a second."""
+    monkeypatch.setattr(workers, "_POLL_SECONDS", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def warnings_of_loopwright(caplog):
+    caplog.set_level(logging.WARNING, logger="loopwright")
+    return caplog
+
+
+# Dead workers
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (1, True), (2, False), (2, True)])
+def test_a_killed_worker_is_replaced_and_the_batches_are_those_of_an_undisturbed_loader(
+    quick, caplog, num_workers, persistent
+):
+    expected = [seen(adopted(Noisy(), 0, shuffle=True).windows(epoch)) for epoch in range(2)]
+    loader = adopted(Noisy(), num_workers, shuffle=True, persistent_workers=persistent)
+    assert [seen(loader.windows(epoch), kill) for epoch in range(2)] == expected
+    loader.close()
+    assert pids() == []
+    assert [record.name for record in caplog.records] == ["loopwright", "loopwright"]
+    assert "was killed by SIGKILL: the workers of a data loader are replaced" in caplog.text
+
+
+def test_a_death_is_noticed_in_about_a_second():
+    loader = adopted(Large(), 2, collate_fn=list)
+    windows = loader.windows()
+    next(windows)
+    kill()
+    begun = time.monotonic()
+    assert len(list(windows)) == 5
+    assert time.monotonic() - begun < 4
+
+
+def test_a_worker_that_is_killed_while_it_sends_is_replaced(quick, caplog):
+    expected = seen(adopted(Large(), 0, collate_fn=list).windows())
+    for disturb in (kill, send(signal.SIGKILL, only_first=False)):
+        assert seen(adopted(Large(), 2, collate_fn=list).windows(), disturb) == expected
+    assert len(caplog.records) == 2
+
+
+def test_workers_that_are_killed_between_epochs_are_replaced(quick, caplog):
+    loader = adopted(Noisy(), 2, shuffle=True, persistent_workers=True)
+    seen(loader.windows())
+    send(signal.SIGKILL, only_first=False)()
+    assert seen(loader.windows(1)) == seen(adopted(Noisy(), 0, shuffle=True).windows(1))
+    assert len(caplog.records) == 1
+    loader.close()
+
+
+def test_a_killed_worker_of_an_evaluation_is_replaced(quick):
+    expected = seen(adopted(Noisy(), 0, evaluation=True).windows())
+    assert seen(adopted(Noisy(), 2, evaluation=True, prefetch_factor=3).windows(), kill) == expected
+
+
+class Leaves(Noisy):
+    """Makes its worker process end when a sample is read that it should not have survived."""
+
+    def __getitem__(self, index):
+        if index == 20 and not os.path.exists(self.size_file):
+            open(self.size_file, "w").close()
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_ends_by_itself_is_replaced_too(quick, tmp_path, caplog):
+    dataset = Leaves()
+    dataset.size_file = str(tmp_path / "left")
+    assert seen(adopted(dataset, 2).windows()) == seen(adopted(Noisy(), 0).windows())
+    assert "ended with exit code 3" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_are_replaced_as_well(context):
+    expected = seen(adopted(Noisy(), 0, shuffle=True).windows())
+    loader = adopted(Noisy(), 1, shuffle=True, multiprocessing_context=context)
+    assert seen(loader.windows(), kill) == expected
+
+
+def test_after_three_replacements_within_an_hour_a_death_is_an_error(quick, caplog):
+    def die_four_times(loader):
+        windows = loader.windows()
+        for _ in range(4):
+            next(windows)
+            send(signal.SIGKILL, only_first=False)()
+        return list(windows)
+
+    with pytest.raises(DataError, match="lost 4 times within an hour.* killed by SIGKILL.* fewer workers or smaller"):
+        die_four_times(adopted(Noisy(64), 1))
+    assert len(caplog.records) == 3
+
+
+def test_replacements_of_more_than_an_hour_ago_do_not_count(quick, monkeypatch):
+    monkeypatch.setattr(workers, "_REPLACEMENTS_SECONDS", 0.0)
+    loader = adopted(Noisy(), 1, persistent_workers=True)
+    for epoch in range(5):
+        assert seen(loader.windows(epoch), kill) == seen(adopted(Noisy(), 0).windows(epoch))
+    loader.close()
+
+
+# Where the main process is
+
+
+def busy() -> None:
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline:
+        pass
+
+
+def test_a_death_raises_nothing_in_the_middle_of_other_work(quick):
+    def die_and_work():
+        kill()
+        busy()
+
+    before = signal.getsignal(signal.SIGCHLD)
+    loader = adopted(Noisy(), 2)
+    assert seen(loader.windows(), die_and_work) == seen(adopted(Noisy(), 0).windows())
+    assert signal.getsignal(signal.SIGCHLD) is before
+
+
+def test_nor_does_it_where_a_loader_of_somebody_else_has_set_its_handler(quick):
+    before = signal.getsignal(signal.SIGCHLD), _utils.signal_handling._SIGCHLD_handler_set
+    try:
+        loader = adopted(Noisy(), 1)
+        windows = loader.windows()
+        first = next(windows)
+        list(DataLoader(Noisy(), num_workers=1))
+        assert signal.getsignal(signal.SIGCHLD) is not before[0]
+        kill()
+        busy()
+        expected = seen(adopted(Noisy(), 0).windows())
+        assert seen([first, *windows]) == expected
+        assert seen(adopted(Noisy(), 1).windows(), lambda: (kill(), busy())) == expected
+    finally:
+        signal.signal(signal.SIGCHLD, before[0])
+        _utils.signal_handling._SIGCHLD_handler_set = before[1]
+
+
+# Hung workers
+
+
+def test_hung_workers_are_replaced_after_the_timeout_of_the_loader(quick, caplog):
+    expected = seen(adopted(Noisy(), 0, shuffle=True).windows())
+    loader = adopted(Noisy(), 2, shuffle=True, timeout=2)
+    begun = time.monotonic()
+    assert seen(loader.windows(), send(signal.SIGSTOP, only_first=False)) == expected
+    assert 2 <= time.monotonic() - begun < 6
+    assert "for 2 s" in caplog.text
+
+
+def test_a_worker_that_hangs_while_it_sends_is_replaced(quick):
+    expected = seen(adopted(Large(), 0, collate_fn=list).windows())
+    loader = adopted(Large(), 1, collate_fn=list, timeout=1)
+    assert seen(loader.windows(), send(signal.SIGSTOP)) == expected
+
+
+def test_workers_that_hang_again_and_again_are_an_error_that_names_the_timeout(quick):
+    class Stuck(Noisy):
+        def __getitem__(self, index):
+            time.sleep(60)
+
+    with pytest.raises(DataError, match=r"no batch came from the workers \d+ for 0.2 s.* a longer timeout"):
+        list(adopted(Stuck(), 1, timeout=0.2).windows())
+    assert pids() == []
+
+
+def test_closing_a_loader_ends_workers_that_hang_in_an_epoch_that_was_left():
+    loader = adopted(Noisy(), 2)
+    windows = loader.windows()
+    next(windows)
+    send(signal.SIGSTOP, only_first=False)()
+    begun = time.monotonic()
+    loader.close()
+    assert pids() == []
+    assert time.monotonic() - begun < 5
+
+
+# Replayed loaders
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: adopted(NoisyStream(), 2),
+        lambda: adopted(NoisyStream(), 1, persistent_workers=True),
+        lambda: adopted(Noisy(), 2, loader=OwnLoader, shuffle=True),
+        lambda: adopted(Noisy(), 2, loader=OwnLoader, shuffle=True, generator=torch.Generator()),
+    ],
+    ids=["stream", "stream with living workers", "own loader", "own loader with a generator"],
+)
+def test_killed_workers_of_a_replayed_loader_are_replaced_and_what_was_used_is_skipped(quick, make, caplog):
+    undisturbed = make()
+    expected = seen(undisturbed.windows(1))
+    undisturbed.close()
+    loader = make()
+    before = dict(vars(loader.source))
+    random.seed(99)
+    assert seen(loader.windows(1), kill) == expected
+    assert len(caplog.records) == 1
+    loader.close()
+    assert vars(loader.source) == before
+
+
+def test_a_data_loader_is_the_users_own_while_an_epoch_is_read():
+    loader = adopted(NoisyStream(), 1, worker_init_fn=print)
+    before = dict(vars(loader.source))
+    for _ in loader.windows():
+        assert vars(loader.source) == before
+
+
+# What a worker does first
+
+
+class Witness(Noisy):
+    """Samples that tell how the process that reads them handles signals, and what its init function did."""
+
+    initialized_as = -1
+
+    def __getitem__(self, index):
+        ignored = [signal.getsignal(number) is signal.SIG_IGN for number in self.signals]
+        death_signal = ctypes.c_int()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(2, ctypes.byref(death_signal))
+        return torch.tensor([*ignored, death_signal.value, self.initialized_as])
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2)
+
+
+def note_id(worker_id: int) -> None:
+    get_worker_info().dataset.initialized_as = worker_id
+
+
+@pytest.mark.parametrize("loader", [DataLoader, OwnLoader])
+def test_a_worker_leaves_signals_to_the_main_process_and_ends_with_it(loader):
+    source = loader(Witness(4), batch_size=2, num_workers=2, worker_init_fn=note_id, collate_fn=list)
+    if loader is OwnLoader:
+        source.collate_fn = torch.stack
+    windows = adopt(source, seed=0, share=Share(), device=CPU).windows()
+    death_signal = signal.SIGKILL if sys.platform == "linux" else 0
+    for worker_id, window in enumerate(windows):
+        for sample in window.pieces[0].batch:
+            assert sample.long().tolist() == [1, 1, 1, 1, 0, death_signal, worker_id]
+
+
+def test_workers_outlive_the_signals_that_end_a_run(caplog):
+    def disturb():
+        before = pids()
+        for number in Witness.signals[:4]:
+            send(number, only_first=False)()
+        time.sleep(0.1)
+        assert pids() == before
+
+    assert seen(adopted(Noisy(), 2).windows(), disturb) == seen(adopted(Noisy(), 0).windows())
+    assert caplog.records == []
+
+
+def test_what_a_worker_does_first_can_be_sent_to_one_that_is_not_forked():
+    first = pickle.loads(pickle.dumps(workers.WorkerInit(note_id, is_of_main_thread=True)))
+    assert first._worker_init_fn is note_id
+
+
+# A main process that ends; it is this module, run as a program
+
+
+def wait_until_gone(all_pids: list[int], seconds: float) -> list[int]:
+    """Return those of these processes that are still there after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in all_pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+class Sleepy(Noisy):
+    """Samples of which one takes for ever."""
+
+    def __getitem__(self, index):
+        if index == 40:
+            time.sleep(1000)
+        return super().__getitem__(index)
+
+
+def end_by_an_exception() -> None:
+    """Have the process group signalled, then raise while a worker hangs."""
+    received = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    loader = adopted(Sleepy(), 2)
+    windows = loader.windows()
+    next(windows)
+    before = pids()
+    os.killpg(os.getpgid(0), signal.SIGTERM)
+    for _ in range(4):  # the next window holds the sample that hangs
+        next(windows)
+    print(*before, flush=True)
+    assert received == [signal.SIGTERM]
+    assert pids() == before
+    raise RuntimeError("something else went wrong")
+
+
+def end_by_a_kill() -> None:
+    """Be killed while workers of each kind run."""
+    loaders = [adopted(Sleepy(), 1, multiprocessing_context=context) for context in ("fork", "forkserver")]
+    windows = [loader.windows() for loader in loaders]
+    for each in windows:
+        next(each)
+    print(*pids(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_as_program(name: str) -> tuple[subprocess.CompletedProcess, list[int]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, __file__, name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    return done, [int(pid) for pid in done.stdout.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_script_whose_worker_hangs_ends_at_once_by_an_exception_and_its_workers_with_it():
+    begun = time.monotonic()
+    done, worker_pids = run_as_program("end_by_an_exception")
+    assert "RuntimeError: something else went wrong" in done.stderr
+    assert (done.returncode, len(worker_pids)) == (1, 2)
+    assert wait_until_gone(worker_pids, 0) == []
+    assert time.monotonic() - begun < 15  # most of it is importing torch
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.slow
+def test_workers_end_with_a_main_process_that_is_killed():
+    done, worker_pids = run_as_program("end_by_a_kill")
+    assert (done.returncode, len(worker_pids)) == (-signal.SIGKILL, 2)
+    assert wait_until_gone(worker_pids, 3) == []
+
+
+# A whole run
+
+
+class Augmented(Noisy):
+    def __getitem__(self, index):
+        return torch.full((4,), index / self.size) + 0.1 * torch.rand(4), torch.tensor([index % 3 + random.random()])
+
+
+class KillAt(TrainerCallback):
+    """Kills a worker after some updates, and in the middle of an evaluation."""
+
+    def __init__(self, updates: tuple[int, ...]) -> None:
+        self.updates = updates
+        self.killed = 0
+
+    def on_update_end(self, trainer, **kwargs):
+        if trainer.progress.update in self.updates:
+            self._kill()
+
+    def on_eval_step_end(self, trainer, **kwargs):
+        if trainer.progress.update == 6 and self.updates and self.killed == 1:
+            self._kill()
+
+    def _kill(self):
+        os.kill(pids()[-1], signal.SIGKILL)
+        self.killed += 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_whose_workers_are_killed_ends_with_the_weights_of_an_undisturbed_one(quick, persistent):
+    def weights(callback):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[callback])
+        kwargs = {"num_workers": 2, "persistent_workers": persistent}
+        result = trainer.train(
+            Augmented(48),
+            2,
+            eval_dataset=Augmented(24),
+            per_device_batch_size=4,
+            gradient_accumulation_steps=2,
+            train_dataloader_kwargs=kwargs,
+            eval_dataloader_kwargs=kwargs,
+        )
+        return [parameter.tolist() for parameter in model.parameters()], result.metrics
+
+    killer = KillAt((3, 8))
+    assert weights(killer) == weights(KillAt(()))
+    assert killer.killed == 3
+    assert pids() == []
+
+
+if __name__ == "__main__":
+    {"end_by_an_exception": end_by_an_exception, "end_by_a_kill": end_by_a_kill}[sys.argv[1]]()
