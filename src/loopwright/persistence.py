@@ -262,7 +262,7 @@ class TrainerPersistence(TrainerServices):
 
         Every process must call it.
         """
-        skipped = gather_objects(getattr(self._train_dataloader, "skipped", {}))
+        skips = self._settings.bad_samples == "skip" and self._train_dataloader is not None
         run = {
             "progress": self.progress.state_dict(),
             "seed": self.seed,
@@ -272,7 +272,7 @@ class TrainerPersistence(TrainerServices):
             "losses": gather_objects(self._losses.state_dict()),
             "made": self._made,
             "skipped_in_a_row": self._run.skipped_in_a_row,
-            "skipped_samples": {index: entry for one in skipped for index, entry in one.items()},
+            "skipped_samples": dict(self._train_dataloader.agree_on_skipped()) if skips else {},
         }
         model, state = capture(self, self._engine, run, metadata)
         state["record"] = self._record.state_dict()

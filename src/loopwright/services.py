@@ -214,14 +214,13 @@ class TrainerServices(TrainerHooks):
         if isinstance(source, Loader):
             return source
         share = Share(self._engine.rank, self._engine.num_processes, self._settings.gradient_accumulation_steps)
-        policy = "raise" if is_evaluation else self._settings.bad_samples
         return adopt(
             source,
             seed=self.seed,
             share=share,
             device=self.device,
             evaluation=is_evaluation,
-            bad_samples=policy,
+            bad_samples=self._settings.bad_samples,
         )
 
     def _release(self) -> None:

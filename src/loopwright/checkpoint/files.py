@@ -12,7 +12,9 @@ from typing import Any
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 
-_WRITE_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 4 * 1024 * 1024
+# Large, since a thread that writes in the background waits for the interpreter after every piece.
+_WRITE_BYTES = 32 * 1024 * 1024
 
 
 class HashedFile:
@@ -76,6 +78,6 @@ def describe(path: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        while chunk := file.read(_WRITE_BYTES):
+        while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
     return {"size": size, "sha256": digest.hexdigest()}

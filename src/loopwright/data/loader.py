@@ -446,7 +446,7 @@ def adopt(
             micro-batch and goes on (see `Loader.skipped`).
 
     Raises:
-        ConfigError: bad_samples is neither, or "skip" where the ids of samples cannot be known.
+        ConfigError: bad_samples is neither, or "skip" for training where the ids of samples cannot be known.
     """
     if bad_samples not in ("raise", "skip"):
         raise ConfigError(f"bad_samples must be 'raise' or 'skip', got {bad_samples!r}")
@@ -461,6 +461,8 @@ def adopt(
         and not isinstance(source.dataset, IterableDataset)
         and source.batch_sampler is not None
     )
+    if evaluation and not ordered:
+        bad_samples = "raise"  # only training has to know which ones were left out
     kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
     return kind(source, seed, share, device, evaluation, limit, bad_samples)
 
