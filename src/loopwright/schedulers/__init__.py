@@ -10,6 +10,7 @@ from __future__ import annotations
 from loopwright.schedulers.cosine_scheduler import CosineLrScheduler
 from loopwright.schedulers.named import (
     SCHEDULES,
+    GreedyLR,
     constant,
     constant_with_warmup,
     cosine,
@@ -33,6 +34,7 @@ from loopwright.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpo
 __all__ = [
     "SCHEDULES",
     "CosineLrScheduler",
+    "GreedyLR",
     "SchedulerBase",
     "StatefulSchedulerBase",
     "TrainerPlaceholderValues",

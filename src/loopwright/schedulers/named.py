@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, SupportsFloat
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
@@ -208,8 +208,135 @@ SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
 )
 """Every schedule that is a function of the update, by name."""
 
-# transformers spells it with the lr; both are in use.
-_PLATEAU_NAMES = ("reduce_on_plateau", "reduce_lr_on_plateau")
+
+class GreedyLR(ReduceLROnPlateau):
+    """Raise the lr while a metric gets better, lower it while it does not (arXiv 2512.14527).
+
+    `step` takes the metric and is called after an evaluation. The numbers are those of the schedule that transformers
+    calls `greedy`. Its `min_lr` is above the lr of most fine-tuning runs: with it such a run is never lowered, so give
+    one that fits.
+
+    Args:
+        optimizer: the optimizer whose lr to change.
+        mode: "min" where a lower metric is better, else "max".
+        factor: by which the lr is multiplied to lower it, and divided to raise it; below 1.
+        patience: how many evaluations in a row may get better, or not, before the lr is changed.
+        threshold: by how much a metric must be better to count.
+        threshold_mode: "abs" or "rel": whether the threshold is a difference or a share of the best.
+        cooldown: evaluations after a fall that do not count.
+        warmup: evaluations after a rise that do not count.
+        min_lr: the lowest lr, or one for each group.
+        max_lr: the highest lr, or one for each group.
+        eps: the smallest change of the lr that is made.
+        smooth: whether to use the mean of the last `window_size` metrics.
+        window_size: see `smooth`.
+        reset_start: attempts to go below the lowest lr after which everything starts again.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.95,
+        patience: int = 10,
+        threshold: float = 1e-6,
+        threshold_mode: Literal["rel", "abs"] = "abs",
+        cooldown: int = 0,
+        warmup: int = 0,
+        min_lr: list[float] | float = 1e-3,
+        max_lr: list[float] | float = 1.0,
+        eps: float = 1e-8,
+        smooth: bool = False,
+        window_size: int = 50,
+        reset_start: int = 500,
+    ) -> None:
+        super().__init__(optimizer, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps)
+        num_groups = len(optimizer.param_groups)
+        self.max_lrs = [max_lr] * num_groups if isinstance(max_lr, int | float) else list(max_lr)
+        if len(self.max_lrs) != num_groups:
+            raise ConfigError(f"max_lr has {len(self.max_lrs)} values for {num_groups} parameter groups")
+        self.warmup = warmup
+        self.smooth = smooth
+        self.window_size = window_size
+        self.reset_start = reset_start
+        self.recent: list[float] = []
+        self.warmup_counter = 0
+        self.first_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._begin()
+
+    def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override] # as its base
+        """Take the metric of an evaluation, and change the lr when it has been better, or not, for long enough."""
+        current = float(metrics)
+        if self.smooth:
+            self.recent = [*self.recent, current][-self.window_size :]
+            current = sum(self.recent) / len(self.recent)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self.cooldown_counter > 0 or self.warmup_counter > 0:
+            self.num_bad_epochs = self.num_good_epochs = 0
+            if self.cooldown_counter > 0:
+                self.cooldown_counter -= 1
+            else:
+                self.warmup_counter -= 1
+        elif self._improves(current):
+            self.best = current
+            self.num_bad_epochs = 0
+            self.num_good_epochs += 1
+        else:
+            self.num_bad_epochs += 1
+            self.num_good_epochs = 0
+        if self.num_good_epochs > self.patience:
+            self._raise()
+            self.warmup_counter = self.warmup
+            self.num_good_epochs = 0
+        elif self.num_bad_epochs > self.patience:
+            self._lower()
+            self.cooldown_counter = self.cooldown
+            self.num_bad_epochs = 0
+        self._last_lr = [*self._lrs()]
+
+    def _begin(self) -> None:
+        self.best = self.mode_worse
+        self.num_bad_epochs = self.num_good_epochs = 0
+        self.cooldown_counter = self.warmup_counter = 0
+        self.resets_in = self.reset_start
+        self.recent = []
+
+    def _improves(self, current: float) -> bool:
+        sign = 1.0 if self.mode == "max" else -1.0
+        best = sign * float(self.best)
+        needed: float = best * (1.0 + sign * self.threshold) if self.threshold_mode == "rel" else best + self.threshold
+        return sign * current > needed
+
+    def _raise(self) -> None:
+        self.resets_in = self.reset_start
+        for group, highest in zip(self.optimizer.param_groups, self.max_lrs, strict=True):
+            lr = float(group["lr"])
+            raised = min(lr / self.factor, highest)
+            if raised - lr > self.eps:
+                group["lr"] = raised
+
+    def _lower(self) -> None:
+        for group, lowest in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+            lr = float(group["lr"])
+            lowered = max(lr * self.factor, lowest)
+            if lr - lowered > self.eps:
+                group["lr"] = lowered
+        if any(lr > lowest for lr, lowest in zip(self._lrs(), self.min_lrs, strict=True)):
+            return
+        self.resets_in -= 1
+        if self.resets_in <= 0:
+            for group, lr in zip(self.optimizer.param_groups, self.first_lrs, strict=True):
+                group["lr"] = lr
+            self._begin()
+
+    def _lrs(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+
+# The schedules that follow a metric. transformers spells the first with the lr; both are in use.
+_METRIC_SCHEDULES: Mapping[str, type[ReduceLROnPlateau]] = MappingProxyType(
+    {"reduce_on_plateau": ReduceLROnPlateau, "reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
+)
 
 
 def get_scheduler(
@@ -226,9 +353,8 @@ def get_scheduler(
     is loaded.
 
     Args:
-        name: a key of `SCHEDULES`, or "reduce_on_plateau", whose `step` takes the metric and is called
-            after an
-            evaluation.
+        name: a key of `SCHEDULES`, or "reduce_on_plateau" or "greedy", whose `step` takes the metric and is called
+            after an evaluation.
         optimizer: the optimizer whose lr to schedule.
         num_warmup_steps: updates in which the lr rises; without it there is no warmup.
         num_training_steps: updates of the run.
@@ -238,11 +364,12 @@ def get_scheduler(
         ConfigError: the name or an argument is not known, or one is missing.
     """
     options = dict(scheduler_specific_kwargs or {})
-    if name in _PLATEAU_NAMES:
-        _check_options(name, options, list(signature(ReduceLROnPlateau).parameters)[1:])
-        return ReduceLROnPlateau(optimizer, **options)
+    if name in _METRIC_SCHEDULES:
+        kind = _METRIC_SCHEDULES[name]
+        _check_options(name, options, list(signature(kind).parameters)[1:])
+        return kind(optimizer, **options)
     if name not in SCHEDULES:
-        known = [*SCHEDULES, *_PLATEAU_NAMES]
+        known = [*SCHEDULES, *_METRIC_SCHEDULES]
         nearest = get_close_matches(str(name), known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ConfigError(f"there is no schedule {str(name)!r}: {hint}The schedules are {', '.join(known)}")

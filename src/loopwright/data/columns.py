@@ -1,0 +1,367 @@
+"""From a list of samples to columns, and from columns to tensors or arrays: what all collators share.
+
+A column is the list of what each sample holds under one name. Nothing here changes a sample: values are read, and
+what is made is new.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.errors import ConfigError, DataError
+
+Batch = MutableMapping[str, Any]
+Columns = dict[str, list[Any]]
+
+IGNORED = -100  # the label that losses leave out
+
+_LABEL_NAMES = ("labels", "label", "label_ids")
+_MOST_SHOWN = 8
+_UNLIMITED = 10**20  # a tokenizer that knows no limit says a number beyond this
+
+
+class Collator(ABC):
+    """What is called with a list of samples and returns a batch.
+
+    A subclass may override `torch_call` or `numpy_call`, as with transformers'.
+    """
+
+    return_tensors: str
+
+    def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Batch:
+        """Return the batch of these samples, of the kind the collator was made for unless told here."""
+        kind = checked_kind(self.return_tensors if return_tensors is None else return_tensors)
+        return self.torch_call(features) if kind == "pt" else self.numpy_call(features)
+
+    def torch_call(self, features: Sequence[Any]) -> Batch:
+        """Return a batch of torch tensors; called for return_tensors="pt"."""
+        return self._collate(features, "pt")
+
+    def numpy_call(self, features: Sequence[Any]) -> Batch:
+        """Return a batch of numpy arrays; called for return_tensors="np"."""
+        return self._collate(features, "np")
+
+    @abstractmethod
+    def _collate(self, features: Sequence[Any], kind: str) -> Batch:
+        """Return the batch as "pt" or "np"."""
+
+
+# ------------------------------------------------------------------------------------------ samples to columns
+
+
+def to_columns(features: Sequence[Any]) -> Columns:
+    """Return the columns of samples: mappings, dataclasses, or objects with attributes.
+
+    Columns of text, and those that are None in every sample, are left out: they cannot become tensors.
+
+    Raises:
+        DataError: there are no samples, they have no names, or not all have the same ones.
+    """
+    if not len(features):
+        raise DataError("a batch of no samples cannot be made; check the sampler, or what was filtered out")
+    rows = [_as_mapping(feature) for feature in features]
+    names = list(rows[0].keys())
+    _check_names(rows, names)
+    columns = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        num_missing = sum(value is None for value in values)
+        if 0 < num_missing < len(values):
+            index = next(i for i, value in enumerate(values) if value is None)
+            raise DataError(
+                f"{name!r} is None in sample {index} of the batch ({num_missing} of {len(values)} in all) and given in "
+                "others. Give every sample a value, or leave the column out."
+            )
+        if not num_missing and not _is_text(values[0]):
+            columns[name] = values
+    return columns
+
+
+def take_labels(columns: Columns) -> list[Any] | None:
+    """Take the labels out of the columns and return them; None if there are none.
+
+    They may be called "labels", "label" or "label_ids"; of several the first in this order counts.
+    """
+    found = [columns.pop(name, None) for name in _LABEL_NAMES]
+    return next((values for values in found if values is not None), None)
+
+
+def _as_mapping(feature: Any) -> Mapping[str, Any]:
+    if isinstance(feature, Mapping):
+        return feature
+    if dataclasses.is_dataclass(feature) and not isinstance(feature, type):
+        return {field.name: getattr(feature, field.name) for field in dataclasses.fields(feature)}
+    fields = getattr(feature, "__dict__", None)
+    if not fields:  # none, or empty, as those of a tensor
+        raise DataError(
+            f"samples must be dicts, dataclasses or objects with attributes, got {type(feature).__name__}. "
+            "Return {'name': value, ...} from the dataset, or pass a collator of your own."
+        )
+    return fields  # type: ignore[no-any-return]
+
+
+def _check_names(rows: list[Mapping[str, Any]], names: list[str]) -> None:
+    if not names:
+        raise DataError("the samples hold nothing: all their columns were removed, or the dataset makes empty dicts")
+    expected = set(names)
+    for index, row in enumerate(rows):
+        if len(row) != len(expected) or not expected.issuperset(row.keys()):
+            raise DataError(
+                f"the samples of a batch must have the same names: sample 0 has {sorted(expected)}, "
+                f"sample {index} has {sorted(row.keys())}"
+            )
+
+
+def _is_text(value: Any) -> bool:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (str, bytes))
+
+
+# ------------------------------------------------------------------------------------------ columns to tensors
+
+
+def checked_kind(return_tensors: str) -> str:
+    """Return "pt" or "np" as it was given.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if return_tensors not in ("pt", "np"):
+        raise ConfigError(f"return_tensors must be 'pt' (torch tensors) or 'np' (numpy arrays), got {return_tensors!r}")
+    return return_tensors
+
+
+def stack(name: str, values: Any, kind: str) -> Any:
+    """Return one tensor ("pt") or array ("np") of a column's values: tensors, arrays, numbers, lists of them.
+
+    Tensors and arrays keep their dtype. Python's integers become int64, its floats torch's default dtype or numpy's
+    float64.
+
+    Raises:
+        DataError: the values differ in shape, or are no numbers.
+    """
+    is_python = not isinstance(values[0], (Tensor, np.ndarray, np.generic))
+    try:
+        if isinstance(values[0], Tensor):
+            tensor = torch.stack([torch.as_tensor(value) for value in values])
+            return tensor if kind == "pt" else tensor.numpy(force=True)
+        array = np.asarray(values) if is_python else np.stack([np.asarray(value) for value in values])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _not_stackable(name, values) from error
+    if array.dtype.kind not in "biufc":
+        raise DataError(
+            f"the values of {name!r} ({type(values[0]).__name__}) are no numbers and cannot be put into one tensor. "
+            "Turn them into numbers in the dataset, or leave the column out."
+        )
+    if array.dtype.kind == "i" and is_python:
+        array = array.astype(np.int64, copy=False)  # numpy 1 on Windows makes int32
+    if kind == "np":
+        return array
+    tensor = torch.from_numpy(array)
+    return tensor.to(torch.get_default_dtype()) if is_python and array.dtype == np.float64 else tensor
+
+
+def stack_labels(labels: Any, kind: str) -> Any:
+    """Return one tensor or array of labels; integers of any size become int64, which is what losses take."""
+    stacked = stack("labels", labels, kind)
+    if isinstance(stacked, Tensor):
+        is_integer = not (stacked.is_floating_point() or stacked.is_complex() or stacked.dtype == torch.bool)
+        return stacked.long() if is_integer else stacked
+    return stacked.astype(np.int64) if stacked.dtype.kind in "iu" else stacked
+
+
+def _not_stackable(name: str, values: Any) -> DataError:
+    shown = ", ".join(_described(value) for value in values[:_MOST_SHOWN])
+    more = ", ..." if len(values) > _MOST_SHOWN else ""
+    return DataError(
+        f"the values of {name!r} differ and do not fit into one tensor: {shown}{more}. Pad them "
+        "(DataCollatorWithPadding pads what a tokenizer made, DataCollatorForTokenClassification and "
+        "DataCollatorForSeq2Seq the labels too), truncate them in the dataset, or leave the column out."
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        is_nested = any(isinstance(item, (list, tuple)) for item in value)
+        return f"lengths {_lengths(value)}" if is_nested else f"length {len(value)}"
+    return f"a single {type(value).__name__}"
+
+
+def _lengths(value: Sequence[Any]) -> list[int]:
+    return [len(item) if isinstance(item, (list, tuple)) else 1 for item in value]
+
+
+# ------------------------------------------------------------------------------------------------- padding
+
+
+class Padding(NamedTuple):
+    """How to pad.
+
+    Attributes:
+        strategy: "longest", "max_length" or "do_not_pad".
+        max_length: what "max_length" pads to; the tokenizer's `model_max_length` if it is None.
+        multiple: lengths are rounded up to it.
+    """
+
+    strategy: str = "longest"
+    max_length: int | None = None
+    multiple: int | None = None
+
+    def length(self, rows: Sequence[Any], tokenizer: Any) -> int:
+        """Return how long these rows become, if they are padded at all.
+
+        Raises:
+            ConfigError: no length is known.
+        """
+        if self.strategy == "longest":
+            return self.rounded(max(map(len, rows)))
+        length = self.max_length if self.max_length is not None else getattr(tokenizer, "model_max_length", None)
+        if length is None or length > _UNLIMITED:
+            raise ConfigError("padding='max_length' needs a length, and the tokenizer has none: pass max_length")
+        return self.rounded(length)
+
+    def rounded(self, length: int) -> int:
+        """Return the length, or the next one that the multiple divides."""
+        return length if self.multiple is None else -(-length // self.multiple) * self.multiple
+
+
+def checked_strategy(padding: Any) -> str:
+    """Return how to pad as "longest", "max_length" or "do_not_pad", from what transformers accepts.
+
+    Raises:
+        ConfigError: it is none of these, nor True or False.
+    """
+    if isinstance(padding, bool):
+        return "longest" if padding else "do_not_pad"
+    name = getattr(padding, "value", padding)
+    if name not in ("longest", "max_length", "do_not_pad"):
+        raise ConfigError(f"padding must be True, False, 'longest', 'max_length' or 'do_not_pad', got {padding!r}")
+    return str(name)
+
+
+def padded_batch(tokenizer: Any, columns: Columns, padding: Padding, kind: str) -> Batch:
+    """Return the columns padded as the tokenizer does it, and stacked; the columns are left as they are.
+
+    A tokenizer (or feature extractor) with a `pad` of its own is asked, since it knows what it makes. For any other
+    the ids, attention mask, token types and special tokens mask are padded here. An attention mask is made if there
+    is none and the tokenizer's models take one. Numbers and tables are not padded.
+
+    Args:
+        tokenizer: needs `pad`, or else `pad_token_id`.
+        columns: of the samples, without labels.
+        padding: how.
+        kind: "pt" or "np".
+
+    Raises:
+        DataError: there are no ids, or a column is uneven and the tokenizer does not pad it.
+        ConfigError: the tokenizer has no pad token and one is needed, or no length is known.
+    """
+    main = main_name(tokenizer)
+    if main not in columns:
+        raise DataError(
+            f"there is no {main!r} to pad in samples with the names {sorted(columns)}. Tokenize the dataset first, and "
+            "keep what the tokenizer returns."
+        )
+    sequences = {name: values for name, values in columns.items() if name == main or _is_row(values[0])}
+    if main == "input_ids":
+        sequences = {name: _integers_as_lists(values) for name, values in sequences.items()}
+        padding = _checked_pad_token(tokenizer, sequences[main], padding)
+    if callable(getattr(tokenizer, "pad", None)):
+        strategy, max_length, multiple = padding
+        limit = max_length if strategy == "max_length" else None
+        batch = tokenizer.pad(sequences, padding=strategy, max_length=limit, pad_to_multiple_of=multiple)
+    else:
+        batch = _pad_here(tokenizer, sequences, padding)
+    for name in columns.keys() - sequences.keys():
+        batch[name] = columns[name]
+    for name in list(batch.keys()):
+        batch[name] = stack(name, batch[name], kind)
+    return batch  # type: ignore[no-any-return]
+
+
+def pad_lists(values: Sequence[Any], length: int, fill: Any, side: str) -> list[list[Any]]:
+    """Return each sequence as a new list, filled up to the length on this side; longer ones stay as long."""
+    rows = [as_list(value) for value in values]
+    if side == "left":
+        return [[fill] * (length - len(row)) + row for row in rows]
+    return [row + [fill] * (length - len(row)) for row in rows]
+
+
+def padding_side(tokenizer: Any) -> str:
+    """Return on which side the tokenizer pads, "right" if it does not say."""
+    return str(getattr(tokenizer, "padding_side", "right"))
+
+
+def main_name(tokenizer: Any) -> str:
+    """Return the name of what the tokenizer makes first, by whose length everything is padded."""
+    return str(next(iter(getattr(tokenizer, "model_input_names", None) or ()), "input_ids"))
+
+
+def has_length(value: Any) -> bool:
+    """Return whether this is a sequence of some kind, and not a single number."""
+    return value.ndim > 0 if isinstance(value, (Tensor, np.ndarray)) else isinstance(value, (list, tuple))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a new list of what a sequence, a tensor or an array holds."""
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+
+
+def _pad_here(tokenizer: Any, sequences: Columns, padding: Padding) -> dict[str, Any]:
+    main = main_name(tokenizer)
+    padded = dict(sequences)
+    if "attention_mask" in getattr(tokenizer, "model_input_names", ("attention_mask",)):
+        padded.setdefault("attention_mask", [[1] * len(row) for row in sequences[main]])
+    if padding.strategy == "do_not_pad":
+        return padded
+    fills = {
+        main: tokenizer.pad_token_id,
+        "attention_mask": 0,
+        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        "special_tokens_mask": 1,
+    }
+    length = padding.length(sequences[main], tokenizer)
+    for name, fill in fills.items():
+        if name in padded:
+            padded[name] = pad_lists(padded[name], length, fill, padding_side(tokenizer))
+    return padded
+
+
+def _checked_pad_token(tokenizer: Any, ids: list[Any], padding: Padding) -> Padding:
+    """Return how to pad: not at all where nothing is short, so that a tokenizer without a pad token will do."""
+    if padding.strategy == "do_not_pad":
+        return padding
+    length = padding.length(ids, tokenizer)
+    if getattr(tokenizer, "pad_token_id", None) is not None:
+        return padding
+    if any(len(row) < length for row in ids):
+        raise ConfigError(
+            f"samples of {min(map(len, ids))} to {max(map(len, ids))} tokens are to be padded to {length}, and the "
+            f"tokenizer ({type(tokenizer).__name__}) has no pad token. Set one: tokenizer.pad_token = "
+            "tokenizer.eos_token, or tokenizer.add_special_tokens({'pad_token': '[PAD]'}) and "
+            "model.resize_token_embeddings(len(tokenizer))."
+        )
+    return Padding("do_not_pad")
+
+
+def _is_row(value: Any) -> bool:
+    return has_length(value) and getattr(value, "ndim", 1) == 1
+
+
+def _integers_as_lists(values: list[Any]) -> list[Any]:
+    """Return token columns as lists, which is what tokenizers pad; vectors of floats stay what they are."""
+    first = values[0]
+    is_float = isinstance(first, Tensor) and first.is_floating_point()
+    if is_float or (isinstance(first, np.ndarray) and first.dtype.kind not in "biu"):
+        return values
+    return [as_list(value) for value in values]

@@ -1,0 +1,189 @@
+"""Intervals on metrics by the Poisson bootstrap.
+
+A bootstrap asks how the metric would vary over other test sets of the same kind: it draws the samples again, with
+replacement, many times over. In the Poisson form each sample is drawn 0, 1, 2, ... times, independently of the others,
+so the samples can pass by once: every replicate keeps its own sums. How often a sample is drawn follows from the seed,
+its position and the replicate, so batch size, order and the number of processes change nothing.
+
+    metric = metrics.Bootstrap(metrics.load("accuracy"))
+    metric.add_batch(predictions=[1, 0, 1], references=[1, 0, 0], positions=[0, 1, 2])
+    metric.interval(0.95)    # {"accuracy": (low, high)}
+    metric.compute()         # {"accuracy": 0.666...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.keys import KeyStream
+from loopwright.metrics.base import Column, Combined, CountingMetric, Metric, as_column, padded_sum
+
+# Numbers held at once for a piece of a batch.
+_PIECE = 1 << 20
+
+
+class Bootstrap:
+    """A metric with an interval around it.
+
+    Args:
+        metric: a metric that is a function of counts or sums: accuracy, F1, precision, recall, Matthews' correlation,
+            exact match, loss, perplexity, or a combination of them.
+        replicates: how many times the samples are drawn again.
+        seed: another seed draws other samples.
+
+    Raises:
+        ConfigError: the metric needs all samples at once, or there are fewer than two replicates.
+    """
+
+    def __init__(self, metric: Metric, replicates: int = 200, seed: int = 0) -> None:
+        self.metric = metric
+        self.parts: list[CountingMetric] = []
+        for part in metric.parts if isinstance(metric, Combined) else [metric]:
+            if not isinstance(part, CountingMetric):
+                raise ConfigError(f"there is no bootstrap of {part.name}, which is not a function of counts")
+            self.parts.append(part)
+        if replicates < 2:
+            raise ConfigError(f"an interval needs at least 2 replicates, got {replicates}; 200 is usual")
+        self.replicates = replicates
+        self.seed = seed
+        self.reset()
+
+    def add_batch(self, *, positions: Any = None, **columns: Any) -> None:
+        """Add samples, as the metric's own `add_batch` does.
+
+        Args:
+            positions: the place of each sample in the data set. Without them samples are numbered as they come, which
+                is right in a single process that sees all of them in order.
+            columns: what the metric takes.
+        """
+        arrays = self.metric.as_columns(columns)
+        num_samples = len(next(iter(arrays.values())))
+        if positions is None:
+            places = np.arange(self.metric.num_samples, self.metric.num_samples + num_samples)
+        else:
+            places = as_column("positions", positions)
+        if len(places) != num_samples or places.dtype.kind not in "iu":
+            raise DataError(f"positions must be one whole number for each of the {num_samples} samples")
+        self.metric.update(arrays)
+        width = max([self.replicates, *(totals.shape[-1] for totals in self._totals)])
+        step = max(1, _PIECE // width)
+        for start in range(0, num_samples, step):
+            piece = slice(start, start + step)
+            weights = poisson_weights(self.seed, places[piece], self.replicates)
+            self._count(weights, {name: array[piece] for name, array in arrays.items()})
+
+    def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Return (low, high) for each result by name: the middle share of the replicates' results.
+
+        Replicates that drew no sample, or whose result is not a number, are left out.
+
+        Args:
+            level: the share, between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ConfigError(f"the level of an interval is between 0 and 1, got {level}")
+        if self.metric.num_samples == 0:
+            raise DataError(f"{self.metric.name} has no samples: call add_batch first")
+        found = {}
+        for part, totals in zip(self.parts, self._totals, strict=True):
+            with np.errstate(invalid="ignore", divide="ignore"):  # Replicates that drew no sample.
+                scores = part.score(totals, part.options)
+            for name, values in scores.items():
+                if values.shape != (self.replicates,):
+                    raise ConfigError(f"an interval of {name} needs one number: choose an average")
+                found[name] = _middle(values[(self._num_drawn > 0) & ~np.isnan(values)], level)
+        return found
+
+    def compute(self, **options: Any) -> dict[str, Any]:
+        """Return the metric's own result, and start again; ask for the interval before."""
+        result = self.metric.compute(**options)
+        self.reset()
+        return result
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        self.metric.reset()
+        self._num_drawn = np.zeros(self.replicates, dtype=np.int64)
+        self._totals = [np.zeros((self.replicates, 0), dtype=np.int64) for _ in self.parts]
+
+    def merge(self, other: Bootstrap) -> None:
+        """Take in what another bootstrap with the same seed was fed, for example in another process."""
+        if (self.seed, self.replicates) != (other.seed, other.replicates):
+            raise ConfigError(
+                "only bootstraps with the same seed and number of replicates can be merged, got seeds "
+                f"{self.seed} and {other.seed}, replicates {self.replicates} and {other.replicates}"
+            )
+        self.metric.merge(other.metric)
+        self._num_drawn += other._num_drawn
+        for index, (part, theirs) in enumerate(zip(self.parts, other.parts, strict=True)):
+            self._totals[index] = padded_sum(self._totals[index], part.columns_of(other._totals[index], theirs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metric's state and the replicates' sums."""
+        return {
+            "metric": self.metric.state_dict(),
+            "num_drawn": self._num_drawn.tolist(),
+            "totals": [totals.tolist() for totals in self._totals],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state."""
+        self.metric.load_state_dict(state["metric"])
+        self._num_drawn = np.asarray(state["num_drawn"], dtype=np.int64)
+        self._totals = [np.asarray(totals, dtype=np.int64) for totals in state["totals"]]
+
+    def _count(self, weights: NDArray[np.int64], columns: Mapping[str, Column]) -> None:
+        self._num_drawn += weights.sum(axis=0)
+        for index, part in enumerate(self.parts):
+            # Whole numbers below 2**53: the product of doubles is exact, and much faster than one of integers.
+            drawn = weights.T.astype(np.float64) @ part.count(columns).astype(np.float64)
+            self._totals[index] = padded_sum(self._totals[index], np.rint(drawn).astype(np.int64))
+
+
+def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np.int64]:
+    """Return how often each sample is drawn in each replicate: (samples, replicates), Poisson with mean 1.
+
+    A sample's numbers come from a generator of its own, seeded by the key of (seed, "bootstrap", position).
+    """
+    stream = KeyStream(seed, purpose="bootstrap")
+    keys = np.asarray([stream.at(position) for position in positions.tolist()], dtype=np.uint64)
+    # SplitMix64 (Steele, Lea and Flood 2014): the state goes up by a constant, and is mixed.
+    steps = np.arange(1, replicates + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = keys[:, None] + steps
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    drawn: NDArray[np.int64] = np.searchsorted(_poisson_bounds(), mixed, side="right")
+    return drawn
+
+
+def _middle(values: NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Return the ends of the middle share of the values; not numbers where there are none."""
+    if not len(values):
+        return (np.nan, np.nan)
+    with np.errstate(invalid="ignore"):  # Between two infinite perplexities.
+        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return (float(low), float(high))
+
+
+def _poisson_bounds() -> NDArray[np.uint64]:
+    """Return the shares of 2**64 at or below which a Poisson number of mean 1 is 0, 0 or 1, 0 to 2, ...
+
+    In whole numbers, since the last bit of a computer's exp differs between machines.
+    """
+    factorials = [1]
+    for number in range(1, 31):
+        factorials.append(factorials[-1] * number)
+    unit = factorials[-1]
+    # 1/e is the sum of (-1)**k / k!; it is counted here in parts of 1/30!, and 30! > 2**107.
+    inverse_e = sum((-1) ** number * (unit // each) for number, each in enumerate(factorials))
+    bounds, cumulated = [], 0
+    for each in factorials[:20]:
+        cumulated += unit // each
+        bounds.append((cumulated * inverse_e << 64) // unit**2)
+    return np.asarray(bounds, dtype=np.uint64)

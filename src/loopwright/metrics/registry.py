@@ -1,0 +1,103 @@
+"""Metrics by name, as `evaluate.load` has them; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from loopwright.errors import ConfigError
+from loopwright.metrics.base import Combined, Metric
+from loopwright.metrics.classification import F1, Accuracy, MatthewsCorrelation, Precision, Recall
+from loopwright.metrics.mean_loss import MeanLoss, Perplexity
+from loopwright.metrics.regression import (
+    MeanAbsoluteError,
+    MeanSquaredError,
+    PearsonCorrelation,
+    SpearmanCorrelation,
+)
+from loopwright.metrics.text import ExactMatch
+
+METRICS: Mapping[str, type[Metric]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Accuracy,
+            F1,
+            Precision,
+            Recall,
+            MatthewsCorrelation,
+            PearsonCorrelation,
+            SpearmanCorrelation,
+            MeanSquaredError,
+            MeanAbsoluteError,
+            ExactMatch,
+            MeanLoss,
+            Perplexity,
+        )
+    }
+)
+"""Every metric, by name."""
+
+
+class _GluePearson(PearsonCorrelation):
+    """Pearson's correlation under the name that GLUE's STS-B gives it."""
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the correlation."""
+        return {"pearson": super().result(options)["pearsonr"]}
+
+
+GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(
+    {
+        **dict.fromkeys(("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "hans"), Accuracy),
+        "cola": MatthewsCorrelation,
+        "mrpc": lambda: Combined([Accuracy(), F1()]),
+        "qqp": lambda: Combined([Accuracy(), F1()]),
+        "stsb": lambda: Combined([_GluePearson(), SpearmanCorrelation()]),
+    }
+)
+"""The metrics of the GLUE benchmark's tasks."""
+
+# Arguments of evaluate.load that say where files are kept. There are none here, so they change nothing.
+_ABOUT_FILES = frozenset({"cache_dir", "experiment_id", "keep_in_memory", "download_config", "revision"})
+
+
+def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
+    """Return a new metric by its name.
+
+    Args:
+        path: a key of `METRICS`, or "glue".
+        config_name: the task of "glue", a key of `GLUE`; other metrics have none.
+        options: options of the metric, such as `average` of "f1". Arguments of `evaluate.load` about downloads and
+            caches are accepted and change nothing.
+
+    Raises:
+        ConfigError: the name, the task or an option is not known.
+    """
+    options = {name: value for name, value in options.items() if name not in _ABOUT_FILES}
+    if path == "glue":
+        if config_name is None:
+            raise ConfigError(f"load('glue') needs a task as its second argument: {', '.join(GLUE)}")
+        _check_name("GLUE task", config_name, GLUE)
+        if options:
+            raise ConfigError(f"the metrics of GLUE have no options, got {', '.join(options)}")
+        return GLUE[config_name]()
+    _check_name("metric", path, [*METRICS, "glue"])
+    if config_name is not None:
+        raise ConfigError(f"the metric {path!r} has no configurations, got {config_name!r}; only 'glue' has")
+    return METRICS[path](**options)
+
+
+def combine(metrics: Iterable[str | Metric]) -> Combined:
+    """Return one metric of several, given by name or as they are: `combine(["accuracy", "f1"])`."""
+    return Combined([load(each) if isinstance(each, str) else each for each in metrics])
+
+
+def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    known = list(known)
+    if name not in known:
+        nearest = get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(f"there is no {kind} {name!r}: {hint}There are {', '.join(known)}")

@@ -1,0 +1,237 @@
+"""Metrics of numbers: squared and absolute error, Pearson's and Spearman's correlation.
+
+Sums are kept without rounding (`ExactSum`), so a result has the same bits for every batch size, order and number of
+processes. Spearman's correlation needs the ranks of all values and keeps them; the others keep a few sums.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import DataError
+from loopwright.metrics.base import Column, Metric, check_same_kind
+from loopwright.metrics.sums import ExactSum
+
+Numbers = NDArray[np.float64]
+
+
+class SummingMetric(Metric):
+    """A metric that is a function of exact sums over the samples."""
+
+    num_sums: ClassVar[int]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._num_samples = 0
+        self._sums = [ExactSum() for _ in range(self.num_sums)]
+
+    @abstractmethod
+    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
+        """Return the values that go into each sum."""
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples were added since the last result."""
+        return self._num_samples
+
+    def update(self, columns: Mapping[str, Column]) -> None:
+        """Add the samples to the sums."""
+        predictions, references = _numbers(columns)
+        self._num_samples += len(predictions)
+        for each, values in zip(self._sums, self.summands(predictions, references), strict=True):
+            each.add(values)
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        self._num_samples = 0
+        self._sums = [ExactSum() for _ in range(self.num_sums)]
+
+    def merge(self, other: Any) -> None:
+        """Take in what another metric of the same kind was fed."""
+        check_same_kind(self, other)
+        self._num_samples += other._num_samples
+        for mine, theirs in zip(self._sums, other._sums, strict=True):
+            mine.merge(theirs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {"num_samples": self._num_samples, "sums": [each.state_dict() for each in self._sums]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the sums."""
+        self._num_samples = int(state["num_samples"])
+        for each, saved in zip(self._sums, state["sums"], strict=True):
+            each.load_state_dict(saved)
+
+
+class MeanSquaredError(SummingMetric):
+    """The mean square of the differences; with the option `squared=False` its root."""
+
+    name = "mse"
+    greater_is_better = False
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"squared": True})
+    num_sums = 1
+
+    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
+        """Return the squares."""
+        return [np.square(predictions - references)]
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mean, or its root."""
+        mean = self._sums[0].mean(self._num_samples)
+        return {"mse": mean if options["squared"] else math.sqrt(mean)}
+
+
+class MeanAbsoluteError(SummingMetric):
+    """The mean size of the differences."""
+
+    name = "mae"
+    greater_is_better = False
+    num_sums = 1
+
+    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
+        """Return the sizes."""
+        return [np.abs(predictions - references)]
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mean."""
+        return {"mae": self._sums[0].mean(self._num_samples)}
+
+
+class PearsonCorrelation(SummingMetric):
+    """Pearson's correlation; not a number where one side is constant."""
+
+    name = "pearsonr"
+    num_sums = 5
+
+    def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
+        """Return the values, their squares and their products; a product as two numbers that hold it exactly."""
+        return [
+            predictions,
+            references,
+            _product(predictions, predictions),
+            _product(references, references),
+            _product(predictions, references),
+        ]
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the correlation, rounded only at the end."""
+        if not all(each.is_finite for each in self._sums):
+            return {"pearsonr": math.nan}
+        x, y, xx, yy, xy = (each.finite_part for each in self._sums)
+        n = self._num_samples
+        return {"pearsonr": _correlation(n * xy - x * y, n * xx - x * x, n * yy - y * y)}
+
+
+class SpearmanCorrelation(Metric):
+    """Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank.
+
+    It keeps every value: 16 bytes per sample.
+    """
+
+    name = "spearmanr"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._batches: list[tuple[Numbers, Numbers]] = []
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples were added since the last result."""
+        return sum(len(predictions) for predictions, _ in self._batches)
+
+    def update(self, columns: Mapping[str, Column]) -> None:
+        """Keep the samples."""
+        predictions, references = _numbers(columns)
+        self._batches.append((predictions.copy(), references.copy()))
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the correlation of the ranks."""
+        predictions, references = (np.concatenate(each) for each in zip(*self._batches, strict=True))
+        if np.isnan(predictions).any() or np.isnan(references).any():
+            return {"spearmanr": math.nan}
+        x, y = _centred_ranks(predictions), _centred_ranks(references)
+        return {"spearmanr": _correlation(_dot(x, y), _dot(x, x), _dot(y, y))}
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        self._batches = []
+
+    def merge(self, other: Any) -> None:
+        """Take in what another metric of the same kind was fed."""
+        check_same_kind(self, other)
+        self._batches += other._batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every value."""
+        names = ("predictions", "references")
+        return {
+            name: [value for batch in self._batches for value in batch[side].tolist()]
+            for side, name in enumerate(names)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the values."""
+        predictions, references = (np.asarray(state[name], dtype=np.float64) for name in ("predictions", "references"))
+        self._batches = [(predictions, references)]
+
+
+def _numbers(columns: Mapping[str, Column]) -> tuple[Numbers, Numbers]:
+    """Return predictions and references as doubles."""
+    arrays = []
+    for name in ("predictions", "references"):
+        if columns[name].dtype.kind not in "biuf":
+            raise DataError(f"{name} must be numbers, got an array of type {columns[name].dtype}")
+        arrays.append(columns[name].astype(np.float64))
+    return arrays[0], arrays[1]
+
+
+def _product(first: Numbers, second: Numbers) -> Numbers:
+    """Return the rounded products, followed by what the rounding took off (Dekker 1971)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = first * second
+        first_high, first_low = _halves(first)
+        second_high, second_low = _halves(second)
+        errors = first_high * second_high - products
+        errors += first_high * second_low
+        errors += first_low * second_high
+        errors += first_low * second_low
+    # Beyond about 1e300 the halves overflow; there the rounded product has to do.
+    errors[~np.isfinite(errors)] = 0.0
+    return np.concatenate([products, errors])
+
+
+def _halves(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return two numbers of half the digits that sum to each value (Veltkamp's splitting, by 2**27 + 1)."""
+    scaled = values * 134217729.0
+    high = scaled - (scaled - values)
+    return high, values - high
+
+
+def _centred_ranks(values: Numbers) -> NDArray[np.int64]:
+    """Return twice the rank of each value less its mean: whole numbers, also for shared ranks."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    # Ranks of equal values go from last - count + 1 to last; twice their mean is 2 * last - count + 1.
+    return (2 * last - counts + 1 - (len(values) + 1))[codes.reshape(-1)].astype(np.int64)
+
+
+def _dot(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """Return the sum of products as a Python integer; a piece of 4096 products fits 64 bits up to 4e7 samples."""
+    pieces = range(0, len(first), 4096)
+    return sum(int(np.dot(first[start : start + 4096], second[start : start + 4096])) for start in pieces)
+
+
+def _correlation(covariance: Fraction | int, first: Fraction | int, second: Fraction | int) -> float:
+    """Return the covariance over the root of both variances; not a number where one is 0."""
+    if first <= 0 or second <= 0:
+        return math.nan
+    return math.copysign(math.sqrt(Fraction(covariance * covariance) / Fraction(first * second)), covariance)

@@ -1,0 +1,72 @@
+"""Metrics of texts: exact match."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.metrics.base import Column, CountingMetric
+
+
+class ExactMatch(CountingMetric):
+    """The share of texts that are the same as the reference, between 0 and 1.
+
+    Options: `regexes_to_ignore` are patterns whose matches are taken out of both texts first; `ignore_case`,
+    `ignore_punctuation` and `ignore_numbers` say what they say. Texts are compared when they are added, so give the
+    options to `load`, or to a `compute` that gets all the texts.
+    """
+
+    name = "exact_match"
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"regexes_to_ignore": None, "ignore_case": False, "ignore_punctuation": False, "ignore_numbers": False}
+    )
+
+    def compute(self, **given: Any) -> dict[str, Any]:
+        """Return the share, and start again; options hold for the texts of this call."""
+        options = {name: given.pop(name) for name in list(given) if name in self.defaults}
+        if self.num_samples and any(self.options[name] != value for name, value in options.items()):
+            raise ConfigError(
+                f"{', '.join(options)} of exact_match came after texts had been compared without: "
+                "give them to load('exact_match', ...)"
+            )
+        before = self.options
+        self.options = {**before, **options}
+        try:
+            return super().compute(**given)
+        finally:
+            self.options = before
+
+    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+        """Return (is equal, 1) for each sample."""
+        predictions, references = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
+        is_equal = [mine == theirs for mine, theirs in zip(predictions, references, strict=True)]
+        return np.asarray([is_equal, [True] * len(is_equal)], dtype=np.int64).T
+
+    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+        """Return the share."""
+        samples = totals[..., 1].astype(np.float64)
+        share = np.full(samples.shape, np.nan)
+        return {"exact_match": np.divide(totals[..., 0], samples, out=share, where=samples > 0)}
+
+    def _cleaned(self, name: str, texts: Column) -> list[str]:
+        cleaned: list[str] = texts.tolist()
+        for each in cleaned:
+            if not isinstance(each, str):
+                raise DataError(f"{name} of exact_match must be texts, got {each!r}: use accuracy for labels")
+        for pattern in self.options["regexes_to_ignore"] or []:
+            cleaned = [re.sub(pattern, "", each) for each in cleaned]
+        if self.options["ignore_case"]:
+            cleaned = [each.lower() for each in cleaned]
+        ignored = string.punctuation * bool(self.options["ignore_punctuation"])
+        ignored += string.digits * bool(self.options["ignore_numbers"])
+        if ignored:
+            table = str.maketrans("", "", ignored)
+            cleaned = [each.translate(table) for each in cleaned]
+        return cleaned

@@ -1,0 +1,438 @@
+"""Optimizers by name, and the groups of parameters that get weight decay.
+
+The names are those of transformers that need no other package (`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`,
+`rmsprop`, `adafactor`), and every class of `torch.optim` by its own name in any case: "AdamW", "nadam", "RAdam". With
+"torch.optim." before it a name always means torch's class. That matters for Adafactor only, where transformers means
+another variant.
+
+    groups = weight_decay_groups(model, weight_decay=0.01)
+    optimizer = create_optimizer("adamw_torch", groups, lr=2e-5)
+    optimizer = create_optimizer("sgd", model.parameters(), lr=0.1, optim_args="momentum=0.9,nesterov=true")
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from inspect import signature
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from loopwright.errors import ConfigError
+
+# ------------------------------------------------------------------------------------------------- weight decay
+
+# Matched against the whole lower-case name of a parameter: biases and the many spellings of a norm layer.
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:\.|$)|_norm(?:\.|$)")
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that weight decay applies to, in the model's order.
+
+    Left out are biases, everything inside an `nn.LayerNorm`, and parameters whose name says norm: `layernorm`,
+    `rmsnorm`, `norm` as a whole part of the name, or a part that ends in `_norm`. A tied parameter is listed under
+    each of its names.
+    """
+    # The model itself is not asked: a model that is one LayerNorm decays its weight, as in transformers.
+    norms = tuple(
+        f"{name}."
+        for name, module in model.named_modules(remove_duplicate=False)
+        if name and isinstance(module, nn.LayerNorm)
+    )
+    return [
+        name
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        if not name.startswith(norms) and not _NO_DECAY.search(name.lower())
+    ]
+
+
+def weight_decay_groups(
+    model: nn.Module, weight_decay: float, decay_names: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return two parameter groups: those that decay, then those that do not; one of them may be empty.
+
+    Frozen parameters are in neither. A tied parameter is in one of them, once, by the first of its names.
+
+    Args:
+        model: the model to optimize.
+        weight_decay: the decay of the first group; the second has 0.
+        decay_names: the names that decay; `decay_parameter_names(model)` by default.
+    """
+    decays = set(decay_parameter_names(model) if decay_names is None else decay_names)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for name, parameter in trainable if name in decays], "weight_decay": weight_decay},
+        {"params": [parameter for name, parameter in trainable if name not in decays], "weight_decay": 0.0},
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- adafactor
+
+
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer and Stern, 2018) with the lr you give: the variant that transformers calls `adafactor`.
+
+    For a matrix it keeps the mean square of each row and column instead of one number per weight. It differs from
+    `torch.optim.Adafactor` in that the lr is not scaled by the size of the weights, unless `scale_parameter` is
+    true, and not bounded by the update's number. It waits for the device in no step.
+
+    Args:
+        params: the parameters, or groups of them.
+        lr: the learning rate.
+        eps: what is added to squared gradients, and the least size of weights that `scale_parameter` sees.
+        clip_threshold: the root mean square above which an update is scaled down to it.
+        decay_rate: the power of the update's number by which older gradients fade; negative.
+        beta1: the share of the past in a running mean of updates; None keeps no such mean.
+        weight_decay: the share of the weights, times the lr, that is taken off before each update.
+        scale_parameter: whether to multiply the lr by the root mean square of the weights.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: float | None = None,
+        weight_decay: float = 0.0,
+        scale_parameter: bool = False,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", min(eps))):
+            if not value >= 0:
+                raise ConfigError(f"{name} of Adafactor must not be negative, got {value}")
+        if not clip_threshold > 0:
+            raise ConfigError(f"clip_threshold of Adafactor must be positive, got {clip_threshold}")
+        if not decay_rate <= 0:
+            raise ConfigError(f"decay_rate of Adafactor must not be positive, got {decay_rate}; -0.8 is usual")
+        defaults = {
+            "lr": lr,
+            "eps": eps,
+            "clip_threshold": clip_threshold,
+            "decay_rate": decay_rate,
+            "beta1": beta1,
+            "weight_decay": weight_decay,
+            "scale_parameter": scale_parameter,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return what the closure returns, if one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group, self.state[parameter])
+        return loss
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state; the running means of parameters in half precision stay in float32."""
+        super().load_state_dict(state_dict)  # Casts them to the parameter's dtype, and a resumed run would differ.
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        gradient, weights = _in_full(parameter.grad), _in_full(parameter)
+        state["step"] = state.get("step", 0) + 1
+        fresh_share = state["step"] ** group["decay_rate"]
+        squared = gradient.square().add_(group["eps"][0])
+        if gradient.dim() >= 2:
+            # rows: (..., n), columns: (..., m) of a gradient (..., n, m). Their outer product over the mean of the
+            # rows stands for the running mean square.
+            rows = _faded(state, "exp_avg_sq_row", squared.mean(dim=-1), fresh_share)
+            columns = _faded(state, "exp_avg_sq_col", squared.mean(dim=-2), fresh_share)
+            row_factor = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_()
+            update = (row_factor.unsqueeze(-1) * columns.rsqrt().unsqueeze(-2)).mul_(gradient)
+        else:
+            update = _faded(state, "exp_avg_sq", squared, fresh_share).rsqrt().mul_(gradient)
+        update.div_((_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0))
+        lr = group["lr"]
+        if group["scale_parameter"]:
+            lr = lr * _root_mean_square(weights).clamp_(min=group["eps"][1])
+        update.mul_(lr)
+        if group["beta1"] is not None:
+            update = _faded(state, "exp_avg", update, 1 - group["beta1"])
+        if group["weight_decay"] != 0:
+            weights.sub_(weights * (group["weight_decay"] * lr))
+        weights.sub_(update)
+        if weights is not parameter:
+            parameter.copy_(weights)
+
+
+def _in_full(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, or a float32 copy of one in half precision."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _faded(state: dict[str, Any], name: str, fresh: Tensor, fresh_share: float) -> Tensor:
+    """Return the running mean of this name, after the fresh value has come in with its share."""
+    if name not in state:
+        state[name] = torch.zeros_like(fresh)
+    mean: Tensor = state[name]
+    return mean.mul_(1 - fresh_share).add_(fresh, alpha=fresh_share)
+
+
+def _root_mean_square(tensor: Tensor) -> Tensor:
+    norm: Tensor = tensor.norm(2)
+    return norm / math.sqrt(tensor.numel())
+
+
+# ------------------------------------------------------------------------------------------------------ by name
+
+_OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = MappingProxyType(
+    {
+        "adamw_torch": (torch.optim.AdamW, {}),
+        "adamw_torch_fused": (torch.optim.AdamW, {"fused": True}),
+        "sgd": (torch.optim.SGD, {}),
+        "adagrad": (torch.optim.Adagrad, {}),
+        "rmsprop": (torch.optim.RMSprop, {}),
+        "adafactor": (Adafactor, {}),
+    }
+)
+
+# For each package: the names of transformers that need it, with what comes nearest without it.
+_FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "bitsandbytes": {
+            **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"), "adafactor"),
+            **dict.fromkeys(("ademamix", "ademamix_8bit"), "adamw_torch"),
+            **dict.fromkeys(("paged_ademamix_32bit", "paged_ademamix_8bit"), "adamw_torch"),
+            **dict.fromkeys(("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"), "adamw_torch"),
+            **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), "rmsprop"),
+        },
+        "torchao": dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "adafactor"),
+        "galore-torch": dict.fromkeys(
+            (
+                "galore_adamw",
+                "galore_adamw_8bit",
+                "galore_adafactor",
+                "galore_adamw_layerwise",
+                "galore_adamw_8bit_layerwise",
+                "galore_adafactor_layerwise",
+            ),
+            "adafactor",
+        ),
+        "apollo-torch": dict.fromkeys(("apollo_adamw", "apollo_adamw_layerwise"), "adafactor"),
+        "lomo-optim": dict.fromkeys(("lomo", "adalomo"), "adafactor"),
+        "grokadamw": {"grokadamw": "adamw_torch"},
+        "torch-optimi": {"stable_adamw": "adamw_torch"},
+        "schedulefree": {
+            "schedule_free_adamw": "adamw_torch",
+            "schedule_free_radam": "RAdam",
+            "schedule_free_sgd": "sgd",
+        },
+        "torchdistx": {"adamw_anyprecision": "adamw_torch"},
+        "torch-xla": {"adamw_torch_xla": "adamw_torch"},
+        "torch-npu": {"adamw_torch_npu_fused": "adamw_torch"},
+        "apex": {"adamw_apex_fused": "adamw_torch_fused"},
+    }
+)
+
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+
+
+def create_optimizer(
+    name: str,
+    params: ParamsT,
+    *,
+    lr: float,
+    adam_betas: tuple[float, float] | None = None,
+    adam_eps: float | None = None,
+    optim_args: str | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Return the optimizer of this name over the parameters.
+
+    `adamw_torch_fused` uses torch's fused kernel where every parameter is of a float type on a device that has one
+    (CPU and CUDA do), and the plain one otherwise.
+
+    Args:
+        name: what `optimizer_class_and_options` takes.
+        params: the parameters or groups of them, such as `weight_decay_groups` gives.
+        lr: the learning rate of groups without their own.
+        adam_betas: `betas` of an optimizer that has them; others ignore it.
+        adam_eps: `eps` of an optimizer that has `betas`; others ignore it.
+        optim_args: further options as text, "momentum=0.9,nesterov=true".
+        options: further options by name, as the optimizer's class takes them.
+
+    Raises:
+        ConfigError: the name or an option is not known, a value cannot be used, or there is nothing to train.
+    """
+    kind, settings = optimizer_class_and_options(
+        name, adam_betas=adam_betas, adam_eps=adam_eps, optim_args=optim_args, **options
+    )
+    entries = [_listed(entry) for entry in params]
+    parameters = [parameter for entry in entries for parameter in _parameters_of(entry)]
+    if not parameters:
+        raise ConfigError(
+            f"the optimizer {str(name)!r} got no parameter to train: is the whole model frozen "
+            "(requires_grad=False everywhere)?"
+        )
+    groups = [entry for entry in entries if isinstance(entry, dict)]
+    overruled = [option for option in [*_parsed(optim_args), *options] if groups and all(option in g for g in groups)]
+    if overruled:
+        raise ConfigError(
+            f"{', '.join(overruled)} would have no effect: every parameter group has its own. "
+            "Set it where the groups are made (weight_decay of TrainingArguments or weight_decay_groups)"
+        )
+    is_fusable = all(each.is_floating_point() and each.device.type in _FUSED_DEVICES for each in parameters)
+    if "fused" not in options and settings.get("fused") and not is_fusable:
+        del settings["fused"]
+    make: Callable[..., Optimizer] = kind
+    try:
+        return make(entries, lr=lr, **settings)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"the optimizer {str(name)!r} cannot be made: {error}") from error
+
+
+def optimizer_class_and_options(
+    name: str,
+    *,
+    adam_betas: tuple[float, float] | None = None,
+    adam_eps: float | None = None,
+    optim_args: str | None = None,
+    **options: Any,
+) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the class that a name means, and its options apart from the lr.
+
+    It needs no model, so it can check a configuration early. The arguments are those of `create_optimizer`.
+
+    Args:
+        name: a name of transformers, or of a class of `torch.optim`, in any case.
+        adam_betas: see `create_optimizer`.
+        adam_eps: see `create_optimizer`.
+        optim_args: see `create_optimizer`.
+        options: see `create_optimizer`.
+
+    Raises:
+        ConfigError: the name or an option is not known, or a value is of the wrong kind.
+    """
+    kind, preset = _found(str(getattr(name, "value", name)))
+    accepted = {key: each.default for key, each in list(signature(kind).parameters.items())[1:] if key != "lr"}
+    settings = dict(preset)
+    if "betas" in accepted:
+        settings |= {} if adam_betas is None else {"betas": tuple(adam_betas)}
+        settings |= {} if adam_eps is None else {"eps": adam_eps}
+    texts = _parsed(optim_args)
+    for key in [*options, *texts]:
+        if key == "lr":
+            raise ConfigError("the lr is not one of the optimizer's options here: give it as learning_rate, or lr=")
+        if key not in accepted:
+            nearest = get_close_matches(key, accepted, n=1)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise ConfigError(
+                f"the optimizer {kind.__name__} has no option {key!r}: {hint}It takes {', '.join(accepted)}"
+            )
+    given = {key: _typed(key, text, accepted[key]) for key, text in texts.items()}
+    return kind, settings | options | given
+
+
+def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
+    wanted = name.strip().lower()
+    torch_names = {
+        each.lower(): kind
+        for each, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    if wanted in _OWN_NAMES:
+        return _OWN_NAMES[wanted]
+    kind = torch_names.get(wanted.removeprefix("torch.optim."))
+    if kind is torch.optim.LBFGS:
+        raise ConfigError(
+            "the optimizer LBFGS evaluates the loss several times in one update, which the training loop does not do: "
+            "use 'adamw_torch', or call LBFGS in a loop of your own"
+        )
+    if kind is not None:
+        return kind, {}
+    for package, alternatives in _FOREIGN_NAMES.items():
+        if wanted in alternatives:
+            raise ConfigError(
+                f"the optimizer {name!r} comes from the package {package}, which is not supported by name: use "
+                f"{alternatives[wanted]!r}, or make it yourself and pass the object (optimizers=(optimizer, None))"
+            )
+    if wanted == "adamw_hf":
+        raise ConfigError("the optimizer 'adamw_hf' was removed from transformers: use 'adamw_torch'")
+    others = [kind.__name__ for each, kind in torch_names.items() if each not in {*_OWN_NAMES, "lbfgs"}]
+    known = [*_OWN_NAMES, *others]
+    nearest = get_close_matches(wanted, [each.lower() for each in known], n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise ConfigError(f"there is no optimizer {name!r}: {hint}The names are {', '.join(known)}")
+
+
+def _parsed(optim_args: str | None) -> dict[str, str]:
+    """Return the parts of "k=v,k=v"; a comma inside brackets belongs to its value."""
+    texts: dict[str, str] = {}
+    for part in re.split(r",(?![^(\[]*[)\]])", optim_args or ""):
+        key, equals, text = (each.strip() for each in part.partition("="))
+        if not part.strip():
+            continue
+        if not equals or not key or not text:
+            raise ConfigError(f"optim_args must look like 'momentum=0.9,nesterov=true': {part.strip()!r} does not")
+        if key in texts:
+            raise ConfigError(f"optim_args gives {key!r} twice: {optim_args!r}")
+        texts[key] = text
+    return texts
+
+
+_WORDS: Mapping[str, bool | None] = MappingProxyType(
+    {"true": True, "yes": True, "false": False, "no": False, "none": None}
+)
+
+
+def _typed(key: str, text: str, default: Any) -> Any:
+    """Return the value that the text stands for, of the kind that the option's default is."""
+    value: Any
+    if text.lower() in _WORDS:
+        value = _WORDS[text.lower()]
+    else:
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        if isinstance(value, bool) or (is_number and value in (0, 1)):
+            return bool(value)
+        raise ConfigError(f"optim_args: {key} is true or false, got {text!r}")
+    if isinstance(default, int | float) and not is_number:
+        raise ConfigError(f"optim_args: {key} is a number like {default}, got {text!r}")
+    if isinstance(default, tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(default):
+            example = ",".join(map(str, default))
+            raise ConfigError(f"optim_args: {key} is {len(default)} numbers like ({example}), got {text!r}")
+        return tuple(value)
+    return value
+
+
+def _listed(entry: Any) -> Any:
+    """Return a group with its parameters as a list, since they are looked at before the optimizer gets them."""
+    if not isinstance(entry, dict):
+        return entry
+    params = entry["params"]
+    return {**entry, "params": [params] if isinstance(params, Tensor) else list(params)}
+
+
+def _parameters_of(entry: Any) -> Iterable[Tensor]:
+    """Return the tensors of a group, of a (name, parameter) pair, or of a parameter."""
+    each = entry["params"] if isinstance(entry, dict) else [entry]
+    return [item[1] if isinstance(item, tuple) else item for item in each]

@@ -1,0 +1,538 @@
+"""Metrics by name: scikit-learn's and scipy's numbers, closed forms, exact merging, and intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright import metrics
+from loopwright.errors import ConfigError, DataError
+from loopwright.keys import key
+from loopwright.metrics.bootstrap import poisson_weights
+from loopwright.metrics.sums import ExactSum
+
+
+def labels(num_samples, num_labels, seed=0):
+    """Return references and predictions that agree more often than by chance."""
+    draw = np.random.default_rng(seed)
+    references = draw.integers(0, num_labels, num_samples)
+    others = draw.integers(0, num_labels, num_samples)
+    return references, np.where(draw.random(num_samples) < 0.6, references, others)
+
+
+def numbers(num_samples, seed=0):
+    draw = np.random.default_rng(seed)
+    references = draw.normal(size=num_samples)
+    return references, references + 0.5 * draw.normal(size=num_samples)
+
+
+# --------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall"])
+@pytest.mark.parametrize("num_labels", [2, 3, 7])
+def test_averaged_scores_are_those_of_scikit_learn(name, num_labels):
+    references, predictions = labels(200, num_labels)
+    theirs = getattr(sklearn.metrics, f"{name}_score")
+    for average in ["micro", "macro", "weighted"]:
+        for subset in [None, [1, 0], [0, 9]]:
+            ours = metrics.load(name).compute(
+                predictions=predictions, references=references, average=average, labels=subset
+            )
+            expected = theirs(references, predictions, average=average, labels=subset, zero_division=0)
+            assert ours == {name: float(expected)}, (average, subset)
+    per_label = metrics.load(name, average=None).compute(predictions=predictions, references=references)[name]
+    assert per_label.tolist() == theirs(references, predictions, average=None).tolist()
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_binary_scores_are_those_of_scikit_learn(positive):
+    references, predictions = labels(50, 2)
+    for name in ["f1", "precision", "recall"]:
+        ours = metrics.load(name, pos_label=positive).compute(predictions=predictions, references=references)
+        expected = getattr(sklearn.metrics, f"{name}_score")(references, predictions, pos_label=positive)
+        assert ours == {name: expected}
+
+
+@pytest.mark.parametrize("otherwise", [0, 1])
+def test_scores_without_anything_to_divide_by_are_what_is_asked_for(otherwise):
+    for average in ["binary", "micro", "macro", "weighted"]:
+        for name in ["f1", "precision", "recall"]:
+            for references, predictions in ([[0, 0], [0, 0]], [[0, 0], [1, 1]], [[1, 1], [0, 0]]):
+                theirs = getattr(sklearn.metrics, f"{name}_score")
+                expected = theirs(references, predictions, average=average, labels=[1], zero_division=otherwise)
+                ours = metrics.load(name, average=average, labels=[1], zero_division=otherwise)
+                assert ours.compute(predictions=predictions, references=references) == {name: expected}
+
+
+@pytest.mark.parametrize("num_labels", [2, 5])
+def test_matthews_correlation_is_that_of_scikit_learn(num_labels):
+    references, predictions = labels(100, num_labels)
+    ours = metrics.load("matthews_correlation").compute(predictions=predictions, references=references)
+    assert ours["matthews_correlation"] == pytest.approx(
+        sklearn.metrics.matthews_corrcoef(references, predictions), rel=1e-15
+    )
+    constant = metrics.load("matthews_correlation").compute(predictions=[1, 1], references=[0, 1])
+    assert constant == {"matthews_correlation": 0.0}
+
+
+def test_matthews_correlation_by_hand():
+    # 6 right positives, 3 right negatives, 1 wrong positive, 2 wrong negatives.
+    predictions = [1] * 6 + [0] * 3 + [1] + [0] * 2
+    references = [1] * 6 + [0] * 3 + [0] + [1] * 2
+    ours = metrics.load("glue", "cola").compute(predictions=predictions, references=references)
+    assert ours["matthews_correlation"] == pytest.approx((6 * 3 - 1 * 2) / math.sqrt(7 * 8 * 4 * 5), rel=1e-15)
+
+
+def test_errors_are_those_of_scikit_learn():
+    references, predictions = numbers(300)
+    given = {"predictions": predictions, "references": references}
+    mse = sklearn.metrics.mean_squared_error(references, predictions)
+    assert metrics.load("mse").compute(**given)["mse"] == pytest.approx(mse, rel=1e-14)
+    assert metrics.load("mse").compute(**given, squared=False)["mse"] == pytest.approx(math.sqrt(mse), rel=1e-14)
+    mae = sklearn.metrics.mean_absolute_error(references, predictions)
+    assert metrics.load("mae").compute(**given)["mae"] == pytest.approx(mae, rel=1e-14)
+
+
+@pytest.mark.parametrize("decimals", [1, 8], ids=["with_ties", "without_ties"])
+def test_correlations_are_those_of_scipy(decimals):
+    references, predictions = (np.round(each, decimals) for each in numbers(500))
+    given = {"predictions": predictions, "references": references}
+    pearson = float(scipy.stats.pearsonr(predictions, references).statistic)
+    spearman = float(scipy.stats.spearmanr(predictions, references).statistic)
+    assert metrics.load("pearsonr").compute(**given) == {"pearsonr": pytest.approx(pearson, rel=1e-13)}
+    assert metrics.load("spearmanr").compute(**given) == {"spearmanr": pytest.approx(spearman, rel=1e-13)}
+    assert metrics.load("glue", "stsb").compute(**given) == {
+        "pearson": pytest.approx(pearson, rel=1e-13),
+        "spearmanr": pytest.approx(spearman, rel=1e-13),
+    }
+
+
+def test_pearson_stays_exact_far_from_zero():
+    x = np.asarray([0.0, 1.0, 2.0, 3.0])
+    y = np.asarray([1.0, 3.0, 2.0, 4.0])
+    far = metrics.load("pearsonr").compute(predictions=x + 2.0**40, references=y - 2.0**45)
+    assert far == {"pearsonr": 0.8}
+    assert metrics.load("spearmanr").compute(predictions=x, references=-y) == {"spearmanr": -0.8}
+
+
+def test_correlations_with_a_constant_or_with_nan_are_not_numbers():
+    for name in ["pearsonr", "spearmanr"]:
+        for predictions in ([1.0, 1.0, 1.0], [1.0, math.nan, 2.0], [5.0]):
+            references = [1.0, 2.0, 3.0][: len(predictions)]
+            assert math.isnan(metrics.load(name).compute(predictions=predictions, references=references)[name])
+
+
+def test_every_glue_task_has_its_keys():
+    tasks = {
+        "accuracy": ["sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "hans"],
+        "matthews_correlation": ["cola"],
+        "accuracy f1": ["mrpc", "qqp"],
+        "pearson spearmanr": ["stsb"],
+    }
+    seen = []
+    for keys, names in tasks.items():
+        for name in names:
+            metric = metrics.load("glue", name)
+            result = metric.compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0])
+            assert list(result) == keys.split()
+            assert all(type(value) is float for value in result.values())
+            assert metric.greater_is_better
+            seen.append(name)
+    assert sorted(seen) == sorted(metrics.GLUE) and len(seen) == 12
+
+
+def test_mrpc_by_hand():
+    metric = metrics.load("glue", "mrpc")
+    # 2 right positives, 1 wrong one, 1 missed: F1 = 4 / (4 + 2).
+    assert metric.compute(predictions=[1, 1, 1, 0, 0], references=[1, 1, 0, 1, 0]) == {"accuracy": 0.6, "f1": 4 / 6}
+
+
+def test_exact_match_ignores_what_it_is_told_to():
+    texts = {"predictions": ["The cat!", "dog 7", "a bird"], "references": ["the cat", "dog 8", "the bird"]}
+    assert metrics.load("exact_match").compute(**texts) == {"exact_match": 0.0}
+    metric = metrics.load("exact_match", ignore_case=True, ignore_punctuation=True)
+    assert metric.compute(**texts) == {"exact_match": 1 / 3}
+    assert metric.compute(**texts, ignore_numbers=True) == {"exact_match": 2 / 3}
+    articles = metric.compute(**texts, ignore_numbers=True, regexes_to_ignore=[r"\b(a|the|The) "])
+    assert articles == {"exact_match": 1.0}
+    assert metric.compute(**texts) == {"exact_match": 1 / 3}
+    metric.add_batch(**texts)
+    with pytest.raises(ConfigError, match="came after texts had been compared"):
+        metric.compute(ignore_numbers=True)
+
+
+def test_the_mean_loss_weighs_samples_by_their_items():
+    metric = metrics.load("perplexity")
+    metric.add_batch(sums=[12.5, 40.25], counts=[5, 16])
+    metric.add(sum=0.25, count=4)
+    assert metric.compute() == {"loss": 53 / 25, "perplexity": math.exp(53 / 25)}
+    assert metrics.load("loss").compute(sums=torch.tensor([1.0, 2.0]), counts=torch.tensor([1, 3])) == {"loss": 0.75}
+    assert metrics.load("perplexity").compute(sums=[8000.0], counts=[1]) == {"loss": 8000.0, "perplexity": math.inf}
+    assert math.isnan(metrics.load("loss").compute(sums=[1.0, math.nan], counts=[1, 1])["loss"])
+
+
+# ----------------------------------------------------------------------------------------------- the way of use
+
+
+def test_samples_come_as_lists_arrays_or_tensors_one_by_one_or_in_batches():
+    metric = metrics.load("accuracy")
+    metric.add(prediction=1, reference=1)
+    metric.add(predictions=torch.tensor(1), references=np.int64(0))
+    metric.add_batch(predictions=[0, 1], references=(0, 0))
+    metric.add_batch(predictions=np.asarray([[2], [1]]), references=torch.tensor([2, 1], requires_grad=False))
+    metric.add_batch(predictions=torch.tensor([1.0, 0.0], requires_grad=True), references=[True, False])
+    metric.add_batch(predictions=[torch.tensor(3)], references=[torch.tensor(3)])
+    metric.add_batch(predictions=torch.ones(1, dtype=torch.bfloat16), references=[1])
+    metric.add_batch(predictions=[], references=[])
+    assert metric.compute() == {"accuracy": 8 / 10}
+
+
+def test_computing_starts_again():
+    metric = metrics.load("f1")
+    assert metric.compute(predictions=[1, 0], references=[1, 1]) == {"f1": 2 / 3}
+    assert metric.compute(predictions=[1, 1], references=[1, 1]) == {"f1": 1.0}
+    with pytest.raises(DataError, match="f1 has no samples: give predictions=, references= to add_batch"):
+        metric.compute()
+    metric.add_batch(predictions=[1], references=[0])
+    assert metric.compute(predictions=[1], references=[1]) == {"f1": 2 / 3}
+
+
+def test_labels_may_be_texts():
+    metric = metrics.load("f1", average=None)
+    metric.add_batch(predictions=["dog", "cat"], references=["dog", "dog"])
+    metric.add_batch(predictions=["ant", "cat"], references=["cat", "cat"])
+    # In the order of the alphabet: ant 0 / 1, cat 2 / (2 + 2), dog 2 / (1 + 2).
+    assert metric.compute()["f1"].tolist() == [0.0, 0.5, 2 / 3]
+    by_name = metrics.load("recall", pos_label="yes")
+    assert by_name.compute(predictions=["yes", "no"], references=["yes", "yes"]) == {"recall": 0.5}
+
+
+def test_a_failed_computation_keeps_only_what_was_added_before():
+    metric = metrics.load("f1")
+    with pytest.raises(ConfigError, match="is for two labels, but 3 occur"):
+        metric.compute(predictions=[0, 1, 2], references=[0, 1, 1])
+    assert metric.num_samples == 0
+    metric.add_batch(predictions=[0, 1, 2], references=[0, 1, 1])
+    with pytest.raises(ConfigError):
+        metric.compute()
+    assert metric.compute(average="micro") == {"f1": 2 / 3}
+
+
+def test_metrics_are_combined():
+    metric = metrics.combine(["accuracy", metrics.Recall(average="macro")])
+    metric.add_batch(predictions=[0, 1, 1], references=[0, 1, 0])
+    assert metric.compute() == {"accuracy": 2 / 3, "recall": 0.75}
+    metric.add_batch(predictions=[0, 1, 1], references=[0, 1, 0])
+    assert metric.compute(average="binary") == {"accuracy": 2 / 3, "recall": 1.0}
+    with pytest.raises(ConfigError, match="none of accuracy, recall knows averages"):
+        metric.compute(predictions=[1], references=[1], averages="macro")
+    with pytest.raises(ConfigError, match="cannot be combined"):
+        metrics.combine(["accuracy", "loss"])
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "expected"),
+    [
+        ("accuracy", {"predictions": [1, 2], "references": [1]}, "got 2 predictions and 1 references"),
+        ("accuracy", {"predictions": np.zeros((3, 2)), "references": [1, 1, 1]}, "take the argmax first"),
+        ("f1", {"predictions": [0.3], "references": [1]}, "must be labels, got 0.3: turn scores into labels"),
+        ("f1", {"predictions": ["a"], "references": [1]}, "both be texts, got 'a' and 1"),
+        ("f1", {"predictions": [None], "references": [1]}, "must be whole numbers or texts"),
+        ("accuracy", {"predictions": [[1], [1, 2]], "references": [1, 2]}, "got lists of different lengths"),
+        ("accuracy", {"predictions": [1], "labels": [1]}, "takes predictions=, references=, got predictions=, labels="),
+        ("mse", {"predictions": ["1"], "references": [1.0]}, "predictions must be numbers"),
+        ("exact_match", {"predictions": [1], "references": ["1"]}, "must be texts, got 1: use accuracy"),
+        ("loss", {"sums": [1.0], "counts": [0.5]}, "counts must be whole numbers"),
+    ],
+)
+def test_samples_that_cannot_be_used_are_told(name, columns, expected):
+    metric = metrics.load(name)
+    with pytest.raises(ValueError) as caught:
+        metric.add_batch(**columns)
+    assert expected in str(caught.value)
+    assert metric.num_samples == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        (["acuracy"], {}, "there is no metric 'acuracy': did you mean 'accuracy'?"),
+        (["glue", "mrcp"], {}, "there is no GLUE task 'mrcp': did you mean 'mrpc'?"),
+        (["glue"], {}, "needs a task as its second argument: sst2"),
+        (["glue", "mrpc"], {"average": "macro"}, "have no options, got average"),
+        (["accuracy", "multilabel"], {}, "has no configurations, got 'multilabel'"),
+        (["accuracy"], {"average": "macro"}, "accuracy does not know average: it has no options"),
+        (["f1"], {"averag": "macro"}, "its options are average, pos_label, labels, zero_division"),
+        (["f1"], {"average": "samples"}, "average='samples' of f1 is not known: use one of 'binary', 'micro'"),
+        (["f1"], {"zero_division": 0.5}, "zero_division of f1 is 0 or 1, got 0.5"),
+    ],
+)
+def test_names_and_options_that_do_not_exist_are_told(arguments, options, expected):
+    with pytest.raises(ConfigError) as caught:
+        metrics.load(*arguments, **options)
+    assert expected in str(caught.value)
+
+
+def test_labels_that_change_their_kind_are_told():
+    metric = metrics.load("f1", average="macro", labels=np.asarray([0, 1]))
+    metric.add_batch(predictions=[1], references=[0])
+    with pytest.raises(DataError, match="must all be numbers or all be texts, got 'a' after others"):
+        metric.add_batch(predictions=["a"], references=["b"])
+    assert metric.compute(predictions=[1], references=[1]) == {"f1": (2 / 3 + 0) / 2}
+
+
+def test_a_positive_label_that_does_not_occur_is_told():
+    with pytest.raises(ConfigError, match="pos_label=1 of precision does not occur: the labels are 2 and 3"):
+        metrics.load("precision").compute(predictions=[2, 3], references=[3, 2])
+
+
+def test_arguments_about_caches_change_nothing():
+    metric = metrics.load("accuracy", cache_dir="somewhere", experiment_id="a")
+    assert metric.compute(predictions=[1], references=[1]) == {"accuracy": 1.0}
+
+
+def test_each_metric_says_which_way_is_better():
+    lower = {name for name, kind in metrics.METRICS.items() if not kind().greater_is_better}
+    assert lower == {"mse", "mae", "loss", "perplexity"}
+    assert len(metrics.METRICS) == 12
+
+
+def test_the_package_imports_no_torch():
+    code = "import sys, loopwright.metrics; print([n for n in ('torch', 'sklearn', 'scipy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------------------------ exact merging
+
+
+def some_columns(name, num_samples=60):
+    if name in {"loss", "perplexity"}:
+        draw = np.random.default_rng(3)
+        return {"sums": draw.exponential(20, num_samples), "counts": draw.integers(1, 30, num_samples)}
+    if name == "exact_match":
+        return {
+            side: [f"text {each}" for each in values]
+            for side, values in zip(("references", "predictions"), labels(num_samples, 4), strict=True)
+        }
+    is_regression = name in {"mse", "mae", "pearsonr", "spearmanr", "stsb"}
+    references, predictions = numbers(num_samples) if is_regression else labels(num_samples, 2)
+    return {"predictions": predictions, "references": references}
+
+
+def every_metric():
+    for name in metrics.METRICS:
+        yield name, lambda name=name: metrics.load(name)
+    for name in metrics.GLUE:
+        yield name, lambda name=name: metrics.load("glue", name)
+
+
+def test_batches_order_and_processes_change_no_bit():
+    looked_at = 0
+    for name, make in every_metric():
+        columns = some_columns(name)
+        whole = make().compute(**columns)
+        order = list(range(60))
+        random.Random(1).shuffle(order)
+        processes = [make() for _ in range(3)]
+        for index, start in enumerate(range(0, 60, 7)):
+            chosen = order[start : start + 7]
+            batch = {side: [values[each] for each in chosen] for side, values in columns.items()}
+            processes[index % 3].add_batch(**batch)
+        # What another process has counted travels as JSON.
+        merged = make()
+        merged.load_state_dict(json.loads(json.dumps(processes[0].state_dict())))
+        merged.merge(processes[1])
+        merged.merge(processes[2])
+        assert merged.num_samples == 60
+        assert merged.compute() == whole, name
+        looked_at += 1
+    assert looked_at == 24
+
+
+def test_only_metrics_of_one_kind_are_merged():
+    with pytest.raises(ConfigError, match="only metrics of one kind and with the same options can be merged"):
+        metrics.F1().merge(metrics.F1(average="macro"))
+    with pytest.raises(ConfigError, match="only metrics of one kind"):
+        metrics.Precision().merge(metrics.Recall())
+
+
+def test_labels_of_two_processes_may_come_in_different_orders():
+    first, second = metrics.F1(average="macro"), metrics.F1(average="macro")
+    first.add_batch(predictions=[5, 3], references=[5, 5])
+    second.add_batch(predictions=[4, 3], references=[3, 3])
+    first.merge(second)
+    assert first.compute() == metrics.F1(average="macro").compute(predictions=[5, 3, 4, 3], references=[5, 5, 3, 3])
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=8), max_size=5))
+def test_a_sum_is_exact(batches):
+    total = ExactSum()
+    for batch in batches:
+        total.add(np.asarray(batch, dtype=np.float64))
+    assert total.finite_part == sum((Fraction(each) for batch in batches for each in batch), Fraction(0))
+
+
+def test_a_sum_tells_of_values_that_are_not_finite():
+    for values, expected in [([1.0, math.inf], math.inf), ([-math.inf, 2.0], -math.inf)]:
+        total = ExactSum()
+        total.add(np.asarray(values))
+        assert not total.is_finite and total.mean(2) == expected
+    total = ExactSum()
+    total.add(np.asarray([math.inf, -math.inf]))
+    assert math.isnan(total.mean(2))
+
+
+# ---------------------------------------------------------------------------------------------------- intervals
+
+
+def test_the_draws_are_pinned_and_depend_on_position_and_seed_only():
+    positions = np.asarray([7, 0, 12345])
+    drawn = poisson_weights(3, positions, 6)
+    assert drawn.shape == (3, 6)
+    assert (drawn[:1] == poisson_weights(3, np.asarray([7]), 6)).all()
+    assert (drawn[:, :4] == poisson_weights(3, positions, 4)).all()
+    assert (drawn != poisson_weights(4, positions, 6)).any()
+    # SplitMix64 of the sample's key, in plain Python.
+    bounds, cumulated = [], 0.0
+    for number in range(10):
+        cumulated += math.exp(-1) / math.factorial(number)
+        bounds.append(cumulated)
+    mask = 2**64 - 1
+    for row, position in enumerate(positions.tolist()):
+        for replicate in range(6):
+            state = (key(3, "bootstrap", position) + (replicate + 1) * 0x9E3779B97F4A7C15) & mask
+            state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+            state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+            share = (state ^ (state >> 31)) / 2**64
+            assert drawn[row, replicate] == sum(share >= bound for bound in bounds)
+
+
+def test_the_draws_follow_the_poisson_distribution_of_mean_one():
+    drawn = poisson_weights(0, np.arange(5000), 200)
+    shares = np.bincount(drawn.reshape(-1), minlength=6)[:6] / drawn.size
+    expected = [math.exp(-1) / math.factorial(number) for number in range(6)]
+    # A million draws: three standard deviations are below 0.0015.
+    assert shares == pytest.approx(expected, abs=0.0015)
+    between = np.corrcoef(drawn.T)[np.triu_indices(200, 1)]
+    assert abs(between.mean()) < 1e-3 and between.std() == pytest.approx(1 / math.sqrt(5000), rel=0.05)
+
+
+def bootstrapped(metric, columns, batches, seed=0, replicates=200):
+    """Return a bootstrap that was fed the samples in batches of positions."""
+    bootstrap = metrics.Bootstrap(metric, replicates=replicates, seed=seed)
+    for positions in batches:
+        batch = {side: [values[each] for each in positions] for side, values in columns.items()}
+        bootstrap.add_batch(**batch, positions=positions)
+    return bootstrap
+
+
+BOOTSTRAPPED = {
+    "accuracy": lambda: metrics.load("accuracy"),
+    "f1": lambda: metrics.load("f1"),
+    "f1_macro": lambda: metrics.load("f1", average="macro"),
+    "exact_match": lambda: metrics.load("exact_match"),
+    "loss": lambda: metrics.load("loss"),
+    "perplexity": lambda: metrics.load("perplexity"),
+    "matthews_correlation": lambda: metrics.load("matthews_correlation"),
+    "mrpc": lambda: metrics.load("glue", "mrpc"),
+}
+
+
+@pytest.mark.parametrize("name", BOOTSTRAPPED)
+def test_an_interval_depends_on_no_batch_order_or_process(name):
+    make, columns = BOOTSTRAPPED[name], some_columns(name)
+    in_order = [list(range(60))]
+    whole = bootstrapped(make(), columns, in_order)
+    expected = whole.interval(0.9)
+    shuffled = list(range(60))
+    random.Random(2).shuffle(shuffled)
+    first = bootstrapped(make(), columns, [shuffled[start : start + 7] for start in range(0, 35, 7)])
+    second = bootstrapped(make(), columns, [[each] for each in shuffled[35:]])
+    restored = metrics.Bootstrap(make())
+    restored.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    restored.merge(second)
+    assert restored.interval(0.9) == expected
+    unnumbered = metrics.Bootstrap(make())
+    unnumbered.add_batch(**columns)
+    assert unnumbered.interval(0.9) == expected
+    result = whole.compute()
+    assert restored.compute() == result == make().compute(**columns)
+    assert set(expected) == set(result)
+    assert all(low < result[each] < high for each, (low, high) in expected.items())
+    assert bootstrapped(make(), columns, in_order, seed=1).interval(0.9) != expected
+
+
+def test_each_replicate_is_the_metric_of_the_drawn_samples():
+    columns = {side: np.asarray(each) for side, each in some_columns("f1_macro").items()}
+    columns = {side: each + 3 * (np.arange(60) == 59) for side, each in columns.items()}  # A rare third label.
+    bootstrap = bootstrapped(metrics.F1(average="macro"), columns, [range(60)], replicates=40)
+    drawn = poisson_weights(0, np.arange(60), 40)
+    expected = [
+        sklearn.metrics.f1_score(
+            np.repeat(columns["references"], weights), np.repeat(columns["predictions"], weights), average="macro"
+        )
+        for weights in drawn.T
+    ]
+    low, high = bootstrap.interval(0.5)["f1"]
+    assert [low, high] == pytest.approx(np.quantile(expected, [0.25, 0.75]).tolist(), rel=1e-14)
+
+
+def test_the_interval_of_an_accuracy_is_about_the_normal_one():
+    references, predictions = labels(2000, 2)
+    bootstrap = metrics.Bootstrap(metrics.load("accuracy"), replicates=1000)
+    bootstrap.add_batch(predictions=predictions, references=references)
+    low, high = bootstrap.interval(0.95)["accuracy"]
+    accuracy = bootstrap.compute()["accuracy"]
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / 2000)
+    assert [low, high] == pytest.approx([accuracy - half, accuracy + half], abs=0.15 * half)
+
+
+def test_a_loss_that_is_not_finite_leaves_its_mark_on_the_interval():
+    bootstrap = metrics.Bootstrap(metrics.load("loss"), replicates=50)
+    bootstrap.add_batch(sums=[1.0, 2.0, math.nan], counts=[1, 1, 1])
+    with_nan = [weights for weights in poisson_weights(0, np.arange(3), 50).T if weights[2] == 0 and weights.sum()]
+    means = [(weights[0] + 2.0 * weights[1]) / weights.sum() for weights in with_nan]
+    assert bootstrap.interval(0.5)["loss"] == pytest.approx(tuple(np.quantile(means, [0.25, 0.75])), rel=1e-9)
+    assert math.isnan(bootstrap.compute()["loss"])
+    bootstrap.add_batch(sums=[math.inf] * 99, counts=[1] * 99)
+    assert all(math.isnan(end) for end in bootstrap.interval()["loss"])
+
+
+def test_replicates_that_drew_no_sample_are_left_out():
+    bootstrap = metrics.Bootstrap(metrics.load("f1"), replicates=50)
+    bootstrap.add_batch(predictions=[1], references=[1])
+    assert (poisson_weights(0, np.asarray([0]), 50) == 0).any()
+    assert bootstrap.interval(0.9) == {"f1": (1.0, 1.0)}
+
+
+def test_a_bootstrap_that_cannot_work_is_told():
+    with pytest.raises(ConfigError, match="there is no bootstrap of spearmanr"):
+        metrics.Bootstrap(metrics.load("glue", "stsb").parts[1])
+    with pytest.raises(ConfigError, match="at least 2 replicates, got 1"):
+        metrics.Bootstrap(metrics.load("accuracy"), replicates=1)
+    bootstrap = metrics.Bootstrap(metrics.load("f1", average=None))
+    with pytest.raises(DataError, match="f1 has no samples"):
+        bootstrap.interval()
+    with pytest.raises(DataError, match="one whole number for each of the 2 samples"):
+        bootstrap.add_batch(predictions=[1, 0], references=[1, 1], positions=[0])
+    bootstrap.add_batch(predictions=[1, 0], references=[1, 1])
+    with pytest.raises(ConfigError, match="needs one number: choose an average"):
+        bootstrap.interval()
+    with pytest.raises(ConfigError, match="between 0 and 1, got 95"):
+        bootstrap.interval(95)
+    with pytest.raises(ConfigError, match="same seed and number of replicates"):
+        bootstrap.merge(metrics.Bootstrap(metrics.load("f1", average=None), seed=1))

@@ -1,0 +1,369 @@
+"""Optimizers by name, their options as text, the weight-decay groups, and the greedy schedule."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import optimizers
+from loopwright.errors import ConfigError
+from loopwright.optimizers import (
+    Adafactor,
+    create_optimizer,
+    decay_parameter_names,
+    optimizer_class_and_options,
+    weight_decay_groups,
+)
+from loopwright.schedulers import get_scheduler
+
+SIX = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
+
+
+class Block(nn.Module):
+    """Names and kinds of layers that the rules of weight decay look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.linear = nn.Linear(3, 3)
+        self.first = nn.LayerNorm(3)
+        self.norm = nn.BatchNorm1d(3)
+        self.q_norm = nn.Linear(3, 3, bias=False)
+        self.normal = nn.Linear(3, 3, bias=False)
+        self.MyRMSNorm = nn.Linear(3, 3, bias=False)
+        self.inner = nn.ModuleDict({"norm1": nn.GroupNorm(1, 3), "k_norm": nn.BatchNorm1d(3)})
+
+
+def a_model(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Conv1d(7, 3, 1)).to(dtype)
+
+
+def trained(optimizer, model, num_updates=12):
+    """Return the weights after updates with given gradients."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_updates):
+        for parameter in model.parameters():
+            parameter.grad = (3 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def check_equal(first, second):
+    assert len(first) == len(second) > 0
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- weight decay
+
+
+def test_biases_and_norms_do_not_decay():
+    expected = ["scale", "linear.weight", "normal.weight", "inner.norm1.weight"]
+    assert decay_parameter_names(Block()) == expected
+
+
+def test_everything_inside_a_layer_norm_is_left_out_but_a_model_that_is_one_decays():
+    class Wrapped(nn.LayerNorm):
+        def __init__(self):
+            super().__init__(3)
+            self.gain = nn.Linear(3, 3)
+
+    assert decay_parameter_names(nn.Sequential(Wrapped(), nn.Linear(3, 2))) == ["1.weight"]
+    assert decay_parameter_names(nn.LayerNorm(3)) == ["weight"]
+
+
+def test_groups_hold_each_trainable_parameter_once():
+    model = Block()
+    model.linear.weight.requires_grad_(False)
+    model.inner["tied"] = model.normal
+    decaying, others = weight_decay_groups(model, 0.01)
+    assert [group["weight_decay"] for group in (decaying, others)] == [0.01, 0.0]
+    assert [id(each) for each in decaying["params"]] == [
+        id(model.scale),
+        id(model.normal.weight),
+        id(model.inner["norm1"].weight),
+    ]
+    num_trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    assert len(decaying["params"]) + len(others["params"]) == num_trainable == len(list(model.parameters())) - 1
+
+
+def test_names_that_decay_can_be_given():
+    model = Block()
+    decaying, others = weight_decay_groups(model, 0.1, decay_names=["bias"])
+    assert decaying["params"] == [model.bias]
+    assert len(others["params"]) == len(list(model.parameters())) - 1
+
+
+def transformers_models(transformers):
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = transformers.BertConfig(vocab_size=16, **sizes)
+    llama = transformers.LlamaConfig(vocab_size=16, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
+    yield transformers.BertForMaskedLM(bert)
+    yield transformers.LlamaForCausalLM(llama)
+    yield Block()
+    yield nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8), nn.Linear(8, 2))
+
+
+def test_the_groups_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    looked_at = 0
+    for model in transformers_models(transformers):
+        theirs = transformers.Trainer.get_decay_parameter_names(None, model)
+        existing = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        assert set(decay_parameter_names(model)) == set(theirs) & existing
+        named = dict(model.named_parameters())
+        expected = [name for name in named if name in theirs], [name for name in named if name not in theirs]
+        groups = weight_decay_groups(model, 0.1)
+        for group, names in zip(groups, expected, strict=True):
+            assert [id(each) for each in group["params"]] == [id(named[name]) for name in names]
+        looked_at += len(named)
+    assert looked_at == 66
+
+
+# ------------------------------------------------------------------------------------------------------ by name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw_torch", torch.optim.AdamW),
+        ("adamw_torch_fused", torch.optim.AdamW),
+        ("sgd", torch.optim.SGD),
+        ("adagrad", torch.optim.Adagrad),
+        ("rmsprop", torch.optim.RMSprop),
+        ("adafactor", Adafactor),
+        ("AdamW", torch.optim.AdamW),
+        ("nadam", torch.optim.NAdam),
+        ("RAdam", torch.optim.RAdam),
+        ("torch.optim.Adamax", torch.optim.Adamax),
+        ("torch.optim.Adafactor", torch.optim.Adafactor),
+    ],
+)
+def test_an_optimizer_is_found_by_its_name(name, expected):
+    optimizer = create_optimizer(name, a_model().parameters(), lr=0.25)
+    assert type(optimizer) is expected
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_adam_options_go_to_optimizers_with_betas_only():
+    adam = {"adam_betas": (0.5, 0.75), "adam_eps": 0.125}
+    for name in ("adamw_torch", "NAdam"):
+        assert optimizer_class_and_options(name, **adam)[1] == {"betas": (0.5, 0.75), "eps": 0.125}
+    assert [optimizer_class_and_options(name, **adam)[1] for name in ("sgd", "adagrad", "rmsprop")] == [{}] * 3
+
+
+def test_options_come_by_name_and_as_text_with_types():
+    text = "momentum=0.9, nesterov=True ,maximize=0,foreach=none"
+    _, options = optimizer_class_and_options("sgd", optim_args=text, dampening=0.0)
+    assert options == {"momentum": 0.9, "nesterov": True, "maximize": False, "foreach": None, "dampening": 0.0}
+    assert optimizer_class_and_options("adamw_torch", adam_betas=(0.9, 0.99), optim_args="betas=(0.5,0.6),eps=1e-6")[
+        1
+    ] == {"betas": (0.5, 0.6), "eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("name", "optim_args", "expected"),
+    [
+        ("sgd", "momentm=0.9", "has no option 'momentm': did you mean 'momentum'? It takes momentum, dampening"),
+        ("sgd", "momentum", "must look like 'momentum=0.9,nesterov=true': 'momentum' does not"),
+        ("sgd", "momentum=fast", "momentum is a number like 0, got 'fast'"),
+        ("sgd", "nesterov=2", "nesterov is true or false, got '2'"),
+        ("adamw_torch", "betas=0.9", "betas is 2 numbers like (0.9,0.999), got '0.9'"),
+        ("sgd", "momentum=0.9,momentum=0.8", "gives 'momentum' twice"),
+        ("sgd", "lr=0.1", "give it as learning_rate"),
+    ],
+)
+def test_wrong_options_are_told(name, optim_args, expected):
+    with pytest.raises(ConfigError) as caught:
+        optimizer_class_and_options(name, optim_args=optim_args)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw_troch", "did you mean 'adamw_torch'?"),
+        ("Addam", "did you mean 'adam'?"),
+        ("adamw_hf", "use 'adamw_torch'"),
+        ("paged_adamw_8bit", "comes from the package bitsandbytes"),
+        ("lbfgs", "evaluates the loss several times in one update"),
+    ],
+)
+def test_a_name_that_cannot_be_made_is_told_with_the_nearest(name, expected):
+    with pytest.raises(ConfigError) as caught:
+        optimizer_class_and_options(name)
+    assert expected in str(caught.value)
+
+
+def test_values_that_torch_refuses_and_frozen_models_are_config_errors():
+    with pytest.raises(ConfigError, match="'sgd' cannot be made: Invalid momentum value"):
+        create_optimizer("sgd", a_model().parameters(), lr=0.1, momentum=-1.0)
+    frozen = a_model().requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter to train: is the whole model frozen"):
+        create_optimizer("sgd", weight_decay_groups(frozen, 0.1), lr=0.1)
+    with pytest.raises(ConfigError, match="clip_threshold of Adafactor must be positive"):
+        create_optimizer("adafactor", a_model().parameters(), lr=0.1, clip_threshold=0.0)
+
+
+def test_an_option_that_the_groups_overrule_is_refused():
+    groups = weight_decay_groups(a_model(), 0.1)
+    with pytest.raises(ConfigError, match="weight_decay would have no effect"):
+        create_optimizer("sgd", groups, lr=0.1, optim_args="weight_decay=0.5")
+
+
+def test_every_name_of_transformers_is_made_or_refused_with_a_package():
+    training_args = pytest.importorskip("transformers.training_args")
+    made, refused = [], []
+    for name in training_args.OptimizerNames:
+        try:
+            optimizer_class_and_options(name)
+            made.append(name.value)
+        except ConfigError as error:
+            assert "comes from the package" in str(error), name
+            refused.append(name.value)
+    assert sorted(made) == sorted(SIX)
+    assert len(made) + len(refused) == 41
+
+
+def test_the_alternatives_of_refused_names_exist():
+    alternatives = {each for names in optimizers._FOREIGN_NAMES.values() for each in names.values()}
+    assert len(alternatives) >= 5
+    for name in sorted(alternatives):
+        assert issubclass(optimizer_class_and_options(name)[0], torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_the_updates_are_those_of_transformers_bit_by_bit(name):
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = a_model(), a_model()
+    args = transformers.TrainingArguments(
+        optim=name, learning_rate=0.01, adam_beta1=0.8, adam_epsilon=1e-6, weight_decay=0.1, use_cpu=True, report_to=[]
+    )
+    kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
+    their_optimizer = kind(weight_decay_groups(theirs, 0.1), **options)
+    our_optimizer = create_optimizer(
+        name, weight_decay_groups(ours, 0.1), lr=0.01, adam_betas=(0.8, 0.999), adam_eps=1e-6
+    )
+    check_equal(trained(our_optimizer, ours), trained(their_optimizer, theirs))
+    assert our_optimizer.defaults.get("fused") == options.get("fused")
+
+
+def test_fused_is_left_out_where_a_parameter_cannot_have_it():
+    plain = create_optimizer("adamw_torch_fused", [nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=0.1)
+    fused = create_optimizer("adamw_torch_fused", [("weight", nn.Parameter(torch.ones(2)))], lr=0.1)
+    assert [plain.defaults["fused"], fused.defaults["fused"]] == [None, True]
+
+
+# ---------------------------------------------------------------------------------------------------- adafactor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("options", ["beta1=0.9", "scale_parameter=true,weight_decay=0.01", "clip_threshold=0.5"])
+def test_adafactor_is_the_one_of_transformers_with_any_option(options, dtype):
+    optimization = pytest.importorskip("transformers.optimization")
+    ours, theirs = a_model(dtype), a_model(dtype)
+    _, typed = optimizer_class_and_options("adafactor", optim_args=options)
+    theirs_options = {"scale_parameter": False, "relative_step": False, **typed}
+    their_optimizer = optimization.Adafactor(theirs.parameters(), lr=0.01, **theirs_options)
+    our_optimizer = create_optimizer("adafactor", ours.parameters(), lr=0.01, optim_args=options)
+    check_equal(trained(our_optimizer, ours), trained(their_optimizer, theirs))
+
+
+def test_adafactor_of_bfloat16_weights_goes_on_exactly_from_its_state():
+    model = a_model(torch.bfloat16)
+    optimizer = Adafactor(model.parameters(), lr=0.01, beta1=0.9)
+    trained(optimizer, model, 5)
+    resumed_model = copy.deepcopy(model)
+    resumed = Adafactor(resumed_model.parameters(), lr=0.5)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    check_equal(trained(resumed, resumed_model, 5), trained(optimizer, model, 5))
+    assert {each.dtype for state in resumed.state.values() for each in state.values() if torch.is_tensor(each)} == {
+        torch.float32
+    }
+
+
+def test_adafactor_evaluates_a_closure():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Adafactor([weight], lr=0.1)
+
+    def closure():
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 2.0
+    # The first update is the gradient over its own size: the lr itself.
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+# ------------------------------------------------------------------------------------------------------- greedy
+
+
+def stepped(scheduler, metrics):
+    lrs = []
+    for metric in metrics:
+        scheduler.step(metric)
+        lrs.append(scheduler.optimizer.param_groups[0]["lr"])
+    return lrs
+
+
+def a_scheduler(make, options):
+    return make(
+        "greedy", torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), None, None, scheduler_specific_kwargs=options
+    )
+
+
+def test_greedy_raises_and_lowers_the_lr():
+    options = {"patience": 1, "factor": 0.5, "max_lr": 0.3, "min_lr": 0.06}
+    lrs = stepped(a_scheduler(get_scheduler, options), [5.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    # Better twice in a row: 0.1 / 0.5. Twice more: bounded by 0.3. Then no better, twice each: halved, and bounded.
+    assert lrs == pytest.approx([0.1, 0.2, 0.2, 0.3, 0.3, 0.15, 0.15, 0.075, 0.075, 0.06])
+
+
+def test_greedy_gives_the_numbers_of_transformers():
+    optimization = pytest.importorskip("transformers.optimization")
+    draw = random.Random(0)
+    num_changed = 0
+    for _ in range(60):
+        options = {
+            "mode": draw.choice(["min", "max"]),
+            "patience": draw.randint(0, 2),
+            "factor": draw.choice([0.5, 0.9]),
+            "threshold_mode": draw.choice(["abs", "rel"]),
+            "threshold": draw.choice([0.0, 1e-6, 0.1]),
+            "cooldown": draw.randint(0, 2),
+            "warmup": draw.randint(0, 2),
+            "min_lr": draw.choice([1e-3, 0.05, 0.2]),
+            "max_lr": draw.choice([0.15, 1.0]),
+            "smooth": draw.random() < 0.3,
+            "window_size": 3,
+            "reset_start": draw.randint(1, 4),
+        }
+        metrics = [draw.choice([draw.random(), 0.5]) for _ in range(50)]
+        ours = stepped(a_scheduler(get_scheduler, options), metrics)
+        assert ours == stepped(a_scheduler(optimization.get_scheduler, options), metrics), options
+        num_changed += len(set(ours)) > 1
+    assert num_changed >= 50
+
+
+def test_greedy_goes_on_from_its_state():
+    options = {"patience": 0, "factor": 0.5, "smooth": True, "window_size": 2, "min_lr": 1e-4}
+    metrics = [3.0, 2.0, 2.5, 2.4, 2.0, 1.0]
+    whole = a_scheduler(get_scheduler, options)
+    expected = stepped(whole, metrics)
+    first, second = a_scheduler(get_scheduler, options), a_scheduler(get_scheduler, options)
+    stepped(first, metrics[:3])
+    second.load_state_dict(first.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert stepped(second, metrics[3:]) == expected[3:]
+    assert second.get_last_lr() == expected[-1:]
+
+
+def test_greedy_refuses_bounds_that_do_not_fit_the_groups():
+    with pytest.raises(ConfigError, match="max_lr has 2 values for 1 parameter groups"):
+        a_scheduler(get_scheduler, {"max_lr": [0.1, 0.2]})
