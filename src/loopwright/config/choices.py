@@ -1,0 +1,84 @@
+"""Values that a field may have by name. They are strings: `args.eval_strategy == "steps"` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, TypeVar
+
+from loopwright.errors import ConfigError
+
+Kind = TypeVar("Kind", bound=Enum)
+
+
+class NamedChoice(str, Enum):
+    """A choice that compares, prints and is stored as its text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification)
+
+
+class IntervalStrategy(NamedChoice):
+    """When something happens again: never, every so many updates, or after each epoch."""
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+
+
+class SaveStrategy(NamedChoice):
+    """When checkpoints are written; `BEST` means after an evaluation that is better than all before it."""
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+    BEST = "best"
+
+
+class SchedulerType(NamedChoice):
+    """The learning rate schedules that have a name."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    POLYNOMIAL = "polynomial"
+    CONSTANT = "constant"
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    INVERSE_SQRT = "inverse_sqrt"
+    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
+    GREEDY = "greedy"
+
+
+class ParallelMode(NamedChoice):
+    """Whether this process is one of several; several devices in one process are not used."""
+
+    NOT_PARALLEL = "not_parallel"
+    NOT_DISTRIBUTED = "not_distributed"
+    DISTRIBUTED = "distributed"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ": did you mean ...?" for the known word most like this one, or nothing where none is."""
+    matches = get_close_matches(word, list(known), n=1)
+    return f": did you mean {matches[0]}?" if matches else ""
+
+
+def choose(kind: type[Kind], name: str, value: Any) -> Kind:
+    """Return the choice of this kind that a text, or another library's enum, stands for.
+
+    Raises:
+        ConfigError: there is none; it lists them and says which is nearest.
+    """
+    text = value.value if isinstance(value, Enum) else value
+    for member in kind:
+        if member.value == text:
+            return member
+    known = [str(member.value) for member in kind]
+    raise ConfigError(f"{name} must be one of {', '.join(known)}, got {text!r}{nearest(str(text), known)}")

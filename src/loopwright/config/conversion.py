@@ -1,0 +1,238 @@
+"""From the values of files and the texts of a command line to the types that a dataclass declares.
+
+YAML reads `3e-4` as a text and `no` as False; both become here what the field's type says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from loopwright.config.choices import nearest
+from loopwright.config.old_names import AcceptsOldNames, OldName
+from loopwright.errors import ConfigError
+
+T = TypeVar("T")
+
+TRUE_WORDS = ("yes", "true", "t", "y", "1", "on")
+FALSE_WORDS = ("no", "false", "f", "n", "0", "off")
+
+
+class UnfitValueError(ConfigError):
+    """A value that cannot become what the field's type says; its text says what is expected."""
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass that its constructor takes, in their order.
+
+    Raises:
+        ConfigError: a type is written as text and cannot be found.
+    """
+    try:
+        hints = get_type_hints(kind)
+    except NameError as error:
+        raise ConfigError(
+            f"the types of {kind.__name__} cannot be read: {error}. Declare the class, and what its types name, at the "
+            "top level of a module"
+        ) from error
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def old_names_of(kind: type) -> Mapping[str, OldName]:
+    """Return the old names that a class takes beside those of its fields."""
+    return kind.old_names() if isinstance(kind, AcceptsOldNames) else {}
+
+
+def build(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Make a dataclass from the values of a file, each converted to its field's type.
+
+    Raises:
+        ConfigError: a name is not known, or a value does not fit; it names them.
+    """
+    hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **field_types(kind)}
+    for name in values:
+        if name not in hints:
+            raise ConfigError(f"{kind.__name__} has no field {name!r}{nearest(name, hints)}")
+    return kind(**{name: convert_named(name, value, hints[name]) for name, value in values.items()})
+
+
+def convert_named(name: str, value: Any, hint: Any) -> Any:
+    """Return a file's value as its type says.
+
+    Raises:
+        ConfigError: it cannot become that; it names the field.
+    """
+    try:
+        return convert(value, hint)
+    except UnfitValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def members(hint: Any) -> list[Any]:
+    """Return the types that a hint allows, without None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [member for each in get_args(hint) for member in members(each)]
+    return [] if hint is type(None) else [hint]
+
+
+def is_optional(hint: Any) -> bool:
+    """Whether a hint allows None."""
+    return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+
+
+def is_list(hint: Any) -> bool:
+    """Whether a hint is a list, a tuple or a set."""
+    return (get_origin(hint) or hint) in (list, tuple, set, frozenset)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """Return a file's value as its type says. A value that has one of the types already stays as it is.
+
+    Raises:
+        UnfitValueError: it cannot become that.
+    """
+    if value is None:
+        return None
+    allowed = members(hint)
+    if any(_is_plainly(value, member) for member in allowed):
+        return value
+    return _first_that_fits(value, sorted(allowed, key=lambda member: member is str))
+
+
+def convert_text(text: str, hint: Any) -> Any:
+    """Return a text of the command line as its type says: a text only where nothing else fits.
+
+    Raises:
+        UnfitValueError: it cannot become that.
+    """
+    allowed = sorted(members(hint), key=lambda member: member is str)
+    if is_optional(hint) and str not in allowed and text.lower() in ("none", "null"):
+        return None
+    return _first_that_fits(text, allowed)
+
+
+def _first_that_fits(value: Any, allowed: list[Any]) -> Any:
+    problems = []
+    for member in allowed:
+        try:
+            return _convert_to(value, member)
+        except UnfitValueError as problem:
+            problems.append(str(problem))
+    if not problems:
+        return value
+    raise UnfitValueError(problems[0])
+
+
+def _is_plainly(value: Any, hint: Any) -> bool:
+    """Whether a value has a type already, so that nothing is to be converted in or around it."""
+    return hint in (bool, int, float, str) and type(value) is hint
+
+
+def _convert_to(value: Any, hint: Any) -> Any:
+    origin = get_origin(hint) or hint
+    if hint is Any:
+        return value
+    if origin is Literal:
+        return _choice(value, {choice: choice for choice in get_args(hint)})
+    if inspect.isclass(origin) and issubclass(origin, Enum):
+        return _choice(value, {member.value: member for member in origin})
+    if is_list(hint):
+        return _list(value, origin, get_args(hint))
+    if origin is dict or (inspect.isclass(origin) and issubclass(origin, Mapping)):
+        return _dict(value)
+    if origin in _SIMPLE:
+        return _SIMPLE[origin](value)
+    if isinstance(origin, type) and dataclasses.is_dataclass(origin):
+        return build(origin, value) if isinstance(value, Mapping) else value
+    if inspect.isclass(origin) and isinstance(value, str):
+        return _made(value, origin)
+    return value
+
+
+def _bool(value: Any) -> bool:
+    word = str(value).lower()
+    if word in TRUE_WORDS or word in FALSE_WORDS:
+        return word in TRUE_WORDS
+    raise UnfitValueError(f"expected true or false, got {value!r}")
+
+
+def _int(value: Any) -> int:
+    number = _float(value)
+    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+        return int(value)  # A float would round large ones.
+    if isinstance(value, int):
+        return value
+    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+        raise UnfitValueError(f"expected a whole number, got {value!r}")
+    return int(number)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise UnfitValueError(f"expected a number, got {value!r}")
+    try:
+        return float(value)
+    except ValueError as error:
+        raise UnfitValueError(f"expected a number, got {value!r}") from error
+
+
+def _str(value: Any) -> str:
+    if isinstance(value, bool):
+        raise UnfitValueError(
+            f"expected a text, got {value!r}: YAML reads yes, no, on and off so, put quotes around it"
+        )
+    if isinstance(value, (int, float, str, Path)):
+        return str(value)
+    raise UnfitValueError(f"expected a text, got {value!r}")
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        read = json.loads(value) if isinstance(value, str) else None
+    except json.JSONDecodeError as error:
+        raise UnfitValueError(f'expected JSON such as {{"name": 1}}, got {value!r}: {error}') from error
+    if isinstance(read, dict):
+        return read
+    raise UnfitValueError(f'expected JSON such as {{"name": 1}}, got {value!r}')
+
+
+def _list(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
+    values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    if kind is tuple and arguments and Ellipsis not in arguments:
+        if len(values) != len(arguments):
+            raise UnfitValueError(f"expected {len(arguments)} values, got {values!r}")
+        return tuple(convert(each, hint) for each, hint in zip(values, arguments, strict=True))
+    return kind(convert(each, arguments[0] if arguments else Any) for each in values)
+
+
+def _choice(value: Any, choices: Mapping[Any, Any]) -> Any:
+    if isinstance(value, Enum):
+        value = value.value
+    for choice, meant in choices.items():
+        if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+            return meant
+    words = {str(choice): meant for choice, meant in choices.items()}
+    # YAML reads no and off as False, yes and on as True.
+    spellings = [str(value)] if not isinstance(value, bool) else ["yes", "on"] if value else ["no", "off"]
+    for word in spellings:
+        if word in words:
+            return words[word]
+    raise UnfitValueError(f"expected one of {', '.join(words)}, got {value!r}{nearest(str(value), words)}")
+
+
+def _made(value: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as error:
+        raise UnfitValueError(f"expected a {getattr(kind, '__name__', kind)}, got {value!r}: {error}") from error
+
+
+_SIMPLE: Mapping[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}

@@ -1,0 +1,58 @@
+"""Read a configuration file, YAML or JSON, into a dict; and say a value in what such files can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import ConfigError
+
+
+def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[str, Any]:
+    """Return what a file holds.
+
+    Args:
+        path: the file.
+        form: "JSON" or "YAML"; without it a file whose name ends in .json is read as JSON, every other as YAML.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping of names to values.
+    """
+    import yaml
+
+    path = Path(path)
+    form = form or ("JSON" if path.suffix == ".json" else "YAML")
+    try:
+        text = path.read_text(encoding="utf-8")
+        read = json.loads(text) if form == "JSON" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the configuration file {path} is not {form}: {error}") from error
+    if read is None:
+        return {}
+    if not isinstance(read, dict):
+        raise ConfigError(f"the configuration file {path} must hold names and values, not a {type(read).__name__}")
+    return {str(name): value for name, value in read.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON and YAML can hold it: what they have no form for is told by its text."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    return str(value)

@@ -1,0 +1,197 @@
+"""Names of arguments that transformers had once: still taken, with a notice that says what to write now.
+
+An `OldName` is an attribute of the class: reading and setting it goes to the field that has taken its place, and
+`AcceptsOldNames` makes it an argument of the constructor, also of dataclasses that people derive.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from loopwright.config.choices import nearest
+from loopwright.errors import ConfigError, ConfigTypeError
+
+_HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
+
+
+class OldNameWarning(UserWarning):
+    """The notice that an argument's name is an old one."""
+
+
+class OldName:
+    """An argument that has another name today.
+
+    Args:
+        new: the field that has taken its place; None where nothing has to be said any more.
+        hint: the type of its values.
+        forward: from a value of the old name to one of the new; a result of None sets nothing.
+        backward: from the new field's value to the old one's.
+        does_new_win: whether the new name wins where both are given; otherwise two that differ are an error.
+        note: what the notice adds.
+        refusal: why every value but the harmless one is refused.
+    """
+
+    def __init__(
+        self,
+        new: str | None,
+        hint: Any,
+        forward: Callable[[Any], Any] = lambda value: value,
+        backward: Callable[[Any], Any] = lambda value: value,
+        *,
+        does_new_win: bool = False,
+        note: str = "",
+        refusal: str = "",
+    ) -> None:
+        self.new = new
+        self.hint = hint
+        self.name = ""
+        self._forward = forward
+        self._backward = backward
+        self._does_new_win = does_new_win
+        self._note = note
+        self._refusal = refusal
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            # A dataclass that has a field of this name must not take this object for its default.
+            raise AttributeError(self.name)
+        return self._backward(getattr(instance, self.new) if self.new else None)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        for name, translated in self.translate(value, {}, stacklevel=3).items():
+            setattr(instance, name, translated)
+
+    def translate(self, value: Any, given: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
+        """Return the new field and its value, or nothing where the old value changes nothing; give notice.
+
+        Args:
+            value: what the old name was given.
+            given: the other arguments.
+            stacklevel: how many calls up the notice points.
+
+        Raises:
+            ConfigError: the value is refused, or contradicts the new name's.
+        """
+        if value is None:
+            return {}
+        translated = self._forward(value)
+        if self._refusal and translated is not None:
+            raise ConfigError(f"{self.name}={value!r} is not supported: {self._refusal}")
+        now = f"{self.new} is its name now" if self.new else "it is not needed any more"
+        notice = f"{self.name} is an old name: {now}"
+        result: dict[str, Any] = {}
+        if self.new and translated is not None:
+            notice = f"{self.name} is an old name: write {self.new}={translated!r}"
+            if given.get(self.new) and given[self.new] != translated:
+                if not self._does_new_win:
+                    current = getattr(given[self.new], "value", given[self.new])
+                    raise ConfigError(
+                        f"{self.name}={value!r} and {self.new}={current!r} contradict each other, and the first is the "
+                        f"old name of the second: give only {self.new}"
+                    )
+                notice = f"{self.name} is an old name, and is not used since {self.new}={given[self.new]!r} is given"
+            else:
+                result = {self.new: translated}
+        warnings.warn(notice + (f" ({self._note})" if self._note else ""), OldNameWarning, stacklevel=stacklevel)
+        return result
+
+
+class AcceptsOldNames(type):
+    """Makes the `OldName`s of a class arguments of its constructor, and says which name was meant."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance from arguments of today's names and of old ones."""
+        parameters = cls.__signature__.parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        translated = cls.translate_old_names(kwargs, stacklevel=4)
+        unknown = [name for name in translated if name not in parameters]
+        if unknown and not takes_any:
+            known = [*parameters, *cls.old_names()]
+            raise ConfigTypeError(f"{cls.__name__} has no argument {unknown[0]!r}{nearest(unknown[0], known)}")
+        return super().__call__(*args, **translated)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What `help` and editors show: the constructor's own arguments, rather than those of `__call__`."""
+        signature = inspect.signature(cast("Any", cls).__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def old_names(cls) -> dict[str, OldName]:
+        """Return the old names of this class that no field of its own has taken again."""
+        found: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            found |= vars(base)
+        return {name: value for name, value in found.items() if isinstance(value, OldName)}
+
+    def translate_old_names(cls, arguments: Mapping[str, Any], stacklevel: int = 3) -> dict[str, Any]:
+        """Return the arguments with today's names only, giving notice of the others.
+
+        Raises:
+            ConfigError: an old name's value is refused, or contradicts the new name's.
+        """
+        old_names = cls.old_names()
+        result = {name: value for name, value in arguments.items() if name not in old_names}
+        for name in arguments:
+            if name in old_names:
+                result |= old_names[name].translate(arguments[name], result, stacklevel)
+        return result
+
+
+def _ratio(value: float) -> float | None:
+    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigError(f"warmup_ratio must be at least 0 and below 1, got {value!r}")
+    return value or None
+
+
+class TrainingOldNames(metaclass=AcceptsOldNames):
+    """The old names of `TrainingArguments`."""
+
+    evaluation_strategy = OldName("eval_strategy", str)
+    warmup_ratio = OldName(
+        "warmup_steps",
+        float,
+        forward=_ratio,
+        backward=lambda steps: steps if steps < 1 else 0.0,
+        does_new_win=True,
+        note="below 1 it is a fraction of all updates",
+    )
+    no_cuda = OldName("use_cpu", bool)
+    group_by_length = OldName(
+        "train_sampling_strategy",
+        bool,
+        forward=lambda is_on: "group_by_length" if is_on else None,
+        backward=lambda strategy: strategy == "group_by_length",
+    )
+    per_gpu_train_batch_size = OldName("per_device_train_batch_size", int)
+    per_gpu_eval_batch_size = OldName("per_device_eval_batch_size", int)
+    adafactor = OldName(
+        "optim",
+        bool,
+        forward=lambda is_on: "adafactor" if is_on else None,
+        backward=lambda optim: optim == "adafactor",
+    )
+    include_inputs_for_metrics = OldName(
+        "include_for_metrics",
+        bool,
+        forward=lambda is_on: ["inputs"] if is_on else None,
+        backward=lambda names: "inputs" in names,
+    )
+    use_mps_device = OldName(
+        None, bool, backward=lambda _: False, note="a device that is there is used unless use_cpu=True"
+    )
+    save_safetensors = OldName(
+        None,
+        bool,
+        forward=lambda is_on: None if is_on else False,
+        backward=lambda _: True,
+        refusal="weights are always written as safetensors",
+    )
+    push_to_hub_model_id = OldName(None, str, refusal=_HUB)
+    push_to_hub_organization = OldName(None, str, refusal=_HUB)
+    push_to_hub_token = OldName(None, str, refusal=_HUB)

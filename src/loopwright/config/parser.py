@@ -1,0 +1,441 @@
+"""`HfArgumentParser`: dataclasses filled from a command line, from files, or from both.
+
+A value comes from a flag, else from a file given with `--config`, else from the dataclass; `sources` tells which.
+
+Example:
+    >>> from loopwright.config import TrainingArguments
+    >>> parser = HfArgumentParser(TrainingArguments)
+    >>> (args,) = parser.parse_args_into_dataclasses(["--learning-rate", "1e-4", "--bf16"])
+    >>> args.learning_rate, args.bf16, parser.sources["bf16"], parser.sources["seed"]
+    (0.0001, True, 'flag', 'default')
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from loopwright.config.choices import nearest
+from loopwright.config.conversion import (
+    UnfitValueError,
+    convert,
+    convert_named,
+    convert_text,
+    field_types,
+    is_list,
+    members,
+    old_names_of,
+)
+from loopwright.config.files import read_mapping
+from loopwright.config.old_names import AcceptsOldNames
+from loopwright.errors import ConfigError
+
+CONFIG_FLAG = "--config"
+
+# What a field's metadata may tell argparse.
+_ARGPARSE_KEYS = ("help", "choices", "metavar", "nargs")
+
+
+def HfArg(
+    *,
+    aliases: str | list[str] | None = None,
+    help: str | None = None,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    metadata: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Declare a field of a dataclass together with its help text and its other flags.
+
+    Args:
+        aliases: further flags, such as "-e".
+        help: the text that `--help` shows.
+        default: the value where none is given; without it the flag is required.
+        default_factory: makes the default.
+        metadata: further metadata of the field.
+        kwargs: further arguments of `dataclasses.field`.
+    """
+    told = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
+    field: Any = dataclasses.field
+    return field(default=default, default_factory=default_factory, metadata={**(metadata or {}), **told}, **kwargs)
+
+
+class _Field(argparse.Action):
+    """Stores a flag's value, and notes in the parser that it was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, HfArgumentParser)
+        try:
+            value = convert(values, parser.type_of(self.dest)) if isinstance(values, list) else values
+        except UnfitValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+        setattr(namespace, self.dest, parser.take(self.dest, value))
+
+
+class _Negation(argparse.Action):
+    """Stores False for a flag that starts with no."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, HfArgumentParser)
+        setattr(namespace, self.dest, parser.take(self.dest, False))
+
+
+class HfArgumentParser(argparse.ArgumentParser):
+    """Makes flags of the fields of dataclasses, and dataclasses of flags.
+
+    You may add arguments of your own with `add_argument`: they come back in a namespace behind the dataclasses.
+
+    Args:
+        dataclass_types: a dataclass or several.
+        kwargs: arguments of `argparse.ArgumentParser`.
+
+    Attributes:
+        dataclass_types: the dataclasses.
+        sources: for each field, after parsing, where its value came from: "default", "file" or "flag".
+
+    Raises:
+        ConfigError: two of the dataclasses have a field of the same name, or a type cannot be read.
+    """
+
+    def __init__(self, dataclass_types: type | Iterable[type] | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        # A shortened flag would be another one, or an error, after the next field that is added.
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(**kwargs)
+        if isinstance(dataclass_types, type):
+            dataclass_types = [dataclass_types]
+        self.dataclass_types: list[Any] = list(dataclass_types or [])
+        self.sources: dict[str, str] = {}
+        self._given: dict[str, Any] = {}
+        self._hints: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {}
+        self._config_action: argparse.Action | None = None
+        for kind in self.dataclass_types:
+            self._add_dataclass(kind)
+
+    # --------------------------------------------------------------------------------------------------- parsing
+
+    def parse_args_into_dataclasses(
+        self,
+        args: Sequence[str] | None = None,
+        return_remaining_strings: bool = False,
+        look_for_args_file: bool = True,
+        args_filename: str | os.PathLike[str] | None = None,
+        args_file_flag: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Return the dataclasses, filled from a command line and the files that it names.
+
+        `--config FILE` (YAML, or JSON where the name ends in .json) gives values that flags overrule. It may be given
+        several times; later files overrule earlier ones. A flag that is not known ends the program with code 2.
+
+        Args:
+            args: the command line; the program's own by default.
+            return_remaining_strings: return what is not known as a last value, instead of ending the program.
+            look_for_args_file: read flags, to be overruled, from the file beside the script that ends in .args.
+            args_filename: read them from this file instead.
+            args_file_flag: a flag whose value names such a file too.
+
+        Returns:
+            The dataclasses in their order, a namespace where the parser has arguments of its own, and the remaining
+            strings where they are asked for.
+
+        Raises:
+            ConfigError: values contradict each other, or are not supported.
+        """
+        line = list(sys.argv[1:] if args is None else args)
+        line = self._with_args_files(line, look_for_args_file, args_filename, args_file_flag)
+        self._add_old_flags()
+        config_files, line = self._split_config_files(line)
+        from_files: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for file in config_files:
+            try:
+                fields, rest = self._read(read_mapping(file), f"{file}: ")
+            except ConfigError as error:
+                self.error(str(error))
+            unknown = [name for name in rest if name not in self._own_names()]
+            if unknown:
+                self.error(f"{file}: {self._unknown(unknown[0])}")
+            from_files |= fields
+            own |= rest
+        if not return_remaining_strings and not self.allow_abbrev:
+            # Before parsing, which would rather say that a flag is missing than that this may be it, misspelt.
+            self._refuse_unknown_flags(line)
+        namespace, remaining = self._parse_line(line, {**from_files, **own})
+        outputs = self._fill(from_files, self._given)
+        for name in [*self._hints, *(name for kind in self.dataclass_types for name in old_names_of(kind))]:
+            namespace.__dict__.pop(name, None)
+        if vars(namespace):
+            outputs = (*outputs, namespace)
+        if return_remaining_strings:
+            return (*outputs, remaining)
+        if remaining:
+            self.error(self._remaining(remaining))
+        return outputs
+
+    def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Return the dataclasses, filled from a dict.
+
+        Raises:
+            ConfigError: a value does not fit, or a key is not known and `allow_extra_keys` is False.
+        """
+        values, unknown = self._read(args, "")
+        if unknown and not allow_extra_keys:
+            raise ConfigError(self._unknown(next(iter(unknown))))
+        return self._fill(values, {})
+
+    def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Return the dataclasses, filled from a JSON file.
+
+        Raises:
+            ConfigError: the file cannot be read, a value does not fit, or a key is not known.
+        """
+        return self.parse_dict(read_mapping(json_file, "JSON"), allow_extra_keys)
+
+    def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Return the dataclasses, filled from a YAML file.
+
+        Raises:
+            ConfigError: the file cannot be read, a value does not fit, or a key is not known.
+        """
+        return self.parse_dict(read_mapping(yaml_file, "YAML"), allow_extra_keys)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; a flag may have - where its name has _."""
+        line = list(sys.argv[1:] if args is None else args)
+        self._given = {}
+        return super().parse_known_args([self._underscored(word) for word in line], namespace)
+
+    def type_of(self, name: str) -> Any:
+        """Return the type of a field; called by the actions of the fields."""
+        return self._hints[name]
+
+    def take(self, name: str, value: Any) -> Any:
+        """Note that a flag was given, and return its value; called by the actions of the fields."""
+        self._given[name] = value
+        return value
+
+    # ------------------------------------------------------------------------------------------------- arguments
+
+    def _add_dataclass(self, kind: type) -> None:
+        title = getattr(kind, "_argument_group_name", None)
+        group = self.add_argument_group(title) if title else self
+        hints = field_types(kind)
+        for field in dataclasses.fields(kind):
+            if not field.init:
+                continue
+            if field.name in self._hints:
+                names = f"{self._owners[field.name].__name__} and {kind.__name__}"
+                raise ConfigError(f"{names} both have a field {field.name!r}: a flag can fill only one, rename one")
+            self._hints[field.name] = hints[field.name]
+            self._owners[field.name] = kind
+            self._add_field(group, field, hints[field.name])
+
+    def _add_field(self, group: Any, field: Any, hint: Any) -> None:
+        told = {key: field.metadata[key] for key in _ARGPARSE_KEYS if key in field.metadata}
+        if field.metadata.get("is_hidden"):
+            told["help"] = argparse.SUPPRESS
+        aliases = field.metadata.get("aliases", [])
+        aliases = [aliases] if isinstance(aliases, str) else aliases
+        default = (False if hint is bool else None) if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        # As in transformers, a bool without a default is False.
+        is_required = _has_no_default(field) and hint is not bool
+        options = {"default": default, "required": is_required, **_options(hint), **told}
+        if "choices" in told:
+            options.pop("metavar")
+        group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
+        if bool in members(hint) and default is True:
+            text = argparse.SUPPRESS if field.metadata.get("is_hidden") else f"the same as --{field.name} false"
+            options = {"nargs": 0, "default": argparse.SUPPRESS, "help": text}
+            group.add_argument(f"--no_{field.name}", dest=field.name, action=_Negation, **options)
+
+    def _add_old_flags(self) -> None:
+        """Add the old names as hidden flags, where nothing else has taken them; and `--config`."""
+        for kind in self.dataclass_types:
+            for name, old in old_names_of(kind).items():
+                if f"--{name}" not in self._option_string_actions:
+                    options = {**_options(old.hint), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                    self.add_argument(f"--{name}", dest=name, action=_Field, **options)
+        if CONFIG_FLAG not in self._option_string_actions:
+            text = "YAML or JSON file with values of these flags; a flag overrules it."
+            self._config_action = self.add_argument(CONFIG_FLAG, default=argparse.SUPPRESS, metavar="FILE", help=text)
+
+    # ----------------------------------------------------------------------------------------------------- lines
+
+    def _with_args_files(self, line: list[str], look_beside_script: bool, filename: Any, flag: str | None) -> list[str]:
+        files = []
+        if filename:
+            files.append(Path(filename))
+        elif look_beside_script and sys.argv and Path(sys.argv[0]).name:
+            beside = Path(sys.argv[0]).with_suffix(".args")
+            files += [beside] if beside.is_file() else []
+        if flag:
+            named, line = _split_off(line, flag)
+            files += [Path(name) for name in named]
+        words = []
+        for file in files:
+            try:
+                words += shlex.split(file.read_text(encoding="utf-8"), comments=True)
+            except (OSError, ValueError) as error:
+                self.error(f"cannot read flags from {file}: {error}")
+        return words + line
+
+    def _split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
+        """Return the files of `--config`, and the line without them, unless that is a flag of somebody else's."""
+        if self._option_string_actions[CONFIG_FLAG] is self._config_action:
+            return _split_off(line, CONFIG_FLAG)
+        return [], line
+
+    def _parse_line(self, line: list[str], from_files: Mapping[str, Any]) -> tuple[argparse.Namespace, list[str]]:
+        """Parse flags over the values of files, which are as good as flags where one is required."""
+        covered = [action for action in self._actions if action.required and action.dest in from_files]
+        for action in covered:
+            action.required = False
+        try:
+            namespace, remaining = self.parse_known_args(line, argparse.Namespace(**from_files))
+        finally:
+            for action in covered:
+                action.required = True
+        return namespace, remaining
+
+    def _underscored(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in self._option_string_actions:
+            return word
+        underscored = "--" + name[2:].replace("-", "_")
+        return underscored + equals + value if underscored in self._option_string_actions else word
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def _own_names(self) -> set[str]:
+        """Return the names of arguments that are no fields: those that were added by hand."""
+        return {
+            action.dest
+            for action in self._actions
+            if not isinstance(action, (_Field, _Negation)) and action is not self._config_action
+        }
+
+    def _read(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the values of fields, with their types and today's names, and those that are of no field."""
+        hints = dict(self._hints)
+        for kind in self.dataclass_types:
+            hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **hints}
+        known, unknown = {}, {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name in hints:
+                known[name] = convert_named(f"{place}{key}", value, hints[name])
+            else:
+                unknown[key] = value
+        return self._renamed(known), unknown
+
+    def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values under today's names; an old name that is a field of another dataclass stays."""
+        renamed = {name: value for name, value in values.items() if name in self._hints}
+        for kind in self.dataclass_types:
+            if isinstance(kind, AcceptsOldNames):
+                old = {name: values[name] for name in kind.old_names() if name in values and name not in renamed}
+                fields = {name: value for name, value in renamed.items() if self._owners[name] is kind}
+                renamed |= kind.translate_old_names({**fields, **old})
+        return renamed
+
+    def _fill(self, from_files: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Make the dataclasses: flags win over files, files over defaults."""
+        flags = self._renamed(flags)
+        defaults = {name: value for name, value in self._defaults.items() if name in self._hints}
+        values = {**defaults, **from_files, **flags}
+        self.sources = {
+            name: "flag" if name in flags else "file" if name in from_files else "default" for name in self._hints
+        }
+        outputs = []
+        for kind in self.dataclass_types:
+            inputs = {name: value for name, value in values.items() if self._owners[name] is kind}
+            for field in dataclasses.fields(kind):
+                if field.init and field.name not in inputs and _has_no_default(field):
+                    if self._hints[field.name] is not bool:
+                        raise ConfigError(f"{kind.__name__} needs a value of {field.name}, which has no default")
+                    inputs[field.name] = False
+            outputs.append(kind(**inputs))
+        return tuple(outputs)
+
+    # ---------------------------------------------------------------------------------------------------- errors
+
+    def _unknown(self, name: str) -> str:
+        known = [*self._hints, *self._own_names()]
+        return f"unknown name {name!r}{nearest(name, known)}"
+
+    def _refuse_unknown_flags(self, line: list[str]) -> None:
+        for word in line[: line.index("--")] if "--" in line else line:
+            flag = self._underscored(word).partition("=")[0]
+            # argparse takes a word with a space in it for a value.
+            if flag.startswith("--") and " " not in word and flag not in self._option_string_actions:
+                self.error(self._remaining([word]))
+
+    def _remaining(self, words: list[str]) -> str:
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("-") and len(flag) > 1:
+                known = [option for option, action in self._option_string_actions.items() if not _is_hidden(action)]
+                return f"unknown flag {flag}{nearest(flag.replace('-', '_'), known) or nearest(flag, known)}"
+        return f"unexpected value {words[0]!r}"
+
+
+def _has_no_default(field: Any) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_hidden(action: argparse.Action) -> bool:
+    return action.help == argparse.SUPPRESS
+
+
+def _options(hint: Any) -> dict[str, Any]:
+    """Return what argparse has to know about values of a type."""
+    allowed = members(hint)
+    lists = [member for member in allowed if is_list(member)]
+    if lists:
+        return {"nargs": "+", "type": str, "metavar": _metavar((get_args(lists[0]) or (str,))[0])}
+    options = {"type": _reader(hint), "metavar": _metavar(allowed[0] if allowed else str)}
+    return {**options, "nargs": "?", "const": True} if allowed == [bool] else options
+
+
+def _metavar(hint: Any) -> str:
+    """Return how `--help` shows a value of a type."""
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(str(choice) for choice in get_args(hint)) + "}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "{" + ",".join(str(member.value) for member in hint) + "}"
+    kind = get_origin(hint) or hint
+    return {dict: "JSON", str: "TEXT"}.get(kind, getattr(kind, "__name__", "value").upper())
+
+
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """Return the function with which argparse reads a word as a type."""
+
+    def read(word: str) -> Any:
+        try:
+            return convert_text(word, hint)
+        except UnfitValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _split_off(line: list[str], flag: str) -> tuple[list[str], list[str]]:
+    """Return the values of a flag, and the line without them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="values", action="append", default=[])
+    found, rest = parser.parse_known_args(line)
+    return found.values, rest

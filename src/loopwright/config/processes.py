@@ -1,0 +1,98 @@
+"""Which process this is, read when it is asked for: from torch's process group, or from what the launcher set.
+
+torch is imported only by what needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_LONGEST_WAIT = timedelta(days=1)
+
+
+def _process_group() -> Any:
+    """Return torch.distributed where this process has joined a group, else None; imports nothing."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed
+    return None
+
+
+def world_size() -> int:
+    """Return how many processes the run has."""
+    group = _process_group()
+    return int(group.get_world_size()) if group else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def process_index() -> int:
+    """Return the rank of this process among all."""
+    group = _process_group()
+    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))
+
+
+def local_process_index() -> int:
+    """Return the rank of this process on its node."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device(use_cpu: bool) -> torch.device:
+    """Return the device of this process."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if use_cpu or accelerator is None:
+        return torch.device("cpu")
+    if accelerator.type == "mps":
+        return torch.device("mps")
+    return torch.device(accelerator.type, local_process_index())
+
+
+@contextmanager
+def first(is_first: bool) -> Iterator[None]:
+    """Run a block on the first process, and on the others when it is done there; an error releases them too.
+
+    It needs no process group: before there is one, the processes meet in the store of their launcher.
+    """
+    if world_size() == 1:
+        yield
+        return
+    group = _process_group()
+    meet: Callable[[], Any] = group.barrier if group else _meet_in_store
+    if not is_first:
+        meet()
+    try:
+        yield
+    finally:
+        if is_first:
+            meet()
+
+
+@cache
+def _store() -> Any:
+    """Return the store that the processes share. It is kept, since rank 0 may be the one that serves it."""
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=_LONGEST_WAIT))
+    return PrefixStore("loopwright/first", store)
+
+
+def _meet_in_store() -> None:
+    """Wait until every process has come here as often as this one."""
+    store = _store()
+    count = int(store.add("arrived", 1))
+    # Of the processes that came, each `world_size()` make one meeting.
+    meeting = (count - 1) // world_size()
+    if count % world_size() == 0:
+        store.set(f"open-{meeting}", "yes")
+    store.wait([f"open-{meeting}"], _LONGEST_WAIT)

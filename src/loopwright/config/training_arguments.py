@@ -1,0 +1,403 @@
+"""`TrainingArguments`: what a run is to do, as inert data, with the names and defaults of transformers.
+
+Making one touches no device, no file and no environment, and imports no torch. What depends on the machine (`device`,
+`world_size`, `should_save`, ...) is looked up when it is read. The fields are in `fields`, what they may hold in
+`validation`, their old names in `old_names`.
+
+Example:
+    >>> args = TrainingArguments("runs/first", learning_rate=1e-4, eval_strategy="epoch")
+    >>> args.eval_strategy == "epoch", args.do_eval, args.get_warmup_steps(100)
+    (True, True, 0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import warnings
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loopwright.config import processes
+from loopwright.config.choices import IntervalStrategy, ParallelMode, SaveStrategy, SchedulerType
+from loopwright.config.conversion import build
+from loopwright.config.fields import TrainingFields, honoured, refused
+from loopwright.config.files import plain, read_mapping
+from loopwright.config.old_names import OldNameWarning
+from loopwright.config.validation import check_refused, check_whole, settle
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+# Fields that transformers fills in by itself, so that their values say nothing about what the user wanted.
+_FILLED_IN = ("logging_nan_inf_filter", "logging_dir", "fsdp_config")
+
+
+@dataclass(repr=False)
+class TrainingArguments(TrainingFields):
+    """The arguments of a run. Derive a dataclass from it to add your own; every field has a default.
+
+    Raises:
+        ConfigError: on making it; it names the field, what it was given and what is expected.
+    """
+
+    def __post_init__(self) -> None:
+        self.validate()
+        if self.logging_dir is not None:
+            notice = "logging_dir is an old name, and still says where TensorBoard's files go"
+            warnings.warn(notice, OldNameWarning, stacklevel=4)
+        if self.overwrite_output_dir:
+            notice = "overwrite_output_dir is an old name: nothing has to be asked for, your script may still read it"
+            warnings.warn(notice, OldNameWarning, stacklevel=4)
+
+    def validate(self) -> None:
+        """Check the fields, and fill in those that follow from others. Call it again after you have set some.
+
+        Raises:
+            ConfigError: it names the field, what it was given and what is expected.
+        """
+        settle(self)
+
+    def __repr__(self) -> str:
+        usual = TrainingArguments().to_dict()
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self.to_dict().items()
+            if name == "output_dir" or name not in usual or value != usual[name]
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    # ------------------------------------------------------------------------------------- what follows from them
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of one training micro-batch of this process, which has one device."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of one evaluation batch of this process, which has one device."""
+        return self.per_device_eval_batch_size
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of autocast, "fp16", "bf16" or "no"; unset, what accelerate's launcher has set."""
+        if self.fp16 or self.bf16:
+            return "fp16" if self.fp16 else "bf16"
+        return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Return the updates of the warmup of a run of so many updates."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)
+
+    def get_process_log_level(self) -> int:
+        """Return the level at which this process logs, as a number of `logging`; "passive" leaves it as it is."""
+        level = self.log_level if self.should_log else self.log_level_replica
+        if level == "passive":
+            return logging.getLogger("loopwright").getEffectiveLevel()
+        return int(getattr(logging, level.upper()))
+
+    # ------------------------------------------------------------------------------------------------ processes
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return processes.device(self.use_cpu)
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: one or none. Several are used by starting several processes."""
+        return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the run has."""
+        return processes.world_size()
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process among all."""
+        return processes.process_index()
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process on its node."""
+        return processes.local_process_index()
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether this process is one of several."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs."""
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes files."""
+        return self.process_index == 0
+
+    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
+        """Let a block run on the main process first, and on the others when it is done there.
+
+        Args:
+            local: the first process of each node, rather than that of the first node alone.
+            desc: what the block does, for the debug log.
+        """
+        logging.getLogger(__name__).debug("process %d: %s, main process first", self.process_index, desc)
+        index = self.local_process_index if local else self.process_index
+        return processes.first(index == 0)
+
+    # ---------------------------------------------------------------------------------------- to and from files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON and YAML can hold them; a token that is set is replaced by its name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        return {
+            name: f"<{name.upper()}>" if name.endswith("_token") and value is not None else plain(value)
+            for name, value in values.items()
+        }
+
+    def to_json_string(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Return all fields and the batch sizes, as trackers take them: numbers, bools and texts only."""
+        sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
+        values = {**self.to_dict(), **sizes}
+        return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
+
+    def to_yaml(self) -> str:
+        """Return all fields as YAML."""
+        import yaml
+
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Make arguments from such a dict; what is left out has its default, old names are taken.
+
+        Raises:
+            ConfigError: a name is not known, or a value does not fit.
+        """
+        return build(cls, values)
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str]) -> Self:
+        """Make arguments from a JSON file.
+
+        Raises:
+            ConfigError: the file cannot be read, a name is not known, or a value does not fit.
+        """
+        return cls.from_dict(read_mapping(path, "JSON"))
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
+        """Make arguments from a YAML file.
+
+        Raises:
+            ConfigError: the file cannot be read, a name is not known, or a value does not fit.
+        """
+        return cls.from_dict(read_mapping(path, "YAML"))
+
+    @classmethod
+    def from_transformers(cls, args: Any) -> TrainingArguments:
+        """Make arguments from an instance of transformers' own classes: for sequence to sequence where it is for that.
+
+        Raises:
+            ConfigError: it asks for something that is refused here.
+        """
+        kind = Seq2SeqTrainingArguments if hasattr(args, "predict_with_generate") else cls
+        names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
+        names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
+        return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+    # ------------------------------------------------------------------------------------------ several at once
+
+    def set_training(
+        self,
+        learning_rate: float = 5e-5,
+        batch_size: int = 8,
+        weight_decay: float = 0,
+        num_epochs: float = 3,
+        max_steps: int = -1,
+        gradient_accumulation_steps: int = 1,
+        seed: int = 42,
+        gradient_checkpointing: bool = False,
+    ) -> Self:
+        """Set what training needs first, and `do_train`; return these arguments."""
+        return self._set(
+            do_train=True,
+            learning_rate=learning_rate,
+            per_device_train_batch_size=batch_size,
+            weight_decay=weight_decay,
+            num_train_epochs=num_epochs,
+            max_steps=max_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            seed=seed,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+
+    def set_evaluate(
+        self,
+        strategy: IntervalStrategy | str = "no",
+        steps: float = 500,
+        batch_size: int = 8,
+        accumulation_steps: int | None = None,
+        delay: float | None = None,
+        loss_only: bool = False,
+    ) -> Self:
+        """Set when and how to evaluate; return these arguments."""
+        return self._set(
+            eval_strategy=strategy,
+            do_eval=strategy != IntervalStrategy.NO,
+            eval_steps=steps,
+            per_device_eval_batch_size=batch_size,
+            eval_accumulation_steps=accumulation_steps,
+            eval_delay=delay,
+            prediction_loss_only=loss_only,
+        )
+
+    def set_testing(self, batch_size: int = 8, loss_only: bool = False) -> Self:
+        """Set how to predict, and `do_predict`; return these arguments."""
+        return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
+
+    def set_save(
+        self,
+        strategy: SaveStrategy | str = "steps",
+        steps: float = 500,
+        total_limit: int | None = None,
+        on_each_node: bool = False,
+    ) -> Self:
+        """Set when to save and how many checkpoints to keep; return these arguments."""
+        return self._set(
+            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
+        )
+
+    def set_logging(
+        self,
+        strategy: IntervalStrategy | str = "steps",
+        steps: float = 500,
+        report_to: str | list[str] = "none",
+        level: str = "passive",
+        first_step: bool = False,
+        nan_inf_filter: bool = False,
+        on_each_node: bool = False,
+        replica_level: str = "passive",
+    ) -> Self:
+        """Set when and where to log; return these arguments."""
+        return self._set(
+            logging_strategy=strategy,
+            logging_steps=steps,
+            report_to=report_to,
+            log_level=level,
+            logging_first_step=first_step,
+            logging_nan_inf_filter=nan_inf_filter,
+            log_on_each_node=on_each_node,
+            log_level_replica=replica_level,
+        )
+
+    def set_optimizer(
+        self,
+        name: str = "adamw_torch",
+        learning_rate: float = 5e-5,
+        weight_decay: float = 0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        args: str | None = None,
+    ) -> Self:
+        """Set the optimizer; return these arguments."""
+        return self._set(
+            optim=name,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            adam_beta1=beta1,
+            adam_beta2=beta2,
+            adam_epsilon=epsilon,
+            optim_args=args,
+        )
+
+    def set_lr_scheduler(
+        self,
+        name: SchedulerType | str = "linear",
+        num_epochs: float = 3.0,
+        max_steps: int = -1,
+        warmup_steps: float = 0,
+    ) -> Self:
+        """Set the learning rate's schedule, and how long it is; return these arguments."""
+        return self._set(
+            lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps
+        )
+
+    def set_dataloader(
+        self,
+        train_batch_size: int = 8,
+        eval_batch_size: int = 8,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: str | None = None,
+        in_order: bool = True,
+        auto_find_batch_size: bool = False,
+        ignore_data_skip: bool = False,
+        sampler_seed: int | None = None,
+    ) -> Self:
+        """Set how data is loaded; return these arguments."""
+        return self._set(
+            per_device_train_batch_size=train_batch_size,
+            per_device_eval_batch_size=eval_batch_size,
+            dataloader_drop_last=drop_last,
+            dataloader_num_workers=num_workers,
+            dataloader_pin_memory=pin_memory,
+            dataloader_persistent_workers=persistent_workers,
+            dataloader_prefetch_factor=prefetch_factor,
+            dataloader_multiprocessing_context=multiprocessing_context,
+            dataloader_in_order=in_order,
+            auto_find_batch_size=auto_find_batch_size,
+            ignore_data_skip=ignore_data_skip,
+            data_seed=sampler_seed,
+        )
+
+    def _set(self, **values: Any) -> Self:
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.validate()
+        return self
+
+
+@dataclass(repr=False)
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """The arguments of a run whose evaluation generates text.
+
+    Raises:
+        ConfigError: on making it; it names the field, what it was given and what is expected.
+    """
+
+    sortish_sampler: bool = refused(False, 'train_sampling_strategy="group_by_length" puts like lengths together')
+    predict_with_generate: bool = honoured(False, "Generate in evaluation and prediction, for metrics of text.")
+    generation_max_length: int | None = honoured(None, "Longest text to generate; unset is the model's own.")
+    generation_num_beams: int | None = honoured(None, "Beams to generate with; unset is the model's own.")
+    generation_config: Any = honoured(None, "A GenerationConfig, or the folder or name of one.")
+
+    def validate(self) -> None:
+        """Check the fields, and fill in those that follow from others. Call it again after you have set some.
+
+        Raises:
+            ConfigError: it names the field, what it was given and what is expected.
+        """
+        super().validate()
+        check_refused(self, Seq2SeqTrainingArguments)
+        check_whole(self, ["generation_max_length", "generation_num_beams"], 1, is_optional=True)

@@ -1,0 +1,245 @@
+"""Check the fields of `TrainingArguments` against each other, and settle those that follow from others.
+
+Doing it twice changes nothing: what was settled once is taken as given the second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType, choose, nearest
+from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
+from loopwright.errors import ConfigError, ConfigTypeError
+
+METRIC_INPUTS = ("inputs", "loss")
+
+_FIELDS = {field.name: field for field in dataclasses.fields(TrainingFields)}
+_AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+_AT_LEAST_ONE_OR_NONE = ("save_total_limit", "dataloader_prefetch_factor", "eval_accumulation_steps")
+_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "eval_delay")
+_BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+_JSON = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config")
+
+# The settings of accelerate that are in force here anyway, or change nothing since accelerate does not load data.
+_ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "split_batches": ((False,), "per_device_train_batch_size is always per device; divide it yourself"),
+    "dispatch_batches": ((None, False), "each process reads its own share of the data"),
+    "even_batches": ((True, False), ""),
+    "use_seedable_sampler": ((True,), "the order of the data always follows from data_seed"),
+    "non_blocking": ((True, False), ""),
+    "gradient_accumulation_kwargs": ((None, {}), "set gradient_accumulation_steps"),
+    "use_configured_state": ((False,), "device and processes are made by the Trainer"),
+}
+
+
+def settle(args: TrainingFields) -> None:
+    """Check all fields, and fill in those that follow from others.
+
+    Raises:
+        ConfigError: it names the field, what it was given and what is expected.
+    """
+    args.output_dir = os.path.expanduser(args.output_dir or DEFAULT_OUTPUT_DIR)
+    for name in _JSON:
+        _read_json(args, name)
+    _check_accelerator_config(args)
+    check_refused(args, TrainingFields)
+    _check_kinds(args)
+    _check_numbers(args)
+    _settle_choices(args)
+    _settle_intervals(args)
+    _settle_best_model(args)
+    _check_combinations(args)
+
+
+def check_refused(args: Any, kind: type[TrainingFields]) -> None:
+    """Refuse the fields of a class that have no effect here, where they are set.
+
+    Raises:
+        ConfigError: it names the field and says what to do instead.
+    """
+    for field in dataclasses.fields(kind):
+        value = getattr(args, field.name)
+        if field.metadata["kind"] != "refused" or value == field.default:
+            continue
+        if value not in field.metadata["also_fine"]:
+            raise ConfigError(f"{field.name}={value!r} is not supported: {field.metadata['help']}")
+        setattr(args, field.name, field.default)
+
+
+def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional: bool = False) -> None:
+    """Check that fields are whole numbers, and make them plain ones.
+
+    Raises:
+        ConfigError: one is not, or is below the least.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is None and is_optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+            limit = "" if least is None else f" of at least {least}"
+            unset = ", or None" if is_optional else ""
+            raise ConfigError(f"{name} must be a whole number{limit}{unset}, got {value!r}")
+        setattr(args, name, int(value))
+
+
+def _number(name: str, value: Any, expected: str) -> float:
+    """Return a plain number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+        raise ConfigError(f"{name} must be {expected}, got {value!r}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _read_json(args: TrainingFields, name: str) -> None:
+    value = getattr(args, name)
+    if not isinstance(value, str):
+        return
+    try:
+        read = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{name} must be a dict, or one as JSON text, got {value!r}, which is not: {error}"
+        ) from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{name} must be a dict, or one as JSON text, got {value!r}")
+    setattr(args, name, read)
+
+
+def _check_accelerator_config(args: TrainingFields) -> None:
+    """Refuse settings of accelerate but those that are in force here anyway, and forget these."""
+    config: Any = args.accelerator_config
+    settings = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
+    for name, value in settings.items():
+        fine, instead = _ACCELERATOR_SETTINGS.get(name, ((), "accelerate loads no data and weighs no loss here"))
+        if value not in fine:
+            raise ConfigError(f"accelerator_config with {name}={value!r} is not supported: {instead}")
+    args.accelerator_config = None
+
+
+def _check_kinds(args: TrainingFields) -> None:
+    for name, field in _FIELDS.items():
+        value = getattr(args, name)
+        if field.type in ("bool", "bool | None") and not isinstance(value, bool):
+            if value is None and field.default is None:
+                continue
+            raise ConfigTypeError(f"{name} must be True or False, got {value!r}")
+        choices = field.metadata.get("choices")
+        if choices and value not in choices and not (value is None and field.default is None):
+            raise ConfigError(
+                f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
+            )
+
+
+def _check_numbers(args: TrainingFields) -> None:
+    check_whole(args, _AT_LEAST_ONE, 1)
+    check_whole(args, _AT_LEAST_ONE_OR_NONE, 1, is_optional=True)
+    check_whole(args, ["dataloader_num_workers"], 0)
+    check_whole(args, ["max_steps", "seed"], None)
+    check_whole(args, ["data_seed"], None, is_optional=True)
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise ConfigError(f"max_steps must be at least 1, or -1 to train num_train_epochs, got {args.max_steps}")
+    for name in _NOT_NEGATIVE:
+        setattr(args, name, _number(name, getattr(args, name) or 0, "a number of at least 0"))
+    for name in _BELOW_ONE:
+        value = _number(name, getattr(args, name), "at least 0 and below 1")
+        if value >= 1:
+            raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")
+        setattr(args, name, value)
+    epochs = _number("num_train_epochs", args.num_train_epochs, "a number above 0")
+    if not 0 < epochs < float("inf"):
+        raise ConfigError(f"num_train_epochs must be a number above 0, got {epochs!r}; evaluate() needs no training")
+    args.num_train_epochs = epochs
+
+
+def _settle_choices(args: TrainingFields) -> None:
+    args.eval_strategy = choose(IntervalStrategy, "eval_strategy", args.eval_strategy)
+    args.logging_strategy = choose(IntervalStrategy, "logging_strategy", args.logging_strategy)
+    args.save_strategy = choose(SaveStrategy, "save_strategy", args.save_strategy)
+    args.lr_scheduler_type = choose(SchedulerType, "lr_scheduler_type", args.lr_scheduler_type)
+    args.optim = str(getattr(args.optim, "value", args.optim))
+    named = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
+    args.report_to = [] if named == ["none"] else named
+    for name in args.include_for_metrics:
+        if name not in METRIC_INPUTS:
+            hint = nearest(str(name), METRIC_INPUTS)
+            raise ConfigError(f"include_for_metrics takes {' and '.join(METRIC_INPUTS)}, got {name!r}{hint}")
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
+        args.torch_compile = True
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
+
+
+def _settle_intervals(args: TrainingFields) -> None:
+    args.warmup_steps = _steps("warmup_steps", args.warmup_steps, "a fraction of all updates")
+    if not args.eval_steps and args.eval_strategy == IntervalStrategy.STEPS:
+        args.eval_steps = args.logging_steps
+    for prefix, strategy in (
+        ("logging", args.logging_strategy),
+        ("eval", args.eval_strategy),
+        ("save", args.save_strategy),
+    ):
+        name = f"{prefix}_steps"
+        value = getattr(args, name)
+        if value is None:
+            continue
+        meaning = f'a fraction of all updates; to do it never set {prefix}_strategy="no"'
+        steps = _steps(name, value, meaning)
+        if steps == 0 and strategy == "steps":
+            raise ConfigError(f'{name} must be above 0 with {prefix}_strategy="steps", got {value!r}')
+        setattr(args, name, steps)
+
+
+def _steps(name: str, value: Any, meaning: str) -> float:
+    """Return a number of updates as a whole number, or a fraction of all updates as it is."""
+    steps = _number(name, value, f"a whole number of updates, or {meaning}")
+    if steps < 1 and steps != 0:
+        return steps
+    if steps != int(steps):
+        raise ConfigError(f"{name} must be a whole number from 1 on, or {meaning}, got {value!r}")
+    return int(steps)
+
+
+def _settle_best_model(args: TrainingFields) -> None:
+    needs_metric = [
+        reason
+        for reason, is_so in (
+            ("load_best_model_at_end=True", args.load_best_model_at_end),
+            ('save_strategy="best"', args.save_strategy == SaveStrategy.BEST),
+            (
+                f'lr_scheduler_type="{args.lr_scheduler_type}"',
+                args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
+            ),
+        )
+        if is_so
+    ]
+    if needs_metric and args.eval_strategy == IntervalStrategy.NO:
+        raise ConfigError(
+            f'{needs_metric[0]} needs evaluations to go by, and eval_strategy is "no": set eval_strategy="epoch" or '
+            'eval_strategy="steps"'
+        )
+    if needs_metric and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+
+
+def _check_combinations(args: TrainingFields) -> None:
+    if args.fp16 and args.bf16:
+        raise ConfigError("fp16=True and bf16=True exclude each other: set one of them (bf16 where the device has it)")
+    if args.torch_compile and args.step_mode == "eager":
+        raise ConfigError('torch_compile=True and step_mode="eager" exclude each other: leave step_mode at "auto"')
+    if args.dataloader_num_workers == 0:
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            value = getattr(args, f"dataloader_{name}")
+            if value:
+                raise ConfigError(
+                    f"dataloader_{name}={value!r} is about worker processes, and dataloader_num_workers is 0: set "
+                    f"dataloader_num_workers to 1 or more, or leave dataloader_{name} out"
+                )

@@ -1,0 +1,715 @@
+"""TrainingArguments: transformers' fields and defaults, nothing ignored, old names, inert data, exact round trips."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import pickle
+import re
+import socket
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.config import (
+    IntervalStrategy,
+    OldNameWarning,
+    ParallelMode,
+    SaveStrategy,
+    SchedulerType,
+    Seq2SeqTrainingArguments,
+    TrainingArguments,
+)
+from loopwright.config import fields as config_fields
+from loopwright.errors import ConfigError, ConfigTypeError
+
+KINDS = {"honoured", "accepted", "refused"}
+OWN_FIELDS = {"logging_dir", "overwrite_output_dir", "step_mode", "nan", "bad_samples"}
+
+# A value that is not the default, for the refused fields whose type does not say one.
+OTHER_VALUES = {
+    "optim_target_modules": "all-linear",
+    "liger_kernel_config": {"rope": True},
+    "neftune_noise_alpha": 5.0,
+    "torch_empty_cache_steps": 10,
+    "include_num_input_tokens_seen": "all",
+    "hub_strategy": "end",
+    "accelerator_config": {"split_batches": True},
+    "parallelism_config": {"tp_size": 2},
+    "ddp_bucket_cap_mb": 25,
+    "ddp_backend": "gloo",
+    "ddp_timeout": 60,
+    "fsdp": "full_shard",
+    "fsdp_config": {"version": 2},
+    "deepspeed": "zero3.json",
+    "debug": "underflow_overflow",
+}
+
+
+def fields_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def kind_of(field: dataclasses.Field[Any]) -> str:
+    return field.metadata["kind"]
+
+
+REFUSED = sorted(name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "refused")
+
+
+def other_value(name: str) -> Any:
+    field = fields_of(Seq2SeqTrainingArguments)[name]
+    if isinstance(field.default, bool):
+        return not field.default
+    if field.type == "bool | None":
+        return True
+    return OTHER_VALUES.get(name, "something")
+
+
+# ------------------------------------------------------------------------------------------- against transformers
+
+
+def test_every_field_of_transformers_is_here_in_its_order_and_of_one_kind():
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = fields_of(transformers.TrainingArguments), fields_of(TrainingArguments)
+    assert len(theirs) >= 111
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert set(ours) - set(theirs) == OWN_FIELDS
+    assert {kind_of(field) for field in ours.values()} == KINDS
+    assert [name for name, field in ours.items() if len(field.metadata["help"]) < 10] == []
+
+    theirs, ours = fields_of(transformers.Seq2SeqTrainingArguments), fields_of(Seq2SeqTrainingArguments)
+    assert set(theirs) <= set(ours)
+
+
+def test_the_defaults_are_those_of_transformers_but_for_one():
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = transformers.TrainingArguments().to_dict(), TrainingArguments().to_dict()
+    different = {name for name in theirs if theirs[name] != ours[name]}
+    # The last four say the same in other words: transformers fills them in.
+    assert different == {"logging_nan_inf_filter", "disable_tqdm", "hub_token", "accelerator_config", "debug"}
+    assert ours["logging_nan_inf_filter"] is False
+
+
+def test_what_follows_from_other_fields_follows_as_in_transformers():
+    transformers = pytest.importorskip("transformers")
+    cases = [
+        {"eval_strategy": "steps", "logging_steps": 7},
+        {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
+        {"metric_for_best_model": "accuracy"},
+        {"metric_for_best_model": "eval_loss"},
+        {"torch_compile_mode": "reduce-overhead"},
+        {"report_to": "tensorboard"},
+        {"warmup_steps": 0.25},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+        {"lr_scheduler_kwargs": '{"num_cycles": 2}'},
+    ]
+    names = set(TrainingArguments().to_dict()) - OWN_FIELDS
+    names -= {"logging_nan_inf_filter", "disable_tqdm", "hub_token", "accelerator_config", "debug"}
+    for case in cases:
+        theirs, ours = transformers.TrainingArguments(**case), TrainingArguments(**case)
+        assert {name: theirs.to_dict()[name] for name in names} == {name: ours.to_dict()[name] for name in names}
+        assert theirs.get_warmup_steps(101) == ours.get_warmup_steps(101)
+
+
+def test_arguments_of_transformers_are_taken_over():
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.TrainingArguments("out", learning_rate=1e-3, eval_strategy="epoch", report_to="tensorboard")
+    ours = TrainingArguments.from_transformers(theirs)
+    expected = TrainingArguments("out", learning_rate=1e-3, eval_strategy="epoch", report_to="tensorboard")
+    assert ours == dataclasses.replace(expected, disable_tqdm=False)
+    theirs = transformers.TrainingArguments("out", neftune_noise_alpha=5.0)
+    with pytest.raises(ConfigError, match="neftune_noise_alpha"):
+        TrainingArguments.from_transformers(theirs)
+
+    config = transformers.GenerationConfig(max_new_tokens=3)
+    theirs = transformers.Seq2SeqTrainingArguments("out", predict_with_generate=True, generation_config=config)
+    ours = TrainingArguments.from_transformers(theirs)
+    assert type(ours) is Seq2SeqTrainingArguments
+    assert ours.predict_with_generate and ours.generation_config is config
+    assert ours.to_dict()["generation_config"]["max_new_tokens"] == 3
+
+
+def test_enums_of_transformers_are_taken():
+    trainer_utils = pytest.importorskip("transformers.trainer_utils")
+    args = TrainingArguments(
+        eval_strategy=trainer_utils.IntervalStrategy.STEPS, lr_scheduler_type=trainer_utils.SchedulerType.COSINE
+    )
+    assert type(args.eval_strategy) is IntervalStrategy and args.eval_strategy == trainer_utils.IntervalStrategy.STEPS
+    assert args.lr_scheduler_type is SchedulerType.COSINE
+    values = {kind: [member.value for member in kind] for kind in (IntervalStrategy, SaveStrategy, SchedulerType)}
+    for kind, own in values.items():
+        assert own == [member.value for member in getattr(trainer_utils, kind.__name__)]
+
+
+# ---------------------------------------------------------------------------------------------------- refused ones
+
+
+def test_the_refused_fields_are_counted():
+    assert len(REFUSED) == 37
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
+    with pytest.raises(ConfigError) as caught:
+        Seq2SeqTrainingArguments(**{name: other_value(name)})
+    text = str(caught.value)
+    assert text.startswith(name) and "is not supported: " in text
+    instead = text.partition("is not supported: ")[2]
+    assert len(instead) > 20
+    if name != "accelerator_config":
+        assert instead == fields_of(Seq2SeqTrainingArguments)[name].metadata["help"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fsdp", ""),
+        ("fsdp", []),
+        ("fsdp", False),
+        ("debug", []),
+        ("include_num_input_tokens_seen", False),
+        ("ddp_find_unused_parameters", False),
+        ("accelerator_config", {"even_batches": False, "use_seedable_sampler": True}),
+    ],
+)
+def test_a_refused_field_takes_what_means_the_same_as_its_default(name, value):
+    assert TrainingArguments(**{name: value}) == TrainingArguments()
+
+
+def test_every_honoured_field_is_read_by_the_layer_above():
+    source = Path(config_fields.__file__).parents[1] / "hf"
+    if not (source / "trainer.py").exists():
+        pytest.skip("there is no hf.Trainer yet")
+    text = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    # Read through a property or method of the arguments, or by a name that is put together.
+    derived = {
+        "per_device_train_batch_size": ".train_batch_size",
+        "per_device_eval_batch_size": ".eval_batch_size",
+        "warmup_steps": ".get_warmup_steps",
+        "bf16": ".mixed_precision",
+        "fp16": ".mixed_precision",
+        "eval_steps": '{kind}_steps"',
+        "save_steps": '{kind}_steps"',
+        "generation_max_length": 'f"generation_{name}"',
+        "generation_num_beams": 'f"generation_{name}"',
+    }
+    # For the loggers of scripts, which ask `get_process_log_level` and `should_log`.
+    for_scripts = {"log_level", "log_level_replica", "log_on_each_node"}
+    honoured = [name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "honoured"]
+    assert len(honoured) == 71
+    unread = [
+        name
+        for name in honoured
+        if name not in for_scripts
+        and not re.search(rf"args\.{name}\b", text)
+        and derived.get(name, f'args, "{name}"') not in text
+    ]
+    assert unread == []
+
+
+def test_the_page_about_them_lists_every_field_with_its_default_and_text():
+    page = (Path(__file__).parents[2] / "docs" / "training_arguments.md").read_text(encoding="utf-8")
+    sections = dict(zip(("honoured", "accepted", "refused"), page.split("\n### ")[1:], strict=True))
+    for kind, section in sections.items():
+        expected = []
+        for name, field in fields_of(Seq2SeqTrainingArguments).items():
+            default = [] if field.default is dataclasses.MISSING else field.default
+            shown = '""' if default == "" else default
+            if kind_of(field) == kind:
+                expected.append(f"| `{name}` | `{shown}` | {field.metadata['help']} |")
+        assert [line for line in section.splitlines() if line.startswith("| `")] == expected
+    old = page.partition("## Old names")[2].partition("\n## ")[0]
+    assert [name for name in TrainingArguments.old_names() if f"`{name}`" not in old] == []
+
+
+def test_the_choices_are_those_of_the_core():
+    settings_module = pytest.importorskip("loopwright.settings")
+    assert config_fields.STEP_MODES == settings_module.STEP_MODES
+    assert config_fields.NAN_POLICIES == settings_module.NAN_POLICIES
+    assert config_fields.BAD_SAMPLE_POLICIES == settings_module.BAD_SAMPLE_POLICIES
+
+
+# -------------------------------------------------------------------------------------------------------- old names
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"evaluation_strategy": "steps"}, {"eval_strategy": "steps"}),
+        ({"warmup_ratio": 0.1}, {"warmup_steps": 0.1}),
+        ({"warmup_ratio": 0.1, "warmup_steps": 0}, {"warmup_steps": 0.1}),
+        ({"warmup_ratio": 0.1, "warmup_steps": 500}, {"warmup_steps": 500}),
+        ({"warmup_ratio": 0.0}, {}),
+        ({"no_cuda": True}, {"use_cpu": True}),
+        ({"group_by_length": True}, {"train_sampling_strategy": "group_by_length"}),
+        ({"group_by_length": False}, {}),
+        ({"per_gpu_train_batch_size": 4}, {"per_device_train_batch_size": 4}),
+        ({"per_gpu_eval_batch_size": 4}, {"per_device_eval_batch_size": 4}),
+        ({"use_mps_device": True}, {}),
+        ({"adafactor": True}, {"optim": "adafactor"}),
+        ({"include_inputs_for_metrics": True}, {"include_for_metrics": ["inputs"]}),
+        ({"save_safetensors": True}, {}),
+    ],
+    ids=lambda case: "-".join(f"{name}={value}" for name, value in case.items()) or "default",
+)
+def test_an_old_name_does_what_it_did_and_gives_one_line_of_notice(old, new):
+    with pytest.warns(OldNameWarning) as notices:
+        args = TrainingArguments("out", **old)
+    assert args == TrainingArguments("out", **new)
+    assert len(notices) == 1 and "\n" not in str(notices[0].message)
+    assert next(iter(old)) in str(notices[0].message)
+    assert notices[0].filename == __file__
+
+
+@pytest.mark.parametrize("case", [{"logging_dir": "logs"}, {"overwrite_output_dir": True}], ids=str)
+def test_an_old_name_that_is_still_a_field_keeps_its_value_and_gives_notice(case):
+    with pytest.warns(OldNameWarning, match="old name") as notices:
+        args = TrainingArguments("out", **case)
+    assert len(notices) == 1 and notices[0].filename == __file__
+    assert {name: getattr(args, name) for name in case} == case
+
+
+@pytest.mark.parametrize("name", ["push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"])
+def test_an_old_name_of_uploading_is_refused_unless_none(name):
+    with pytest.raises(ConfigError, match=f"{name}='x' is not supported: .*huggingface_hub"):
+        TrainingArguments("out", **{name: "x"})
+    assert TrainingArguments("out", **{name: None}) == TrainingArguments("out")
+
+
+def test_old_and_new_name_must_not_contradict_each_other():
+    with pytest.raises(ConfigError, match="give only eval_strategy"):
+        TrainingArguments("out", evaluation_strategy="steps", eval_strategy="epoch")
+    with pytest.raises(ConfigError, match="warmup_ratio must be at least 0 and below 1, got 1.5"):
+        TrainingArguments("out", warmup_ratio=1.5)
+    with pytest.raises(ConfigError, match="safetensors"):
+        TrainingArguments("out", save_safetensors=False)
+
+
+def test_old_names_can_be_read_and_set():
+    args = TrainingArguments("out", eval_strategy="steps", warmup_steps=0.5, use_cpu=True)
+    assert args.evaluation_strategy == "steps"
+    assert args.warmup_ratio == 0.5
+    assert args.no_cuda is True
+    assert args.group_by_length is False
+    assert args.per_gpu_train_batch_size == 8
+    assert args.overwrite_output_dir is False
+    with pytest.warns(OldNameWarning, match="evaluation_strategy") as notices:
+        args.evaluation_strategy = "epoch"
+    assert args.eval_strategy == "epoch" and notices[0].filename == __file__
+
+
+def test_a_whole_set_of_arguments_from_an_older_script_is_taken_as_written():
+    with pytest.warns(OldNameWarning) as notices:
+        args = TrainingArguments(
+            output_dir="./results",
+            overwrite_output_dir=True,
+            num_train_epochs=3,
+            per_device_train_batch_size=8,
+            per_device_eval_batch_size=8,
+            warmup_steps=500,
+            weight_decay=0.01,
+            logging_dir="./logs",
+            logging_steps=10,
+            save_steps=10,
+            evaluation_strategy="steps",
+            eval_steps=500,
+            learning_rate=2e-5,
+            load_best_model_at_end=True,
+        )
+    assert len(notices) == 3
+    assert (args.eval_strategy, args.eval_steps, args.save_steps) == ("steps", 500, 10)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("loss", False)
+
+
+# ----------------------------------------------------------------------------------------------------- bad values
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"fp16": True, "bf16": True}, "fp16=True and bf16=True exclude each other"),
+        ({"eval_strategy": "step"}, "eval_strategy must be one of no, steps, epoch, got 'step': did you mean steps?"),
+        ({"save_strategy": "bst"}, "did you mean best?"),
+        ({"lr_scheduler_type": "cosin"}, "did you mean cosine?"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy must be one of random"),
+        ({"log_level": "inof"}, "did you mean info?"),
+        ({"step_mode": "compiled"}, "did you mean compile?"),
+        ({"nan": "ignore"}, "nan must be one of stop, skip"),
+        ({"bad_samples": "drop"}, "bad_samples must be one of raise, skip"),
+        ({"include_for_metrics": ["input"]}, "did you mean inputs?"),
+        ({"learning_rate": -1.0}, "learning_rate must be a number of at least 0, got -1.0"),
+        ({"learning_rate": "3e-4"}, "learning_rate must be a number of at least 0, got '3e-4'"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+        ({"max_grad_norm": -1}, "max_grad_norm must be a number of at least 0"),
+        ({"num_train_epochs": 0}, "num_train_epochs must be a number above 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1, or -1"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be a whole number of at least 1, got 0"),
+        ({"gradient_accumulation_steps": 1.5}, "gradient_accumulation_steps must be a whole number"),
+        ({"save_total_limit": 0}, "save_total_limit must be a whole number of at least 1, or None, got 0"),
+        ({"seed": "42"}, "seed must be a whole number"),
+        ({"adam_beta2": 1.0}, "adam_beta2 must be at least 0 and below 1"),
+        ({"label_smoothing_factor": 1.2}, "label_smoothing_factor must be at least 0 and below 1"),
+        ({"save_steps": -1}, 'to do it never set save_strategy="no"'),
+        ({"logging_steps": 0}, "logging_steps must be above 0"),
+        ({"eval_steps": 1.5, "eval_strategy": "steps"}, "eval_steps must be a whole number from 1 on"),
+        ({"warmup_steps": -5}, "warmup_steps must be a whole number of updates"),
+        ({"dataloader_prefetch_factor": 2}, "set dataloader_num_workers to 1 or more"),
+        ({"dataloader_persistent_workers": True}, "dataloader_num_workers is 0"),
+        ({"dataloader_multiprocessing_context": "thread"}, "must be one of fork, spawn, forkserver"),
+        ({"bf16": "yes"}, "bf16 must be True or False, got 'yes'"),
+        ({"load_best_model_at_end": True}, 'eval_strategy is "no"'),
+        ({"save_strategy": "best"}, 'save_strategy="best" needs evaluations'),
+        ({"lr_scheduler_type": "greedy"}, 'lr_scheduler_type="greedy" needs evaluations'),
+        ({"torch_compile": True, "step_mode": "eager"}, "exclude each other"),
+        ({"lr_scheduler_kwargs": "num_cycles=2"}, "lr_scheduler_kwargs must be a dict, or one as JSON text"),
+        ({"lr_scheduler_kwargs": "[2]"}, "lr_scheduler_kwargs must be a dict"),
+    ],
+    ids=lambda value: "-".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
+)
+def test_a_bad_value_is_told_when_the_arguments_are_made(values, text):
+    with pytest.raises(ConfigError) as caught:
+        TrainingArguments("out", **values)
+    assert text in str(caught.value)
+
+
+def test_an_unknown_argument_is_told_with_the_nearest_name():
+    with pytest.raises(ConfigTypeError, match="has no argument 'lerning_rate': did you mean learning_rate?"):
+        TrainingArguments("out", lerning_rate=1e-4)
+    with pytest.raises(TypeError, match="did you mean warmup_ratio?"):
+        TrainingArguments("out", warmup_ratios=0.1)
+
+
+def test_a_bad_value_of_generation_is_told():
+    with pytest.raises(ConfigError, match="generation_num_beams must be a whole number of at least 1, or None, got 0"):
+        Seq2SeqTrainingArguments("out", generation_num_beams=0)
+
+
+def test_strategies_need_not_match_for_the_best_model():
+    for save in SaveStrategy:
+        args = TrainingArguments(
+            "out", save_strategy=save, save_steps=7, eval_strategy="epoch", load_best_model_at_end=True
+        )
+        assert (args.save_strategy, args.metric_for_best_model, args.greater_is_better) == (save, "loss", False)
+
+
+def test_intervals_are_whole_numbers_or_fractions():
+    args = TrainingArguments("out", eval_strategy="steps", eval_steps=0.5, save_steps=10.0, logging_steps=1.0)
+    assert (args.eval_steps, args.save_steps, args.logging_steps) == (0.5, 10, 1)
+    assert type(args.save_steps) is int and type(args.logging_steps) is int
+    assert TrainingArguments("out", logging_strategy="no", logging_steps=0).logging_steps == 0
+    assert TrainingArguments("out", eval_strategy="steps", eval_steps=0, logging_steps=5).eval_steps == 5
+
+
+def test_strategies_compare_and_print_as_their_text():
+    args = TrainingArguments("out", eval_strategy=IntervalStrategy.EPOCH)
+    assert args.eval_strategy == "epoch" and f"{args.eval_strategy}" == str(args.eval_strategy) == "epoch"
+
+
+def test_numpy_numbers_become_plain_ones():
+    numpy = pytest.importorskip("numpy")
+    args = TrainingArguments("out", seed=numpy.int64(3), learning_rate=numpy.float32(0.5), save_steps=numpy.int64(7))
+    assert (type(args.seed), type(args.learning_rate), type(args.save_steps)) == (int, float, int)
+    assert json.loads(args.to_json_string())["seed"] == 3
+
+
+def test_none_means_the_usual_folder_and_no_clipping():
+    args = TrainingArguments(None, max_grad_norm=None)
+    assert args.output_dir == "trainer_output" and args.max_grad_norm == 0
+    assert TrainingArguments("~/runs").output_dir == str(Path("~/runs").expanduser())
+
+
+# ---------------------------------------------------------------------------------------------------------- inert
+
+
+def test_making_arguments_imports_no_torch_and_touches_nothing(tmp_path):
+    code = """
+import json, os, sys
+before = dict(os.environ)
+from loopwright.config import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
+args = TrainingArguments("out", bf16=True, torch_compile=True, tf32=True, report_to="all")
+HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--fp16"])
+args.to_yaml(), args.world_size, args.should_save, args.get_process_log_level(), repr(args)
+with args.main_process_first():
+    pass
+heavy = [name for name in ("torch", "numpy", "accelerate", "transformers") if name in sys.modules]
+print(json.dumps({"heavy": heavy, "environment": before == dict(os.environ), "files": os.listdir(".")}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"heavy": [], "environment": True, "files": []}
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+def test_the_process_is_read_from_the_environment_when_it_is_asked_for(monkeypatch):
+    args = TrainingArguments("out", per_device_train_batch_size=4, use_cpu=True)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
+    assert args.parallel_mode is ParallelMode.NOT_PARALLEL
+    assert args.should_save and args.should_log
+    assert (args.train_batch_size, args.eval_batch_size, args.n_gpu) == (4, 8, 0)
+    assert str(args.device) == "cpu"
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert (args.world_size, args.process_index, args.local_process_index) == (4, 2, 0)
+    assert args.parallel_mode == "distributed"
+    assert args.should_log and not args.should_save
+    assert not dataclasses.replace(args, log_on_each_node=False).should_log
+
+
+def test_log_levels_depend_on_the_process(monkeypatch):
+    args = TrainingArguments("out", log_level="debug", log_level_replica="error")
+    assert args.get_process_log_level() == logging.DEBUG
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert args.get_process_log_level() == logging.ERROR
+    passive = TrainingArguments("out", log_level_replica="passive")
+    assert passive.get_process_log_level() == logging.getLogger("loopwright").getEffectiveLevel()
+
+
+def test_precision_follows_the_fields_then_the_launcher(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    assert TrainingArguments("out", bf16=True).mixed_precision == "bf16"
+    assert TrainingArguments("out", fp16=True).mixed_precision == "fp16"
+    assert TrainingArguments("out").mixed_precision == "fp8"
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    assert TrainingArguments("out").mixed_precision == "no"
+
+
+MAIN_FIRST = """
+import os, sys, time
+from pathlib import Path
+from loopwright.config import TrainingArguments
+args = TrainingArguments("out")
+done = Path(sys.argv[1])
+for turn in range(2):  # Before there is a process group.
+    with args.main_process_first(local=False):
+        if args.process_index == 0:
+            time.sleep(0.2)
+            (done / f"store-{turn}").touch()
+        assert (done / f"store-{turn}").exists()
+import torch.distributed as dist
+dist.init_process_group("gloo")
+with args.main_process_first():
+    if args.process_index == 0:
+        time.sleep(0.2)
+        (done / "group").touch()
+    assert (done / "group").exists()
+(done / f"end-{args.process_index}").touch()
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_main_process_goes_first_before_and_after_there_is_a_process_group(tmp_path, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    started = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        command = [sys.executable, "-c", MAIN_FIRST, str(tmp_path)]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["end-0", "end-1", "group", "store-0", "store-1"]
+
+
+# ----------------------------------------------------------------------------------------------------- round trips
+
+
+def values_of(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any] | None:
+    """Return values that a field may have, for those that may have many."""
+    if field.metadata.get("choices"):
+        return st.sampled_from(field.metadata["choices"])
+    by_name = {
+        "max_steps": st.integers(1, 10**9),
+        "lr_scheduler_kwargs": st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2),
+        "label_names": st.lists(st.text(max_size=5), max_size=3),
+        "lr_scheduler_type": st.sampled_from(["linear", "cosine", SchedulerType.POLYNOMIAL]),
+        "eval_strategy": st.sampled_from(IntervalStrategy),
+        "save_strategy": st.sampled_from(["no", "steps", "epoch"]),
+        "logging_strategy": st.sampled_from(IntervalStrategy),
+        "report_to": st.sampled_from(["none", "all", "tensorboard", ["wandb", "tensorboard"]]),
+        "save_steps": st.integers(1, 1000) | st.floats(0.01, 0.99),
+        "logging_steps": st.integers(1, 1000) | st.floats(0.01, 0.99),
+        "warmup_steps": st.integers(0, 1000) | st.floats(0.01, 0.99),
+    }
+    fraction = st.floats(0, 0.99)
+    by_type = {
+        "float": fraction | st.floats(1e-30, 1e30) if field.name in ("learning_rate", "weight_decay") else None,
+        "str | None": st.none() | st.text(max_size=8),
+        "str": st.text(min_size=1, max_size=8),
+    }
+    return by_name[field.name] if field.name in by_name else by_type.get(str(field.type))
+
+
+VARIED = {
+    name: values
+    for name, field in fields_of(TrainingArguments).items()
+    if kind_of(field) != "refused"
+    and name not in ("logging_dir", "dataloader_multiprocessing_context", "step_mode")
+    and (values := values_of(field)) is not None
+}
+
+
+class Flavour(Enum):
+    SWEET = "sweet"
+    SOUR = "sour"
+
+
+@dataclasses.dataclass
+class WithOwnFields(TrainingArguments):
+    cache: Path = Path("cache")
+    flavour: Flavour = Flavour.SWEET
+    sizes: tuple[int, ...] = (1, 2)
+    learning_rate: float = 1e-3
+    access_token: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.is_ready = True
+
+
+@settings(max_examples=25)
+@given(values=st.fixed_dictionaries({}, optional=VARIED))
+def test_arguments_survive_dict_json_and_yaml_exactly(values, tmp_path_factory):
+    assert len(VARIED) >= 25
+    folder = tmp_path_factory.mktemp("round_trip", numbered=True)
+    args = WithOwnFields(**values, cache=Path("a/b"), flavour=Flavour.SOUR, sizes=(3,))
+    (folder / "args.json").write_text(args.to_json_string(), encoding="utf-8")
+    (folder / "args.yaml").write_text(args.to_yaml(), encoding="utf-8")
+    assert WithOwnFields.from_dict(args.to_dict()) == args
+    assert WithOwnFields.from_json(folder / "args.json") == args
+    assert WithOwnFields.from_yaml(folder / "args.yaml") == args
+    assert WithOwnFields.from_yaml(folder / "args.yaml").to_yaml() == args.to_yaml()
+    assert copy.deepcopy(args) == args and pickle.loads(pickle.dumps(args)) == args
+
+
+def test_files_are_read_by_the_types_of_the_fields(tmp_path):
+    path = tmp_path / "args.yaml"
+    path.write_text("output_dir: out\nlearning_rate: 3e-4\nsave_strategy: no\nmax_steps: 1e3\nbf16: yes\nrun_name: 7\n")
+    args = TrainingArguments.from_yaml(path)
+    expected = TrainingArguments("out", learning_rate=3e-4, save_strategy="no", max_steps=1000, bf16=True, run_name="7")
+    assert args == expected
+    assert WithOwnFields.from_dict({"sizes": ["4", 5], "flavour": "sour", "cache": "x"}).sizes == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat: 1", "has no field 'learning_rat': did you mean learning_rate?"),
+        ("max_steps: many", "max_steps: expected a number, got 'many'"),
+        ("max_steps: 1.5", "max_steps: expected a whole number, got 1.5"),
+        ("bf16: maybe", "bf16: expected true or false, got 'maybe'"),
+        ("optim: no", "optim: expected a text, got False"),
+        ("- 1", "must hold names and values, not a list"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_told(tmp_path, text, message):
+    path = tmp_path / "args.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        TrainingArguments.from_yaml(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_told_and_an_empty_one_is_all_defaults(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the configuration file .*No such file"):
+        TrainingArguments.from_json(tmp_path / "none.json")
+    (tmp_path / "empty.yaml").touch()
+    assert TrainingArguments.from_yaml(tmp_path / "empty.yaml") == TrainingArguments()
+
+
+def test_tokens_are_not_written_and_trackers_get_plain_values():
+    args = WithOwnFields("out", access_token="secret", label_names=["a"])
+    assert args.to_dict()["access_token"] == "<ACCESS_TOKEN>"
+    assert "secret" not in args.to_yaml() + args.to_json_string() + str(args.to_sanitized_dict())
+    plain = args.to_sanitized_dict()
+    assert plain["train_batch_size"] == 8 and plain["label_names"] == "['a']"
+    assert {type(value) for value in plain.values()} <= {bool, int, float, str}
+
+
+# ------------------------------------------------------------------------------------------------------- subclasses
+
+
+def test_a_derived_dataclass_has_its_fields_its_defaults_and_the_old_names():
+    args = WithOwnFields("out")
+    assert args.is_ready and args.learning_rate == 1e-3 and args.cache == Path("cache")
+    with pytest.warns(OldNameWarning, match="no_cuda"):
+        assert WithOwnFields("out", no_cuda=True).use_cpu
+    with pytest.raises(ConfigError, match="deepspeed"):
+        WithOwnFields("out", deepspeed="x.json")
+
+
+@dataclasses.dataclass
+class WithOldNameAsField(TrainingArguments):
+    warmup_ratio: float = 0.5
+
+
+class WithOwnConstructor(TrainingArguments):
+    def __init__(self, folder: str, **kwargs: Any) -> None:
+        super().__init__(output_dir=folder, **kwargs)
+
+
+def test_a_derived_class_may_take_an_old_name_or_the_constructor_for_itself():
+    args = WithOldNameAsField("out", warmup_ratio=0.25)
+    assert (args.warmup_ratio, args.warmup_steps) == (0.25, 0)
+    with pytest.warns(OldNameWarning):
+        args = WithOwnConstructor("out", evaluation_strategy="epoch")
+    assert (args.output_dir, args.eval_strategy) == ("out", "epoch")
+
+
+def test_replace_changes_one_field_and_repr_shows_what_was_set():
+    args = dataclasses.replace(TrainingArguments("out", seed=1), learning_rate=0.1)
+    assert repr(args) == "TrainingArguments(output_dir='out', learning_rate=0.1, seed=1)"
+
+
+# ---------------------------------------------------------------------------------------------------------- setters
+
+
+def test_setters_set_what_those_of_transformers_set():
+    transformers = pytest.importorskip("transformers")
+    calls = [
+        ("set_training", {"learning_rate": 1e-4, "batch_size": 32, "num_epochs": 2, "seed": 3}),
+        ("set_evaluate", {"strategy": "steps", "steps": 100, "delay": 2}),
+        ("set_testing", {"batch_size": 16, "loss_only": True}),
+        ("set_save", {"strategy": "epoch", "total_limit": 2}),
+        ("set_logging", {"strategy": "steps", "steps": 5, "first_step": True}),
+        ("set_optimizer", {"name": "sgd", "learning_rate": 0.1, "args": "momentum=0.9"}),
+        ("set_lr_scheduler", {"name": "cosine", "warmup_steps": 0.1}),
+        ("set_dataloader", {"train_batch_size": 4, "num_workers": 2, "sampler_seed": 9}),
+    ]
+    ours, theirs = TrainingArguments("out"), transformers.TrainingArguments("out")
+    for name, values in calls:
+        assert getattr(ours, name)(**values) is ours
+        getattr(theirs, name)(**values)
+    different = {name for name, value in theirs.to_dict().items() if value != ours.to_dict()[name]}
+    # The setter of transformers leaves report_to="none"; the rest is filled in there.
+    assert different == {"disable_tqdm", "hub_token", "accelerator_config", "debug", "report_to"}
+
+
+def test_setters_check_what_they_set():
+    with pytest.raises(ConfigError, match="eval_steps must be above 0|eval_strategy must be one of"):
+        TrainingArguments("out").set_evaluate(strategy="stepps")
+    with pytest.raises(ConfigError, match="logging_nan_inf_filter"):
+        TrainingArguments("out").set_logging(nan_inf_filter=True)
