@@ -1,0 +1,354 @@
+"""Callbacks of HF's shape: sixteen events `(args, state, control, **kwargs)`, and the built-in ones.
+
+Callbacks written against `transformers.TrainerCallback` work as well: an event is looked up by its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from loopwright.errors import ConfigError
+from loopwright.hf.state import ExportableState, TrainerControl, TrainerState, checked_control
+
+_logger = logging.getLogger("loopwright.hf")
+
+
+class TrainerCallback:
+    """Base of callbacks: override the events you need.
+
+    Every event is called with the arguments, the state and the control of the trainer, and by keyword `model`,
+    `processing_class` (also as `tokenizer`), `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`.
+    It may set flags of the control, and return it or nothing.
+    """
+
+    def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run at the end of the trainer's constructor."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run before the first epoch, once everything is prepared and a resumed state is restored."""
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run at the end of the run, also of one that was stopped; the best model is loaded already."""
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run at the start of an epoch, also of one that is resumed in its middle."""
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run when an epoch is over; what is asked for here is served next."""
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run before the first forward pass of an update."""
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after every micro-batch of an update but its last."""
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run when an update's gradients are complete and clipped."""
+
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after the optimizer's step; the gradients are still there."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run when an update is over and counted; what is asked for here is served next."""
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after an evaluation, with its `metrics`."""
+
+    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after a prediction, with its `metrics`."""
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after a checkpoint was written; it may add files to its folder."""
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run when something is logged, with `logs`."""
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run after every batch of an evaluation or prediction."""
+
+    def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Run before an upload; loopwright uploads nothing, so only code of your own calls it."""
+
+
+EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+# What each event sets back before the callbacks are asked.
+_RESETS = {
+    "on_train_begin": ("should_training_stop",),
+    "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_log", "should_evaluate", "should_save"),
+    "on_evaluate": ("should_evaluate",),
+    "on_save": ("should_save",),
+    "on_log": ("should_log",),
+}
+
+
+class CallbackHandler:
+    """Calls the events of all callbacks, in the order of its list.
+
+    Each event is a method as well: `handler.on_log(args, state, control, logs)` returns the control.
+
+    Attributes:
+        callbacks: the list.
+        model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: what callbacks get.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any],
+        model: Any = None,
+        processing_class: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+    ) -> None:
+        self.callbacks: list[Any] = []
+        for callback in callbacks:
+            self.add_callback(callback)
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+
+    @property
+    def callback_list(self) -> str:
+        """The class names of the callbacks, a line each."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback; a class is made without arguments."""
+        instance = callback() if isinstance(callback, type) else callback
+        if not any(hasattr(instance, event) for event in EVENTS):
+            raise ConfigError(
+                f"{type(instance).__name__} is not a callback: it has none of the events {', '.join(EVENTS)}"
+            )
+        self.callbacks.append(instance)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove the first callback of this class, or this instance, and return it; None if there is none."""
+        for found in self.callbacks:
+            if isinstance(found, callback) if isinstance(callback, type) else found == callback:
+                self.callbacks.remove(found)
+                return found
+        return None
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove the first callback of this class, or this instance."""
+        self.pop_callback(callback)
+
+    def __getattr__(self, event: str) -> Callable[..., Any]:
+        if event not in EVENTS:
+            raise AttributeError(f"{type(self).__name__} has no {event}")
+        # on_evaluate, on_predict and on_log take what they tell by position as well.
+        told = "logs" if event == "on_log" else "metrics"
+
+        def call(args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+            return self.call_event(event, args, state, control, **dict(zip([told], values, strict=False)), **kwargs)
+
+        return call
+
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Call an event of every callback that has it, and return the control."""
+        for flag in _RESETS.get(event, ()):
+            setattr(control, flag, False)
+        nothing = getattr(TrainerCallback, event, None)
+        for callback in self.callbacks:
+            method = getattr(callback, event, None)
+            if method is None or getattr(method, "__func__", None) is nothing:
+                continue
+            result = method(
+                args,
+                state,
+                control,
+                model=self.model,
+                processing_class=self.processing_class,
+                tokenizer=self.processing_class,
+                optimizer=self.optimizer,
+                lr_scheduler=self.lr_scheduler,
+                train_dataloader=self.train_dataloader,
+                eval_dataloader=self.eval_dataloader,
+                **kwargs,
+            )
+            if result is not None:
+                control = checked_control(result, event, callback)
+        return control
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Asks for logs, evaluations and checkpoints as the arguments say, and ends the run; always the first."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Ask for what is due after this update."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if (step == 1 and args.logging_first_step) or _is_due(args.logging_strategy, step, state.logging_steps):
+            control.should_log = True
+        if args.eval_delay <= step and (
+            _is_due(args.eval_strategy, step, state.eval_steps) or (is_last and args.eval_strategy == "steps")
+        ):
+            control.should_evaluate = True
+        if _is_due(args.save_strategy, step, state.save_steps) or (is_last and args.save_strategy == "steps"):
+            control.should_save = True
+        if is_last:
+            control.should_training_stop = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        """Ask for what is due after this epoch."""
+        if args.logging_strategy == "epoch":
+            control.should_log = True
+        if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):
+            control.should_evaluate = True
+        if args.save_strategy == "epoch":
+            control.should_save = True
+        return control
+
+
+def _is_due(strategy: Any, step: int, interval: int) -> bool:
+    return strategy == "steps" and interval > 0 and step % interval == 0
+
+
+class ProgressCallback(TrainerCallback):
+    """A tqdm bar over all updates, and one over each evaluation; logs are written above it.
+
+    Args:
+        max_str_len: longer texts in logs are cut to this length.
+    """
+
+    def __init__(self, max_str_len: int = 100) -> None:
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self.max_str_len = max_str_len
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Open the bar, where a resumed run stands."""
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count an update."""
+        if self.training_bar is not None:
+            self.training_bar.update(state.global_step - self.training_bar.n)
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Count an evaluation batch."""
+        if not state.is_world_process_zero:
+            return
+        if self.prediction_bar is None:
+            try:
+                total = len(eval_dataloader)
+            except TypeError:
+                total = None
+            self.prediction_bar = tqdm(total=total, leave=self.training_bar is None, dynamic_ncols=True)
+        self.prediction_bar.update(1)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the bar of the evaluation."""
+        self._close_prediction_bar()
+
+    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the bar of the prediction."""
+        self._close_prediction_bar()
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        """Write the logs above the bar."""
+        if self.training_bar is not None:
+            self.training_bar.write(str(_readable(logs or {}, self.max_str_len)))
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the bar."""
+        self._close_prediction_bar()
+        if self.training_bar is not None:
+            self.training_bar.close()
+            self.training_bar = None
+
+    def _close_prediction_bar(self) -> None:
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+            self.prediction_bar = None
+
+
+class PrinterCallback(TrainerCallback):
+    """Prints the logs; used instead of the bar with `disable_tqdm=True`."""
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        """Print them."""
+        if state.is_local_process_zero:
+            print(_readable(logs or {}))  # noqa: T201 - what it is for
+
+
+def _readable(logs: dict[str, Any], longest: int | None = None) -> dict[str, Any]:
+    shown = {}
+    for name, value in logs.items():
+        if isinstance(value, float):
+            shown[name] = f"{value:.4g}"
+        else:
+            is_long = longest is not None and isinstance(value, str) and len(value) > longest
+            shown[name] = f"{value[:longest]}..." if is_long else value
+    return shown
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Ends the run when `metric_for_best_model` has not improved for some evaluations.
+
+    Args:
+        early_stopping_patience: evaluations without improvement before the run ends.
+        early_stopping_threshold: how much the metric must change to count as improved.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Check that there will be a metric to look at."""
+        if args.metric_for_best_model is None:
+            raise ConfigError("EarlyStoppingCallback needs metric_for_best_model: the metric that has to improve")
+        if args.eval_strategy == "no":
+            raise ConfigError('EarlyStoppingCallback needs evaluations: set eval_strategy to "steps" or "epoch"')
+        if not args.load_best_model_at_end:
+            _logger.warning(
+                "EarlyStoppingCallback without load_best_model_at_end=True: the run ends with the weights of its last "
+                "update, not with the best ones"
+            )
+
+    def on_evaluate(
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Compare with the best value before this evaluation, count, and ask for the end when patience is over."""
+        name = metric_key(args.metric_for_best_model)
+        value = (metrics or {}).get(name)
+        if value is None:
+            _logger.warning("EarlyStoppingCallback: this evaluation has no %s, so it does not count", name)
+            return
+        best = state.best_metric
+        change = None if best is None else (value - best if args.greater_is_better else best - value)
+        if change is None or (change > 0 and change > (self.early_stopping_threshold or 0.0)):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """Return the arguments and the counter."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }
+
+
+def metric_key(name: str) -> str:
+    """Return a metric's name as evaluations report it: with `eval_` in front."""
+    return name if name.startswith("eval_") else f"eval_{name}"

@@ -1,0 +1,126 @@
+"""Which columns of a sample the model gets: those that its forward takes; the others are there on request.
+
+A sample is a mapping of columns. The collate function sees those that the model can use, in a mapping that also gives
+any other column when it is asked for by name: `sample["text"]`. The batch does the same for an overridden
+`compute_loss`: `model(**inputs)` passes what the model takes, `inputs["weight"]` finds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from loopwright.engine.nested import to_device
+from loopwright.errors import DataError
+
+_LABELS = ("label", "label_ids", "labels")
+
+
+class KeptColumns(dict[str, Any]):
+    """A mapping with further entries that are found by name, but not listed.
+
+    Args:
+        kept: what iterating, `**` and `len` see.
+        others: what `[]`, `get`, `pop` and `in` find as well.
+    """
+
+    def __init__(self, kept: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
+        super().__init__(kept)
+        self.others: dict[str, Any] = dict(others or {})
+
+    def __missing__(self, name: str) -> Any:
+        return self.others[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.others
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an entry of either kind."""
+        return super().get(name, self.others.get(name, default))
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove and return an entry of either kind."""
+        return super().pop(name, *default) if super().__contains__(name) else self.others.pop(name, *default)
+
+    def copy(self) -> KeptColumns:
+        """Return a shallow copy."""
+        return KeptColumns(self, self.others)
+
+    def to(self, device: torch.device) -> KeptColumns:
+        """Return the same on a device."""
+        return KeptColumns(to_device(dict(self), device), to_device(self.others, device))
+
+    def __reduce__(self) -> tuple[type[KeptColumns], tuple[dict[str, Any], dict[str, Any]]]:
+        return KeptColumns, (dict(self), self.others)
+
+
+class ColumnCollator:
+    """Collates samples by their useful columns.
+
+    Args:
+        collate: makes a batch of samples.
+        names: of the parameters of the model's forward.
+        label_names: of the labels.
+        keeps_others: the batch holds the other columns on request, for a `compute_loss` that may want them. Where the
+            model's forward takes none of the columns, such a batch simply has all of them.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], names: Iterable[str], label_names: Iterable[str], keeps_others: bool
+    ) -> None:
+        self.collate = collate
+        self.names = list(names)
+        self._labels = {*_LABELS, *label_names}
+        self.keeps_others = keeps_others
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch.
+
+        Raises:
+            DataError: the model takes none of the columns.
+        """
+        if not samples or not isinstance(samples[0], Mapping) or not self.names:
+            return self.collate(samples)
+        kept = self._kept(samples[0])
+        if kept is None:
+            return self.collate(samples)
+        views = [
+            KeptColumns(
+                {name: sample[name] for name in kept if name in sample},
+                {name: value for name, value in sample.items() if name not in kept},
+            )
+            for sample in samples
+        ]
+        batch = self.collate(views)
+        if self.keeps_others and isinstance(batch, Mapping):
+            others = {name for view in views for name in view.others}
+            columns = {name: [view.others.get(name) for view in views] for name in others if name not in batch}
+            return KeptColumns(batch, {name: _stacked(values) for name, values in columns.items()})
+        return batch
+
+    def _kept(self, sample: Mapping[str, Any]) -> list[str] | None:
+        """Return the columns that the model can use; None if all are to be kept."""
+        wanted = {*self.names, *self._labels}
+        kept = [name for name in sample if name in wanted]
+        if len(kept) == len(sample):
+            return None
+        if any(name not in self._labels for name in kept):
+            return kept
+        if self.keeps_others:
+            return None
+        raise DataError(
+            f"the model takes none of the columns: a sample has {', '.join(map(str, sample)) or 'none'}, the model's "
+            f"forward takes {', '.join(self.names)}. Rename the columns (or tokenize the text), or pass "
+            "remove_unused_columns=False with a data_collator that makes the model's inputs of them."
+        )
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Return the values of a column as a tensor where they are numbers, else as they are."""
+    if all(isinstance(value, (bool, int, float)) for value in values):
+        return torch.tensor(values)
+    if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
+        return torch.stack(values)
+    return values

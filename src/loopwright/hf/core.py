@@ -1,0 +1,350 @@
+"""The core trainer that an `hf.Trainer` owns: the one loop, whose hooks call HF's override points.
+
+Nothing here loops. A micro-batch is handed to `training_step`, an evaluation batch to `prediction_step`; what HF's
+callbacks ask for through the control becomes requests to the core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.checkpoint import Checkpointing
+from loopwright.checkpoint.store import check_savable
+from loopwright.data import Share, Window, adopt
+from loopwright.engine.nested import num_rows
+from loopwright.engine.processes import sum_over_processes, world_process_zero_only
+from loopwright.errors import BatchLossError, StopTrainingError
+from loopwright.evaluation import run_eval_epoch
+from loopwright.hf.resuming import prepare_folder
+from loopwright.losses import check_batch_output
+from loopwright.settings import RunSettings
+from loopwright.tracking import LossTracker
+from loopwright.trainer import Trainer as CoreTrainer
+
+if TYPE_CHECKING:
+    from loopwright.hf.trainer import Trainer
+
+EvaluationStep = Callable[[Any], tuple[Tensor, Any]]
+
+
+class Core(CoreTrainer):
+    """The loop, as an `hf.Trainer` uses it.
+
+    Attributes:
+        owner: that trainer.
+        losses: of the whole run, each a mean with its number of items.
+        samples_seen: over all processes.
+        logged: total loss, items and updates as of the last log.
+        last_saved: the update of the newest checkpoint, or None.
+    """
+
+    def __init__(self, owner: Trainer, bridge: Any) -> None:
+        self.owner = owner
+        self.losses = LossTracker()
+        self.samples_seen = 0
+        self.logged = (0.0, 0.0, 0)
+        self.last_saved: int | None = None
+        self._items: list[Tensor | None] = []
+        self._entries: list[tuple[Tensor, float]] = []
+        self._weight: Tensor | None = None
+        self._has_run_backward = False
+        self._evaluation_step: EvaluationStep | None = None
+        super().__init__(owner.model, None, None, callbacks=[bridge])
+        self.seed = owner.args.seed
+
+    # --- what the owner calls -----------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `train` is on its way."""
+        return self._run.is_running
+
+    @property
+    def accelerator(self) -> Any:
+        """accelerate's object of the current run."""
+        return self._accelerator
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has lasted, with what came before a resume."""
+        return self._record.seconds
+
+    def num_updates_per_epoch(self, dataloader: Any, accumulation: int) -> int | None:
+        """Return the updates of an epoch over this loader, if that is known."""
+        share = Share(self._engine.rank, self._engine.num_processes, accumulation)
+        return adopt(dataloader, seed=0, share=share, device=self.device).num_updates
+
+    def num_batches_per_epoch(self) -> int | None:
+        """Return the micro-batches that this process runs in an epoch of the current run, if that is known."""
+        batches: int | None = self._train_dataloader.num_batches
+        return batches
+
+    def forget(self) -> None:
+        """Start counting anew; called before a run."""
+        self.losses = LossTracker()
+        self.samples_seen = 0
+        self.logged = (0.0, 0.0, 0)
+        self.last_saved = None
+
+    def mean_loss(self) -> float:
+        """Return the mean loss of the whole run, over all processes."""
+        loss, items = sum_over_processes([self.losses.total_loss, self.losses.running_count], self.device)
+        return loss / items if items else 0.0
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already."""
+        if self._run.is_running or self._evaluation_step is not None or self._engine_is_in_use:
+            yield
+            return
+        self._settings = RunSettings(mixed_precision=self.owner.args.mixed_precision)
+        self._release()
+        self._start_engine()
+        optimizer, self.optimizer = self.optimizer, None
+        self.model, _ = self._engine.prepare(self.owner.model, None)
+        self._engine_is_in_use = True
+        try:
+            yield
+        finally:
+            self._engine_is_in_use = False
+            self.model, _ = self._engine.release(self.model, None)
+            self.optimizer = optimizer
+
+    def run_evaluation(self, dataloader: Any, step: EvaluationStep) -> float:
+        """Run a step over every batch of a loader, and return the mean loss over all items; nan without any.
+
+        Args:
+            dataloader: a DataLoader, or any iterable of batches.
+            step: called with a batch on the device; returns its loss and the number of items it is a mean of.
+        """
+        loader = self._as_loader(dataloader, is_evaluation=True)
+        outer, self._evaluation_step = self._evaluation_step, step
+        try:
+            run_eval_epoch(self, self._engine, loader, "evaluation_loss", is_intermediate=True)
+        finally:
+            self._evaluation_step = outer
+            loader.close()
+        return float(self.run_history.get_latest_metric("evaluation_loss"))
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward on a micro-batch's mean loss, weighted by its items over those of the update."""
+        if self._run.is_first_batch:
+            check_batch_output({"loss": loss, "batch_size": 1}, "compute_loss", is_training=True)
+            self._run.is_first_batch = False
+        self._has_run_backward = True
+        if self._weight is not None:
+            loss = loss * self._weight.to(torch.promote_types(loss.dtype, torch.float32))
+        self.backward_step(loss)
+
+    def record(self, event: str, values: dict[str, Any]) -> None:
+        """Append what was logged during the run to metrics.jsonl."""
+        position = {"update": self.progress.update, "epoch": self.run_history.current_epoch}
+        self._record.write(event, **{**values, **position})
+
+    def take_requests(self) -> None:
+        """Turn the flags of the owner's control into requests; called after every event that may set them."""
+        control = self.owner.control
+        if control.should_log and self.progress.update > self.logged[2]:
+            self.request_log()
+        if control.should_evaluate:
+            self.request_evaluation()
+        if control.should_save:
+            self.request_save(self.owner.flow.checkpoint_path(self.progress.update))
+
+    # --- the core's hooks ---------------------------------------------------------------------------------------
+
+    _engine_is_in_use = False
+
+    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
+        """Return the loader that the owner's `get_train_dataloader` made."""
+        return self.owner.callback_handler.train_dataloader
+
+    def create_scheduler(self) -> Any:
+        """Return the schedule that the owner's `create_scheduler` made."""
+        return self.owner.flow.schedule(self.optimizer)
+
+    def count_batch_items(self, batch: Any) -> float | None:
+        """Count the labels that the loss uses; None where they are rows, and in evaluations, which count there."""
+        if self._evaluation_step is not None:
+            return None
+        count = self.owner.item_counter.count(batch)
+        self._items.append(count)
+        return None if count is None else float(count)
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Run the current evaluation's step."""
+        assert self._evaluation_step is not None
+        with torch.no_grad():
+            loss, items = self._evaluation_step(batch)
+        return {"loss": loss, "batch_size": num_rows(batch), "num_items_in_batch": items}
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """Return the files that belong to a checkpoint folder beside the state: configuration, tokenizer, state."""
+        return self.owner.flow.checkpoint_files()
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation at the next boundary; the owner knows the data."""
+        self.requests.evaluate = True
+
+    def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Ask for a checkpoint, once; the one that ends every run only if the run is cut short."""
+        if self._run.is_ending:
+            is_cut_short = self._signals.received is not None or self._run.stop_reason is not None
+            if not is_cut_short or self.last_saved == self.progress.update:
+                return
+        if all(path != Path(directory) for path, _ in self.requests.saves):
+            super().request_save(directory, metadata)
+
+    # --- the loop's steps ---------------------------------------------------------------------------------------
+
+    def _create_accelerator(self) -> Any:
+        if not self.owner.args.use_cpu:
+            return super()._create_accelerator()
+        before = os.environ.get("ACCELERATE_USE_CPU")
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # read once, while the accelerator is made
+        try:
+            return super()._create_accelerator()
+        finally:
+            if before is None:
+                del os.environ["ACCELERATE_USE_CPU"]
+            else:
+                os.environ["ACCELERATE_USE_CPU"] = before
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        super()._prepare_model_optimizer_and_dataloaders()
+        args = self.owner.args
+        if self._settings.step_mode == "compile":
+            self.model.compile(backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
+
+    def _find_resume_path(self, resume_from: str | Path | None, checkpoints: Checkpointing | None) -> Path | None:
+        if resume_from is None and checkpoints is not None:  # the folder is this run's own by now
+            world_process_zero_only(prepare_folder)(Path(checkpoints.directory))
+        return super()._find_resume_path(resume_from, checkpoints)
+
+    def _agree_on_requests(self) -> None:
+        super()._agree_on_requests()
+        control = self.owner.control
+        stop, stop_epoch = self._engine.agreement.largest(control.should_training_stop, control.should_epoch_stop)
+        control.should_training_stop, control.should_epoch_stop = bool(stop), bool(stop_epoch)
+
+    def _begin_run(self) -> None:
+        super()._begin_run()
+        self.owner.flow.begin()
+
+    def _begin_update(self, window: Window) -> None:
+        self._items, self._entries = [], []
+        super()._begin_update(window)
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        index, rows = self._run.piece_index, self.current_rows or 0
+        if index == 0:
+            self.owner.call_event("on_step_begin")
+        items = self._items[index]
+        # The core weighs a place for the loss, which is written once it is known: `training_step` runs backward.
+        loss = torch.ones((), device=self.device)
+        weighted = self._losses.weighted({"loss": loss, "batch_size": rows}, index)
+        self._weight = None if weighted is loss else weighted
+        self._has_run_backward = False
+        try:
+            loss.copy_(self._training_step(batch, torch.tensor(num_rows(batch)) if items is None else items))
+        except StopTrainingError as error:
+            self.backward_step(self._stand_in_for(batch, error)["loss"])
+        if rows:
+            self._entries.append((loss, float(rows if items is None else items)))
+        if index < len(self._items) - 1:
+            self.owner.call_event("on_substep_end")
+
+    def _training_step(self, batch: Any, items: Tensor) -> Tensor:
+        loss = self.owner.flow.training_step(self.model, batch, items)
+        if not isinstance(loss, Tensor):
+            raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
+        if not self._has_run_backward and self._weight is not None:
+            raise BatchLossError(
+                "training_step did not run its backward pass through self.accelerator.backward(loss), which weighs "
+                "the loss for its update of several micro-batches. Call that instead of loss.backward()."
+            )
+        return loss.detach()
+
+    def _skips_update(self) -> bool:
+        is_skipped = super()._skips_update()
+        if is_skipped:
+            self._entries = []
+        return is_skipped
+
+    def _count_update(self, window: Window) -> None:
+        super()._count_update(window)
+        self.samples_seen += window.samples
+        for loss, items in self._entries:
+            self.losses.update(loss, items, is_ours=True)
+
+    def _end_training_of_epoch(self, windows: Iterator[Window]) -> None:
+        super()._end_training_of_epoch(windows)
+        if self.owner.control.should_epoch_stop:
+            self._run.epoch_is_whole = True
+        if self.progress.batch == 0:
+            self.print(
+                f"There is not a single batch in epoch {self.progress.epoch}: stopping at update {self.progress.update}"
+            )
+            self.owner.control.should_training_stop = True
+
+    def _is_complete(self) -> bool:
+        control = self.owner.control
+        return control.should_epoch_stop or control.should_training_stop or super()._is_complete()
+
+    def _is_over(self) -> bool:
+        return self.owner.control.should_training_stop or super()._is_over()
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        self.owner.flow.evaluate()
+        self.take_requests()
+
+    def _log(self) -> None:
+        """Hand the mean loss since the last log to the owner if that was asked for; look for losses not finite."""
+        is_wanted, self.requests.log = self.requests.log, False
+        update = self.progress.update
+        if is_wanted and update > self.logged[2]:
+            total, count = self.losses.total_loss, self.losses.running_count
+            loss, items = sum_over_processes([total - self.logged[0], count - self.logged[1]], self.device)
+            self.logged = (total, count, update)
+            self._record.tell(update=update, epoch=self.run_history.current_epoch)
+            self.record("log", self.owner.flow.log_update(loss / items if items else 0.0))
+            self.take_requests()
+        finite = self._losses.num_finite_batches()
+        if finite is None:
+            return
+        index = finite // self._settings.gradient_accumulation_steps
+        first = self._run.first_update_of_epoch + index
+        samples = self._report_nonfinite(first, index)
+        named = "" if samples is None else f" (samples {', '.join(map(str, samples[:8]))})"
+        reason = f"Stopping training: the loss of update {first}{named} is not finite"
+        if not self._engine.is_distributed:
+            raise StopTrainingError(reason)
+        self.request_stop(reason)
+
+    def _rehearse_saving(self) -> None:
+        if self.owner.args.save_total_limit is not None:
+            super()._rehearse_saving()
+        elif self._saver is not None:  # without a limit there is no number of checkpoints to find space for
+            model, state, _ = self._capture({})
+            world_process_zero_only(check_savable)(model, state)
+
+
+class AcceleratorView:
+    """`trainer.accelerator`: accelerate's object, with a `backward` that weighs the loss for its update."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run backward on the mean loss of a micro-batch; called by `training_step`, yours or ours."""
+        self._core.backward(loss)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core.accelerator, name)

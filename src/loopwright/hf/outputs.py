@@ -1,0 +1,121 @@
+"""What the trainer returns and hands to `compute_metrics`, and the small functions around it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class EvalPrediction:
+    """What `compute_metrics` gets; unpacks into predictions and labels.
+
+    Attributes:
+        predictions: the model's outputs, as numpy arrays padded with -100.
+        label_ids: the labels, likewise.
+        inputs: the model's inputs, if `include_for_metrics` names "inputs".
+        losses: the loss of each sample's batch, if `include_for_metrics` names "loss".
+    """
+
+    def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Predictions and labels, then inputs and losses where they were asked for."""
+        extra = tuple(value for value in (self.inputs, self.losses) if value is not None)
+        return (self.predictions, self.label_ids, *extra)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.elements[index]
+
+
+class EvalLoopOutput(NamedTuple):
+    """The outcome of `evaluation_loop`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, Any] | None
+    num_samples: int | None
+
+
+class PredictionOutput(NamedTuple):
+    """The outcome of `predict`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, Any] | None
+
+
+class TrainOutput(NamedTuple):
+    """The outcome of `train`."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, Any]
+
+
+def set_seed(seed: int, deterministic: bool = False) -> None:
+    """Seed python, numpy and torch on every device.
+
+    Args:
+        seed: the seed.
+        deterministic: also make torch use deterministic algorithms.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def get_last_checkpoint(folder: str | Path) -> str | None:
+    """Return the `checkpoint-<step>` folder with the highest step, or None.
+
+    Nothing is verified here: `train(resume_from_checkpoint=True)` takes the newest one that is whole.
+    """
+    if not Path(folder).is_dir():
+        return None
+    found = [(int(match.group(1)), path) for path in Path(folder).iterdir() if (match := _checkpoint_match(path))]
+    return str(max(found)[1]) if found else None
+
+
+def _checkpoint_match(path: Path) -> re.Match[str] | None:
+    return _CHECKPOINT_NAME.fullmatch(path.name) if path.is_dir() else None
+
+
+def speed_metrics(
+    split: str, start_time: float, num_samples: float | None = None, num_steps: float | None = None
+) -> dict[str, float]:
+    """Return how long something took since `start_time`, and how much of it was done per second."""
+    runtime = time.time() - start_time
+    metrics = {f"{split}_runtime": round(runtime, 4)}
+    for name, count in (("samples", num_samples), ("steps", num_steps)):
+        if count is not None and runtime > 0:
+            metrics[f"{split}_{name}_per_second"] = round(count / runtime, 3)
+    return metrics
+
+
+def plain_metrics(value: Any) -> Any:
+    """Return metrics with numpy and torch numbers turned into Python's, so that they can be logged and saved."""
+    if isinstance(value, dict):
+        return {str(name): plain_metrics(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_metrics(item) for item in value)
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return value.item()
+    return value

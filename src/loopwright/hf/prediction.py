@@ -1,0 +1,198 @@
+"""Collecting predictions batch by batch: to the CPU once, joined once, padded with -100."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.engine.nested import map_tensors, num_rows
+from loopwright.engine.processes import sum_over_processes
+from loopwright.errors import ConfigError, DataError
+from loopwright.hf.loss import IGNORED
+from loopwright.hf.outputs import EvalLoopOutput, EvalPrediction, plain_metrics
+
+if TYPE_CHECKING:
+    from loopwright.hf.trainer import Trainer
+
+
+class Collected:
+    """What one kind of output was over an evaluation, on the CPU.
+
+    Args:
+        padding: fills up rows where batches have others of different lengths.
+    """
+
+    def __init__(self, padding: int = IGNORED) -> None:
+        self._padding = padding
+        self._batches: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        """Take up a batch's value."""
+        self._batches.append(map_tensors(value, as_array))
+
+    def result(self, joins: bool) -> Any:
+        """Return everything: joined into arrays, or as the list of batches; None if there was nothing."""
+        if not self._batches:
+            return None
+        return joined(self._batches, self._padding) if joins else self._batches
+
+
+def as_array(tensor: Tensor) -> Any:
+    """Return a tensor as a numpy array; bfloat16, which numpy lacks, as float32."""
+    values = tensor.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def joined(batches: list[Any], padding: int = IGNORED) -> Any:
+    """Join batches of arrays (or of tuples, lists or mappings of them) on their rows, padded where lengths differ."""
+    first = batches[0]
+    if isinstance(first, np.ndarray):
+        return _joined_arrays(batches, padding)
+    if isinstance(first, Mapping):
+        return {name: joined([batch[name] for batch in batches], padding) for name in first}
+    if isinstance(first, (tuple, list)):
+        columns = [joined(list(column), padding) for column in zip(*batches, strict=True)]
+        return tuple(columns) if isinstance(first, tuple) else columns
+    return batches
+
+
+def _joined_arrays(batches: list[np.ndarray[Any, Any]], padding: int) -> np.ndarray[Any, Any]:
+    batches = [np.atleast_1d(batch) for batch in batches]
+    shapes = {batch.shape[1:] for batch in batches}
+    if len(shapes) == 1:
+        return np.concatenate(batches)
+    if len({len(shape) for shape in shapes}) > 1:
+        raise DataError(
+            f"predictions of different numbers of dimensions cannot be joined: rows of shapes {sorted(shapes)}. "
+            "Set eval_do_concat_batches=False to get a list of batches."
+        )
+    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    rows = sum(len(batch) for batch in batches)
+    result = np.full((rows, *largest), padding, dtype=np.result_type(*batches))
+    start = 0
+    for batch in batches:
+        result[(slice(start, start + len(batch)), *(slice(size) for size in batch.shape[1:]))] = batch
+        start += len(batch)
+    return result
+
+
+class EvaluationPass:
+    """One pass over a loader: calls `prediction_step`, keeps what `compute_metrics` needs, and makes the metrics.
+
+    Args:
+        trainer: the trainer.
+        description: "Evaluation" or "Prediction"; only the latter may be without labels.
+        loss_only: keep no predictions.
+        ignore_keys: outputs of the model that are no predictions.
+    """
+
+    def __init__(self, trainer: Trainer, description: str, loss_only: bool, ignore_keys: list[str] | None) -> None:
+        self._trainer = trainer
+        self._is_prediction = description == "Prediction"
+        self._loss_only = loss_only
+        self._ignore_keys = ignore_keys
+        self._has_loss = False
+        self._num_samples = 0
+        self._padding = IGNORED if trainer.prediction_padding is None else trainer.prediction_padding
+        self._predictions = Collected(self._padding)
+        self._labels, self._inputs, self._losses = (Collected() for _ in range(3))
+        self._by_batch = trainer.args.batch_eval_metrics and trainer.compute_metrics is not None
+        self._last_batch: EvalPrediction | None = None
+
+    def run(self, dataloader: Any, prefix: str) -> EvalLoopOutput:
+        """Go over the loader, and return predictions, labels, metrics and the number of samples."""
+        trainer = self._trainer
+        trainer.callback_handler.eval_dataloader = dataloader
+        loss = trainer.core.run_evaluation(dataloader, self._step)
+        joins = trainer.args.eval_do_concat_batches
+        predictions, labels = self._predictions.result(joins), self._labels.result(joins)
+        metrics = plain_metrics(self._metrics(predictions, labels, joins))
+        if self._has_loss:
+            metrics[f"{prefix}_loss"] = loss
+        metrics = {
+            name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in metrics.items()
+        }
+        num_samples = int(sum_over_processes([self._num_samples], trainer.core.device)[0])
+        return EvalLoopOutput(predictions, labels, metrics, num_samples)
+
+    def _step(self, inputs: Any) -> tuple[Tensor, Any]:
+        """Run one batch; return its loss and the number of items that is a mean of."""
+        trainer, core = self._trainer, self._trainer.core
+        rows = num_rows(inputs) if core.current_rows is None else core.current_rows
+        self._num_samples += rows
+        count = trainer.item_counter.count(inputs)
+        extra = inputs[trainer.main_input_name] if "inputs" in trainer.args.include_for_metrics else None
+        loss, logits, labels = trainer.prediction_step(
+            core.model, inputs, self._loss_only, ignore_keys=self._ignore_keys
+        )
+        self._has_loss |= loss is not None
+        self._check(inputs, logits, labels)
+        self._keep(loss, logits, labels, extra, rows)
+        trainer.call_event("on_prediction_step")
+        if loss is None:
+            return torch.zeros((), device=core.device), 0
+        return loss.detach().mean(), rows if count is None else count
+
+    def _keep(self, loss: Any, logits: Any, labels: Any, inputs: Any, rows: int) -> None:
+        trainer = self._trainer
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        logits, labels, inputs = (
+            None if value is None else trainer.core.gather(value, padding)
+            for value, padding in ((logits, self._padding), (labels, IGNORED), (inputs, IGNORED))
+        )
+        losses = None
+        if loss is not None and "loss" in trainer.args.include_for_metrics:
+            losses = trainer.core.gather(loss.detach().mean().repeat(rows))
+        if self._by_batch and logits is not None and labels is not None:
+            self._compute_by_batch(is_last=False)
+            self._last_batch = EvalPrediction(logits, labels, inputs, losses)
+            if not self._is_prediction:
+                return
+        for kept, value in (
+            (self._predictions, logits),
+            (self._labels, labels),
+            (self._inputs, inputs),
+            (self._losses, losses),
+        ):
+            if value is not None:
+                kept.add(value)
+
+    def _check(self, inputs: Any, logits: Any, labels: Any) -> None:
+        """Refuse at the first batch to go on where `compute_metrics` could not be called in the end."""
+        trainer = self._trainer
+        if trainer.compute_metrics is None or self._loss_only or self._is_prediction:
+            return
+        if labels is None:
+            raise DataError(
+                "compute_metrics was given, but the evaluation data has no labels: a batch has "
+                f"{', '.join(map(str, inputs)) or 'nothing'}; labels are called "
+                f"{', '.join(trainer.label_names) or 'labels'}. Name the column so, or set label_names."
+            )
+        if logits is None:
+            raise ConfigError(
+                "compute_metrics was given, but there are no predictions for it: compute_loss must return "
+                "(loss, outputs) when it is called with return_outputs=True"
+            )
+
+    def _compute_by_batch(self, is_last: bool) -> Any:
+        if self._last_batch is None:
+            return None
+        compute_metrics = self._trainer.compute_metrics
+        assert compute_metrics is not None
+        return compute_metrics(self._last_batch, compute_result=is_last)
+
+    def _metrics(self, predictions: Any, labels: Any, joins: bool) -> dict[str, Any]:
+        compute_metrics = self._trainer.compute_metrics
+        if compute_metrics is None or self._loss_only:
+            return {}
+        if self._by_batch:
+            return dict(self._compute_by_batch(is_last=True) or {})
+        if predictions is None or labels is None:
+            return {}
+        inputs, losses = self._inputs.result(joins), self._losses.result(joins)
+        return dict(compute_metrics(EvalPrediction(predictions, labels, inputs, losses)))

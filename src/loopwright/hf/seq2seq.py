@@ -1,0 +1,111 @@
+"""`Seq2SeqTrainer`: evaluation by generating, with predictions that a tokenizer can decode as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.errors import ConfigError
+from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput
+from loopwright.hf.trainer import Trainer
+
+
+class Seq2SeqTrainer(Trainer):
+    """A Trainer whose evaluations generate, if `predict_with_generate` is set.
+
+    Generated tokens are padded with the pad token, never with -100, so they can be decoded as they are. Labels keep
+    their -100, as in transformers.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gen_kwargs: dict[str, Any] = {}
+        configuration = getattr(self.args, "generation_config", None)
+        if configuration is not None and not isinstance(configuration, (str, bytes)):
+            self.model.generation_config = configuration
+        elif configuration is not None:
+            self.model.generation_config = type(self.model.generation_config).from_pretrained(configuration)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Evaluate; further keywords go to `generate`, and win over `generation_max_length` and the like."""
+        if gen_kwargs or not metric_key_prefix.startswith("eval_"):  # a dataset of a dict goes on with its caller's
+            self._gen_kwargs = self._generation(gen_kwargs)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """Predict; further keywords go to `generate`."""
+        self._gen_kwargs = self._generation(gen_kwargs)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Go once over a loader; generated tokens of several lengths are padded with the pad token."""
+        self.prediction_padding = self._pad_token_id() if self._generates(prediction_loss_only) else None
+        return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Return the loss, what the model generates, and the labels."""
+        if not self._generates(prediction_loss_only):
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get("labels")
+        given = dict(inputs)
+        same_shape = labels is not None and getattr(given.get("decoder_input_ids"), "shape", None) == labels.shape
+        if same_shape:  # made of the labels: the model would only have to repeat them
+            given = {name: value for name, value in given.items() if not name.startswith("decoder_")}
+        given.pop("labels", None)
+        with torch.no_grad():
+            tokens = self.model.generate(**given, **{**self._gen_kwargs, **gen_kwargs})
+        loss = None
+        if labels is not None:
+            loss, _, _ = super().prediction_step(model, inputs, prediction_loss_only=True, ignore_keys=ignore_keys)
+        return loss, tokens, labels
+
+    def _generates(self, prediction_loss_only: bool | None) -> bool:
+        return bool(getattr(self.args, "predict_with_generate", False)) and not prediction_loss_only
+
+    def _generation(self, given: dict[str, Any]) -> dict[str, Any]:
+        options = {name: value for name, value in given.items() if value is not None}
+        longest, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
+        if longest is not None and not {"max_length", "max_new_tokens"} & options.keys():
+            options["max_length"] = longest
+        if beams is not None:
+            options.setdefault("num_beams", beams)
+        return options
+
+    def _pad_token_id(self) -> int:
+        for holder in (self.processing_class, getattr(self.model, "generation_config", None), self.model.config):
+            for name in ("pad_token_id", "eos_token_id"):
+                found = getattr(holder, name, None)
+                if isinstance(found, int):
+                    return found
+        raise ConfigError(
+            "predict_with_generate=True needs a pad token: set pad_token_id of the tokenizer or the model"
+        )

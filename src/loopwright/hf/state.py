@@ -1,0 +1,165 @@
+"""What HF's callbacks see of a run and ask of it: `TrainerState` and `TrainerControl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import ConfigError
+
+STATE_FILE = "trainer_state.json"
+
+
+class ExportableState:
+    """Mix into a callback whose state belongs into checkpoints.
+
+    `state` returns `{"args": constructor arguments, "attributes": everything else to restore}`, in plain values. A
+    resumed run sets the attributes on the callback that it was given; its constructor arguments stay as they are now.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Return the arguments and attributes to save; called at every checkpoint."""
+        return {"args": {}, "attributes": {}}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Any:
+        """Return a new object with a saved state."""
+        instance = cls(**state["args"])
+        for name, value in state["attributes"].items():
+            setattr(instance, name, value)
+        return instance
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands, as callbacks read it; saved as trainer_state.json in every checkpoint.
+
+    A step is an update: with gradient accumulation it takes several forward passes.
+
+    Attributes:
+        epoch: epochs done, with the fraction of the current one.
+        global_step: updates done.
+        max_steps: updates of the whole run.
+        logging_steps, eval_steps, save_steps: the intervals in updates, ratios resolved.
+        train_batch_size: samples of a micro-batch.
+        num_train_epochs: epochs of the whole run, rounded up.
+        num_input_tokens_seen: if they are counted.
+        total_flos: kept for files that hold it; loopwright does not estimate it.
+        log_history: everything that was logged, each with its `step`.
+        best_metric, best_global_step, best_model_checkpoint: of the best evaluation so far.
+        is_local_process_zero, is_world_process_zero: which process this is.
+        stateful_callbacks: the states of the callbacks that have one, by class name.
+    """
+
+    epoch: float | None = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: dict[str, Any] = field(default_factory=dict)
+
+    def to_json_string(self) -> str:
+        """Return the whole state as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    def save_to_json(self, json_path: str | Path) -> None:
+        """Write the state to a file."""
+        Path(json_path).write_text(self.to_json_string(), encoding="utf-8")
+
+    @classmethod
+    def load_from_json(cls, json_path: str | Path) -> TrainerState:
+        """Read a state that `save_to_json`, or transformers, wrote."""
+        values = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        known = {each.name for each in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    def compute_steps(self, args: Any, max_steps: int) -> None:
+        """Resolve the intervals of the arguments: below 1 they are a ratio of all updates."""
+        for kind in ("logging", "eval", "save"):
+            steps = getattr(args, f"{kind}_steps")
+            if steps is None and kind == "eval":
+                steps = args.logging_steps
+            if steps is not None:
+                setattr(self, f"{kind}_steps", math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps))
+
+    def collect(self, callbacks: Iterable[Any]) -> None:
+        """Take up the states of the callbacks that have one; called before the state is saved."""
+        states: dict[str, Any] = {}
+        for callback in callbacks:
+            if callable(getattr(callback, "state", None)):
+                name = type(callback).__name__
+                if name not in states:
+                    states[name] = callback.state()
+                else:
+                    earlier = states[name]
+                    states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), callback.state()]
+        self.stateful_callbacks = states
+
+    def hand_out(self, callbacks: Iterable[Any]) -> None:
+        """Give the callbacks the attributes that were saved for them; the n-th of a class gets the n-th state."""
+        remaining = {
+            name: list(states) if isinstance(states, list) else [states]
+            for name, states in self.stateful_callbacks.items()
+        }
+        for callback in callbacks:
+            states = remaining.get(type(callback).__name__)
+            if states and callable(getattr(callback, "state", None)):
+                for name, value in states.pop(0).get("attributes", {}).items():
+                    setattr(callback, name, value)
+
+
+_FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
+
+@dataclass
+class TrainerControl(ExportableState):
+    """What callbacks ask for; served right after the event, in the order log, evaluate, save.
+
+    Attributes:
+        should_training_stop: end the run after this update.
+        should_epoch_stop: end the epoch after this update.
+        should_save, should_evaluate, should_log: do so now; back to False at the next update.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the flags."""
+        return {"args": {name: getattr(self, name) for name in _FLAGS}, "attributes": {}}
+
+
+def checked_control(control: Any, event: str, callback: Any) -> Any:
+    """Return what a callback's event returned, if it can be a control.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if all(hasattr(control, name) for name in _FLAGS):
+        return control
+    raise ConfigError(
+        f"{type(callback).__name__}.{event} returned a {type(control).__name__}: "
+        "an event returns the control object, or nothing"
+    )

@@ -1,0 +1,600 @@
+"""`Trainer`: the names, arguments and habits of transformers' Trainer, over the one loop of loopwright.
+
+Every method of its API may be overridden and is then called by the loop: `compute_loss`, `training_step`,
+`prediction_step`, `evaluation_loop`, `get_train_dataloader`, `create_optimizer`, ... What it does beyond the loop is in
+the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.config import TrainingArguments
+from loopwright.data.collators import DataCollatorWithPadding, default_data_collator
+from loopwright.engine.nested import map_tensors, to_device
+from loopwright.engine.processes import world_process_zero_only
+from loopwright.errors import ConfigError, DataError
+from loopwright.hf import files, loaders
+from loopwright.hf.bridge import Bridge
+from loopwright.hf.callbacks import (
+    CallbackHandler,
+    DefaultFlowCallback,
+    PrinterCallback,
+    ProgressCallback,
+)
+from loopwright.hf.columns import ColumnCollator
+from loopwright.hf.core import AcceleratorView, Core
+from loopwright.hf.flow import Flow
+from loopwright.hf.loss import (
+    ItemCounter,
+    LossCall,
+    can_return_loss,
+    check_label_smoothing,
+    find_label_names,
+    forward_parameters,
+    found_loss,
+    missing_loss,
+    smoothed_loss,
+)
+from loopwright.hf.outputs import (
+    EvalLoopOutput,
+    PredictionOutput,
+    TrainOutput,
+    plain_metrics,
+    set_seed,
+    speed_metrics,
+)
+from loopwright.hf.prediction import EvaluationPass
+from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
+from loopwright.hf.validation import check_trainer, settled_arguments
+from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
+from loopwright.schedulers import get_scheduler
+
+_LABEL_COLUMNS = ("labels", "label", "label_ids", "start_positions", "end_positions")
+
+
+class Trainer:
+    """Trains, evaluates and runs a model of transformers, or any module whose forward takes the batch's keys.
+
+    Attributes:
+        model: the bare model; `model_wrapped` is what the loop runs.
+        args: the arguments.
+        state, control: what callbacks see and set.
+        callback_handler: holds the callbacks.
+        optimizer, lr_scheduler: as given, or as made by `create_optimizer` and `create_scheduler`.
+        label_names: keys of a batch that are labels.
+        core: the core trainer that runs the loop.
+        prediction_padding: fills up predictions of several lengths; None is -100.
+        item_counter: counts what the loss of a batch is a mean of.
+        flow: what happens around the loop of the current run.
+        given_scheduler: the one that was passed as `optimizers`, or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        """Store everything, make the model if `model_init` does, and seed python, numpy and torch.
+
+        Args:
+            model: the module to train, or None with `model_init`.
+            args: `TrainingArguments`, ours or transformers'.
+            data_collator: makes a batch of samples.
+            train_dataset, eval_dataset: datasets; the second may be a dict of them.
+            processing_class: tokenizer or processor; makes the default collator, and is saved with the model.
+            model_init: makes a fresh model for every `train`.
+            compute_loss_func: called with (outputs, labels, num_items_in_batch=) instead of the model's own loss.
+            compute_metrics: called with an `EvalPrediction`, returns a dict.
+            callbacks: further callbacks.
+            optimizers: an optimizer and a scheduler that are used as they are.
+            optimizer_cls_and_kwargs: a class of optimizers with its arguments.
+            preprocess_logits_for_metrics: called with (logits, labels) before predictions are kept.
+            tokenizer: old name of `processing_class`.
+
+        Raises:
+            ConfigError: something does not fit together.
+        """
+        self.args: TrainingArguments = settled_arguments(args)
+        self.model_init = model_init
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = tokenizer if processing_class is None else processing_class
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        check_trainer(self, model)
+        if self.args.log_level != "passive":
+            logging.getLogger("loopwright").setLevel(self.args.get_process_log_level())
+        set_seed(self.args.seed, self.args.full_determinism)
+        self.model: Any = self.call_model_init() if model is None else model
+        self.data_collator = self._default_collator() if data_collator is None else data_collator
+        self.control = TrainerControl()
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
+        )
+        bar = PrinterCallback if self.args.disable_tqdm else ProgressCallback
+        reporters = files.reporting_callbacks(list(self.args.report_to or []), self.args.logging_dir)
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *reporters, *(callbacks or []), bar],
+            self.model,
+            self.processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.is_in_train = False
+        self.prediction_padding: int | None = None
+        self._loss_call: LossCall | None = None
+        self.given_scheduler = self.lr_scheduler
+        self.flow = Flow(self)
+        self.core = Core(self, Bridge(self))
+        self._look_at_model()
+        if self.args.should_save:
+            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        self.call_event("on_init_end")
+
+    def _look_at_model(self) -> None:
+        """Find out what the model takes and what its loss is a mean of; again for every model of `model_init`."""
+        names = self.args.label_names
+        self.label_names: list[str] = find_label_names(self.model) if names is None else list(names)
+        self.can_return_loss = can_return_loss(self.model)
+        self.label_smoothing = check_label_smoothing(self.model, self.args.label_smoothing_factor)
+        uses_model_loss = self.uses_default("compute_loss") and self.compute_loss_func is None
+        self.item_counter = ItemCounter(self.model, uses_model_loss and not self.label_smoothing)
+        self.core.model = self.callback_handler.model = self.model
+        if getattr(self.model, "config", None) is not None:
+            self.model.config.use_cache = self.args.use_cache
+
+    def uses_default(self, method: str) -> bool:
+        """Whether a method is this class's own, neither overridden nor replaced."""
+        return getattr(type(self), method) is getattr(Trainer, method) and method not in vars(self)
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        resume_from_checkpoint: str | Path | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train the model.
+
+        Args:
+            resume_from_checkpoint: a `checkpoint-<step>` folder, or True for the newest whole one in `output_dir`.
+            trial: not supported; tune with a loop of your own over trainers.
+            ignore_keys_for_eval: outputs of the model that are no predictions, for evaluations during the run.
+
+        Raises:
+            ConfigError, DataError: before anything is touched.
+            CheckpointError: the checkpoint cannot be trusted, is of another model, or was written by transformers.
+        """
+        if trial is not None:
+            raise ConfigError("trial is not supported: make a Trainer per trial, with the arguments of the trial")
+        if self.train_dataset is None and self.uses_default("get_train_dataloader"):
+            raise ConfigError("there is nothing to train on: pass train_dataset to the Trainer")
+        if self.model_init is not None:
+            set_seed(self.args.seed, self.args.full_determinism)
+            self.model = self.call_model_init()
+            self.optimizer = None
+            self._look_at_model()
+        self.flow = Flow(self, ignore_keys_for_eval)
+        self.is_in_train = True
+        try:
+            self.flow.start(resume_from_checkpoint)
+        finally:
+            self.is_in_train = False
+            self.core.model = self.model
+        assert self.flow.output is not None
+        return self.flow.output
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Return a fresh model of `model_init`; called by the constructor and at every `train`."""
+        assert self.model_init is not None
+        parameters = inspect.signature(self.model_init).parameters.values()
+        takes_trial = any(each.default is each.empty or each.name == "trial" for each in parameters)
+        model = self.model_init(trial) if takes_trial else self.model_init()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model_init must return a module, it returned a {type(model).__name__}")
+        return model
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run forward and backward of a micro-batch, and return its mean loss, detached.
+
+        Called for every micro-batch. Whoever overrides it runs backward by `self.accelerator.backward(loss)`, where
+        `loss` is the mean over the micro-batch: its weight in the update is put on there.
+        """
+        if not model.training:
+            model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss, _ = self._loss_of(model, inputs, num_items_in_batch)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the mean loss of a micro-batch, or (loss, outputs).
+
+        Called by `training_step` and `prediction_step`. An override may take two arguments only, may ignore
+        `return_outputs` (evaluations then have a loss and no predictions), and may return a sum divided by
+        `num_items_in_batch`, which is the number of items of this micro-batch alone.
+        """
+        labels = None
+        if (self.label_smoothing or self.compute_loss_func is not None) and "labels" in inputs:
+            labels = inputs["labels"]
+            inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None:
+            loss = smoothed_loss(outputs, labels, self.label_smoothing, self.item_counter.shifts_labels())
+        else:
+            loss = found_loss(outputs)
+            if loss is None:
+                raise missing_loss(outputs, inputs, self.label_names)
+        return (loss, outputs) if return_outputs else loss
+
+    def _loss_of(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
+        if self._loss_call is None or self._loss_call.function != self.compute_loss:
+            self._loss_call = LossCall(self.compute_loss)
+        return self._loss_call(model, inputs, items, wants_outputs)
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what `compute_loss` runs under; autocast is put on by the core."""
+        return contextlib.nullcontext()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return a batch on the device; called by `training_step` and `prediction_step`."""
+        if isinstance(inputs, Mapping) and len(inputs) == 0:
+            raise DataError(
+                "the batch is empty: nothing of the samples is left for the model, whose forward takes "
+                f"{', '.join(forward_parameters(self.model))}"
+            )
+        return to_device(inputs, self.core.device)
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """Return the training loader; called once per `train`. Its order becomes resumable in the loop."""
+        sampler = self._get_train_sampler()
+        return loaders.create_dataloader(
+            self.train_dataset, self.args, self.args.train_batch_size, self._collator(), sampler
+        )
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Return the order of the training data; called by `get_train_dataloader`."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return loaders.train_sampler(dataset, self.args, self.main_input_name)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader of an evaluation; called for each. A name picks one of a dict of datasets."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ConfigError("there is nothing to evaluate: pass eval_dataset to the Trainer or to evaluate")
+        return loaders.create_dataloader(dataset, self.args, self.args.eval_batch_size, self._collator(), None)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of a prediction; called by `predict`."""
+        return loaders.create_dataloader(test_dataset, self.args, self.args.eval_batch_size, self._collator(), None)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the samples of a loader's dataset."""
+        dataset = getattr(dataloader, "dataset", None)
+        return len(dataset) if isinstance(dataset, Sized) else len(dataloader) * self.args.train_batch_size
+
+    @property
+    def main_input_name(self) -> str:
+        """The model's main input."""
+        return str(getattr(self.model, "main_input_name", "input_ids"))
+
+    def _collator(self) -> Callable[[list[Any]], Any]:
+        if not self.args.remove_unused_columns:
+            return self.data_collator
+        keeps_others = any(
+            not self.uses_default(method) for method in ("compute_loss", "training_step", "prediction_step")
+        )
+        return ColumnCollator(self.data_collator, forward_parameters(self.model), self.label_names, keeps_others)
+
+    def _default_collator(self) -> Callable[[list[Any]], Any]:
+        if callable(getattr(self.processing_class, "pad", None)):
+            return DataCollatorWithPadding(self.processing_class)
+        return default_data_collator
+
+    # --- optimizer and schedule ---------------------------------------------------------------------------------
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make both; called by `train` if you override it, which otherwise calls the two below."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps, self.optimizer)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """Make the optimizer, unless there is one; called by `train`."""
+        if self.optimizer is None:
+            args, model = self.args, self.model if model is None else model
+            groups = weight_decay_groups(model, args.weight_decay, self.get_decay_parameter_names(model))
+            if self.optimizer_cls_and_kwargs is not None:
+                kind, options = self.optimizer_cls_and_kwargs
+                is_class = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+                self.optimizer = kind(groups, **options) if is_class else kind(model, **options)
+            else:
+                betas = (args.adam_beta1, args.adam_beta2)
+                self.optimizer = create_optimizer(
+                    args.optim,
+                    groups,
+                    lr=args.learning_rate,
+                    adam_betas=betas,
+                    adam_eps=args.adam_epsilon,
+                    optim_args=args.optim_args,
+                )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule, unless one was given; called by `train`."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = get_scheduler(
+                str(self.args.lr_scheduler_type),
+                self.optimizer if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,  # type: ignore[arg-type] # settled to a dict
+            )
+        return self.lr_scheduler
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the parameters that weight decay applies to; called by `create_optimizer`."""
+        return decay_parameter_names(model)
+
+    def get_learning_rates(self) -> list[float]:
+        """Return the learning rate of every parameter group."""
+        if self.optimizer is None:
+            raise ConfigError("there is no optimizer yet: it is made by train()")
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_num_trainable_parameters(self) -> int:
+        """Return how many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    # --- evaluation and prediction ------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate the model, log the metrics and return them; called by the loop too.
+
+        Args:
+            eval_dataset: None takes the trainer's own; of a dict each is evaluated under `<prefix>_<name>_`.
+            ignore_keys: outputs of the model that are no predictions.
+            metric_key_prefix: in front of every metric's name.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, Mapping):
+            metrics: dict[str, float] = {}
+            for name, each in dataset.items():
+                chosen = name if eval_dataset is None else each
+                metrics |= self.evaluate(chosen, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        loader = self.get_eval_dataloader(eval_dataset)
+        start = time.time()
+        with self.core.ready():
+            output = self.evaluation_loop(
+                loader,
+                description="Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+        metrics = self._timed(output, metric_key_prefix, start)
+        # What callbacks have asked for meanwhile is still to be served if this evaluation is somebody's own.
+        should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
+        self.log(metrics)
+        self.call_event("on_evaluate", metrics=metrics)
+        self.control.should_log |= should_log
+        self.control.should_evaluate |= should_evaluate
+        return metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Run the model over a dataset and return predictions, labels and metrics."""
+        loader = self.get_test_dataloader(test_dataset)
+        start = time.time()
+        with self.core.ready():
+            output = self.evaluation_loop(
+                loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            )
+        metrics = self._timed(output, metric_key_prefix, start)
+        self.call_event("on_predict", metrics=metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Go once over a loader; called by `evaluate` and `predict`.
+
+        The loss is the mean over all items, whatever the batch size. Predictions go to the CPU batch by batch, and
+        only if something needs them.
+        """
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        return EvaluationPass(self, description, loss_only, ignore_keys).run(dataloader, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Return loss, logits and labels of an evaluation batch, each None if there is none; called for every batch."""
+        inputs = self._prepare_inputs(inputs)
+        names = self._labels_in(inputs)
+        labels = tuple(inputs[name] for name in names) if names else None
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or []
+        is_own_loss = not self.uses_default("compute_loss") and not self.label_names
+        has_loss = bool(names) or self.can_return_loss or is_own_loss
+        loss: Tensor | None = None
+        with torch.no_grad(), self.compute_loss_context_manager():
+            if has_loss:
+                count = self.item_counter.count(inputs)
+                loss, outputs = self._loss_of(model, inputs, count, wants_outputs=True)
+                loss = loss.detach().mean()
+            else:
+                outputs = model(**inputs)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = None if outputs is None else _logits(outputs, [*ignore_keys, "loss"], has_loss)
+        return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
+
+    def _labels_in(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Return the keys of a batch that are labels: those of `label_names`, or by the usual names."""
+        if self.label_names and all(inputs.get(name) is not None for name in self.label_names):
+            return self.label_names
+        if self.args.label_names is not None:
+            return []
+        return [name for name in _LABEL_COLUMNS if inputs.get(name) is not None]
+
+    def _timed(self, output: EvalLoopOutput, prefix: str, start: float) -> dict[str, Any]:
+        samples = output.num_samples or 0
+        steps = math.ceil(samples / (self.args.eval_batch_size * self.args.world_size))
+        return {**(output.metrics or {}), **speed_metrics(prefix, start, samples, steps)}
+
+    # --- logging, saving ----------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add an entry to `state.log_history` and hand it to the callbacks."""
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**plain_metrics(logs), "step": self.state.global_step})
+        self.call_event("on_log", logs=logs)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics on the first process."""
+        if self.is_world_process_zero():
+            files.log_metrics(split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` and, if `combined`, into `all_results.json` of `output_dir`."""
+        world_process_zero_only(files.save_metrics)(Path(self.args.output_dir), split, plain_metrics(metrics), combined)
+
+    def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        world_process_zero_only(files.save_model)(folder, self.model, self.saved_processor(), self.args)
+
+    def save_state(self) -> None:
+        """Write trainer_state.json to `output_dir`."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(Path(self.args.output_dir) / STATE_FILE)
+
+    def create_model_card(self, **kwargs: Any) -> None:
+        """Write a README.md with the metrics of the run to `output_dir`."""
+        world_process_zero_only(files.write_model_card)(Path(self.args.output_dir), self.model, self.state, kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: loopwright uploads nothing."""
+        raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: a search is a loop over trainers."""
+        raise ConfigError(
+            "hyperparameter_search is not supported: make a Trainer with model_init for every set of arguments in a "
+            "loop of your own, or in an objective function of optuna"
+        )
+
+    # --- callbacks and processes --------------------------------------------------------------------------------
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a class of callbacks."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback, by instance or class, and return it."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, by instance or class."""
+        self.callback_handler.remove_callback(callback)
+
+    def call_event(self, event: str, **kwargs: Any) -> None:
+        """Call an event of all callbacks; what they return becomes the control."""
+        self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first of all processes."""
+        return self.args.process_index == 0
+
+    @property
+    def accelerator(self) -> Any:
+        """accelerate's object; its `backward` weighs the loss of a micro-batch for its update."""
+        return AcceleratorView(self.core)
+
+    @property
+    def model_wrapped(self) -> Any:
+        """The model as the loop runs it: in its distributed wrapper, if there is one."""
+        return self.core.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """Old name of `processing_class`."""
+        return self.processing_class
+
+    def saved_processor(self) -> Any:
+        """Return the tokenizer or processor to save with the model: the trainer's, or the collator's."""
+        return (
+            getattr(self.data_collator, "tokenizer", None) if self.processing_class is None else self.processing_class
+        )
+
+
+def _logits(outputs: Any, ignored: list[str], has_loss: bool) -> Any:
+    """Return the predictions among a model's outputs: one tensor, or a tuple of what is not ignored."""
+    if isinstance(outputs, Mapping):
+        found = tuple(value for name, value in outputs.items() if name not in ignored)
+    elif isinstance(outputs, (tuple, list)):
+        # Where the loss is the model's own, it comes first.
+        found = tuple(outputs[1:] if has_loss and found_loss(outputs) is not None else outputs)
+    else:
+        return map_tensors(outputs, Tensor.detach)
+    found = map_tensors(found, Tensor.detach)
+    return found[0] if len(found) == 1 else found

@@ -1,0 +1,105 @@
+"""Checks of what a Trainer is given, made before anything is touched."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from loopwright.config import TrainingArguments
+from loopwright.errors import ConfigError, ConfigTypeError
+
+if TYPE_CHECKING:
+    from loopwright.hf.trainer import Trainer
+
+
+def settled_arguments(args: Any) -> TrainingArguments:
+    """Return the arguments as ours: made from transformers' own if they are, with a default folder if None.
+
+    Raises:
+        ConfigTypeError: they are something else.
+    """
+    if args is None:
+        return TrainingArguments("tmp_trainer")
+    if isinstance(args, TrainingArguments):
+        return args
+    if type(args).__module__.partition(".")[0] == "transformers":
+        return TrainingArguments.from_transformers(args)
+    raise ConfigTypeError(f"args must be TrainingArguments, got a {type(args).__name__}")
+
+
+_logger = logging.getLogger("loopwright.hf")
+
+# Methods of transformers' Trainer that nothing calls here, and what does their work.
+_NEVER_CALLED = {
+    "_inner_training_loop": "callbacks and training_step",
+    "_maybe_log_save_evaluate": "the control flags of a callback",
+    "_save_checkpoint": "a callback's on_save, which may add files to the folder",
+    "_save": "save_model",
+    "_load_from_checkpoint": "train(resume_from_checkpoint=...)",
+    "_load_best_model": "load_best_model_at_end=True",
+    "_wrap_model": "accelerate's configuration",
+    "_get_eval_sampler": "get_eval_dataloader",
+    "_remove_unused_columns": "remove_unused_columns=False",
+    "_get_collator_with_removed_columns": "remove_unused_columns=False",
+    "get_batch_samples": "training_step",
+    "floating_point_ops": "a callback",
+    "create_accelerator_and_postprocess": "accelerate's configuration",
+    "get_optimizer_cls_and_kwargs": "optimizer_cls_and_kwargs",
+}
+
+
+def check_trainer(trainer: Trainer, model: Any) -> None:
+    """Refuse what cannot work together.
+
+    Raises:
+        ConfigError: it names what was given, and the nearest fix.
+    """
+    _check_model(trainer, model)
+    for name, instead in _NEVER_CALLED.items():
+        if hasattr(type(trainer), name):
+            kind = type(trainer).__name__
+            _logger.warning("%s.%s is never called here: what it is for is done by %s", kind, name, instead)
+    args = trainer.args
+    if args.eval_strategy != "no" and trainer.eval_dataset is None and trainer.uses_default("get_eval_dataloader"):
+        raise ConfigError(
+            f'eval_strategy is "{args.eval_strategy}", but there is no eval_dataset: pass one, or set it to "no"'
+        )
+    if isinstance(trainer.eval_dataset, Mapping) and not trainer.eval_dataset:
+        raise ConfigError("eval_dataset is a dict without a dataset: pass None, or fill it")
+    metric = args.metric_for_best_model
+    if isinstance(trainer.eval_dataset, Mapping) and args.load_best_model_at_end and metric is not None:
+        names = list(trainer.eval_dataset)
+        bare = metric.removeprefix("eval_")
+        if not any(bare.startswith(f"{name}_") for name in names):
+            raise ConfigError(
+                f"metric_for_best_model is {metric!r}, but eval_dataset is a dict of {', '.join(map(str, names))}: say "
+                f'of which, as "eval_{names[0]}_{bare}"'
+            )
+    computes = trainer.compute_metrics
+    if args.batch_eval_metrics and computes and "compute_result" not in inspect.signature(computes).parameters:
+        raise ConfigError(
+            "batch_eval_metrics=True calls compute_metrics(prediction, compute_result=...) for every batch: give it a "
+            "parameter compute_result, and return the metrics when that is True"
+        )
+    if trainer.train_dataset is not None and not isinstance(trainer.train_dataset, Sized) and args.max_steps < 1:
+        raise ConfigError("train_dataset has no length, so the end of an epoch is not known: set max_steps")
+
+
+def _check_model(trainer: Trainer, model: Any) -> None:
+    if (model is None) == (trainer.model_init is None):
+        given = "neither" if model is None else "both"
+        raise ConfigError(f"a Trainer needs model or model_init, got {given}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise ConfigTypeError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
+    has_optimizers = trainer.optimizer is not None or trainer.lr_scheduler is not None
+    if trainer.model_init is not None and has_optimizers:
+        raise ConfigError(
+            "model_init makes a new model for every train(), so an optimizer that was made before cannot be used: pass "
+            "optimizer_cls_and_kwargs, or override create_optimizer"
+        )
+    if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
+        raise ConfigError("optimizers and optimizer_cls_and_kwargs exclude each other: pass one of them")

@@ -1,0 +1,309 @@
+"""Checkpoint folders: what lies in them, resuming exactly, the best model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loopwright.errors import CheckpointError, ConfigError, DataError, Preempted
+from loopwright.hf import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState, get_last_checkpoint
+
+from .tiny import CharacterTokenizer, Classifier, arguments, bert, losses, rows, weights
+
+
+class Stop(TrainerCallback):
+    """Ends the run after an update, as a crash would: without the events of an end."""
+
+    def __init__(self, update):
+        self.update = update
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.update:
+            raise KeyboardInterrupt
+
+
+class NoisyRows:
+    """A dataset that augments with all three generators."""
+
+    def __init__(self, count=20):
+        self.rows = rows(count)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index]
+        noise = torch.randn(4) * 0.1 + np.random.rand() * 0.1 + random.random() * 0.1
+        return {"x": row["x"] + noise, "labels": row["labels"]}
+
+
+def trained(folder, *callbacks, resume=None, data=None, model=None, eval_data=None, compute_metrics=None, **options):
+    torch.manual_seed(0)
+    trainer = Trainer(
+        Classifier(dropout=0.3) if model is None else model,
+        arguments(folder, **options),
+        train_dataset=rows(20) if data is None else data,
+        eval_dataset=rows(12, seed=5) if eval_data is None else eval_data,
+        callbacks=list(callbacks),
+        compute_metrics=compute_metrics,
+    )
+    trainer.output = trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def folders(path):
+    return sorted(entry.name for entry in path.glob("checkpoint-*"))
+
+
+def assert_same_run(one, other):
+    assert one.output.global_step == other.output.global_step
+    assert one.output.training_loss == other.output.training_loss
+    assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+    entries = [
+        [{key: value for key, value in entry.items() if "second" not in key and "runtime" not in key} for entry in log]
+        for log in (one.state.log_history, other.state.log_history)
+    ]
+    assert entries[0] == entries[1]
+
+
+@pytest.mark.parametrize("cut", [3, 5, 8])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, cut):
+    options = {"num_train_epochs": 2, "save_steps": 1, "save_strategy": "steps", "gradient_accumulation_steps": 2}
+    options |= {"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2}
+    whole = trained(tmp_path / "whole", data=NoisyRows(), **options)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", Stop(cut), data=NoisyRows(), **options)
+    resumed = trained(tmp_path / "cut", data=NoisyRows(), resume=True, **options)
+    assert_same_run(whole, resumed)
+
+
+def test_a_checkpoint_of_a_transformers_model_is_read_by_from_pretrained(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
+    trainer = Trainer(
+        bert(),
+        arguments(tmp_path, save_strategy="steps", save_steps=2),
+        train_dataset=data,
+        processing_class=CharacterTokenizer(),
+        data_collator=lambda samples: {
+            "input_ids": torch.stack([sample["input_ids"] for sample in samples]),
+            "labels": torch.tensor([sample["labels"] for sample in samples]),
+        },
+    )
+    trainer.train()
+    names = sorted(path.name for path in (tmp_path / "checkpoint-2").iterdir())
+    assert {"model.safetensors", "config.json", "tokenizer.json", "trainer_state.json", "MANIFEST.json"} <= set(names)
+    assert not {"optimizer.pt", "scheduler.pt", "training_args.bin", "rng_state.pth"} & set(names)
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "checkpoint-2")
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in weights(trainer).items())
+    state = TrainerState.load_from_json(tmp_path / "checkpoint-2" / "trainer_state.json")
+    assert state.global_step == 2 and [entry["step"] for entry in state.log_history] == [1, 2]
+
+
+def test_files_that_callbacks_add_to_a_checkpoint_do_not_spoil_it(tmp_path):
+    class Adds(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            with open(os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt"), "w") as file:
+                file.write("mine")
+
+    trained(tmp_path, Adds(), save_strategy="steps", save_steps=2)
+    resumed = trained(tmp_path, Adds(), save_strategy="steps", save_steps=2, num_train_epochs=2, resume=True)
+    assert resumed.state.global_step == 10
+    assert (tmp_path / "checkpoint-10" / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_transformers_is_refused_for_resume_and_says_why(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    args = transformers.TrainingArguments(str(tmp_path), max_steps=2, save_steps=2, disable_tqdm=True, use_cpu=True)
+    transformers.Trainer(Classifier(), args, train_dataset=rows()).train()
+    for source in (True, tmp_path / "checkpoint-2"):
+        with pytest.raises(CheckpointError, match="written by transformers.*from_pretrained"):
+            trained(tmp_path, resume=source)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, capsys):
+    whole = trained(tmp_path / "a", save_strategy="steps", save_steps=2, num_train_epochs=2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name in ("checkpoint-10", "checkpoint-8"):
+        path = tmp_path / "b" / name / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"xxxx")
+    resumed = trained(tmp_path / "b", save_strategy="steps", save_steps=2, num_train_epochs=2, resume=True)
+    assert capsys.readouterr().out.count("Passing over a bad checkpoint") == 2
+    assert_same_run(whole, resumed)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trained(tmp_path, save_strategy="steps", save_steps=2)
+    with pytest.raises(CheckpointError, match="another model"):
+        trained(tmp_path, model=Classifier(classes=5), resume=True)
+
+
+def test_other_data_is_refused(tmp_path):
+    trained(tmp_path, save_strategy="steps", save_steps=2)
+    with pytest.raises(DataError, match="20 samples|begun with 20"):
+        trained(tmp_path, data=rows(24), resume=True)
+
+
+def test_resume_without_a_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        trained(tmp_path, resume=True)
+    with pytest.raises(ConfigError, match="not a folder"):
+        trained(tmp_path, resume=tmp_path / "checkpoint-7")
+
+
+def test_only_so_many_checkpoints_are_kept_and_the_best_one(tmp_path):
+    values = iter([1.0, 0.2, 0.6, 0.5, 0.4])
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = trained(
+        tmp_path,
+        **options,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=False,
+        compute_metrics=lambda prediction: {"score": next(values)},
+    )
+    assert folders(tmp_path) == ["checkpoint-2", "checkpoint-5"]
+    assert trainer.state.best_metric == 0.2 and trainer.state.best_global_step == 2
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    best = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(weights(trainer)[name], value) for name, value in best.items())
+
+
+@pytest.mark.parametrize("save", ["no", "steps", "epoch", "best"])
+@pytest.mark.parametrize("evaluate", ["steps", "epoch"])
+def test_the_best_model_is_loaded_whatever_the_strategies(tmp_path, save, evaluate):
+    values = iter([0.5, 0.1, 0.9, 0.3, 0.2, 0.2, 0.2])
+    seen = {}
+
+    def compute_metrics(prediction):
+        seen[trainer.state.global_step] = weights(trainer)
+        return {"score": next(values)}
+
+    trainer = Trainer(
+        Classifier(),
+        arguments(
+            tmp_path,
+            num_train_epochs=3,
+            save_strategy=save,
+            save_steps=4,
+            eval_strategy=evaluate,
+            eval_steps=3,
+            load_best_model_at_end=True,
+            metric_for_best_model="score",
+        ),
+        train_dataset=rows(20),
+        eval_dataset=rows(8),
+        compute_metrics=compute_metrics,
+    )
+    trainer.train()
+    best = {"steps": 9, "epoch": 15}[evaluate]
+    assert trainer.state.best_metric == 0.9 and trainer.state.best_global_step == best
+    assert all(torch.equal(value, seen[best][name]) for name, value in weights(trainer).items())
+
+
+def test_save_strategies_save_when_they_say(tmp_path):
+    cases = {
+        "steps": ({"save_steps": 2}, [2, 4, 5]),
+        "ratio": ({"save_steps": 0.4}, [2, 4, 5]),
+        "epoch": ({"save_strategy": "epoch"}, [5]),
+        "no": ({"save_strategy": "no"}, []),
+    }
+    for name, (options, expected) in cases.items():
+        trained(tmp_path / name, **{"save_strategy": "steps", **options})
+        assert folders(tmp_path / name) == [f"checkpoint-{step}" for step in expected], name
+    assert get_last_checkpoint(tmp_path / "steps") == str(tmp_path / "steps" / "checkpoint-5")
+    assert get_last_checkpoint(tmp_path / "no") is None
+    assert sorted(path.name for path in (tmp_path / "no").iterdir()) == []
+
+
+def test_a_new_run_in_the_same_folder_sets_the_old_checkpoints_aside(tmp_path, caplog):
+    trained(tmp_path, save_strategy="steps", save_steps=2)
+    trained(tmp_path, save_strategy="steps", save_steps=3)
+    assert folders(tmp_path) == ["checkpoint-3", "checkpoint-5"]
+    assert len(list(tmp_path.glob(".superseded-*"))) == 3
+    assert "set aside" in caplog.text and "resume_from_checkpoint=True" in caplog.text
+    trained(tmp_path, save_strategy="steps", save_steps=4)
+    assert len(list(tmp_path.glob(".superseded-*"))) == 2
+
+
+def test_a_callback_can_ask_for_a_checkpoint(tmp_path):
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save = state.global_step == 3
+            return control
+
+    trained(tmp_path, Asks(), save_strategy="no")
+    assert folders(tmp_path) == ["checkpoint-3"]
+
+
+def test_the_state_of_callbacks_is_restored(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"metric_for_best_model": "score", "load_best_model_at_end": True}
+
+    def worse(prediction):
+        return {"score": -float(len(os.listdir(tmp_path)))}
+
+    stopping = EarlyStoppingCallback(early_stopping_patience=4)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, Stop(3), stopping, compute_metrics=worse, num_train_epochs=3, **options)
+    assert stopping.early_stopping_patience_counter == 2
+    again = EarlyStoppingCallback(early_stopping_patience=4)
+    trainer = trained(tmp_path, again, compute_metrics=worse, num_train_epochs=3, resume=True, **options)
+    assert trainer.state.global_step == 5 and again.early_stopping_patience_counter == 4
+
+
+def test_a_signal_saves_and_the_run_goes_on_exactly(tmp_path):
+    class Preempts(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    options = {"save_strategy": "epoch", "num_train_epochs": 2}
+    whole = trained(tmp_path / "whole", **options)
+    with pytest.raises(Preempted):
+        trained(tmp_path / "cut", Preempts(), **options)
+    assert folders(tmp_path / "cut") == ["checkpoint-3"]
+    assert_same_run(whole, trained(tmp_path / "cut", resume=True, **options))
+
+
+def test_save_model_and_save_state_write_what_loads(tmp_path):
+    trainer = trained(tmp_path / "run")
+    trainer.save_model(tmp_path / "model")
+    trainer.save_state()
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in weights(trainer).items())
+    assert json.loads((tmp_path / "model" / "training_args.json").read_text())["learning_rate"] == 1e-2
+    assert TrainerState.load_from_json(tmp_path / "run" / "trainer_state.json").log_history == trainer.state.log_history
+    assert len(losses(trainer)) == 5
+
+
+def test_a_peft_model_saves_its_adapter(tmp_path):
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+
+    def model():
+        torch.manual_seed(0)
+        config = peft.LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS")
+        return peft.get_peft_model(bert(), config)
+
+    data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = Trainer(model(), arguments(tmp_path, **options), train_dataset=data, eval_dataset=data)
+    trainer.train()
+    assert "eval_loss" in trainer.state.log_history[1]
+    loaded = peft.PeftModel.from_pretrained(bert(), tmp_path / "checkpoint-2")
+    adapter = {name: value for name, value in weights(trainer).items() if "lora" in name}
+    assert adapter and all(torch.equal(loaded.state_dict()[name], value) for name, value in adapter.items())
+    resumed = Trainer(
+        model(), arguments(tmp_path, num_train_epochs=2, **options), train_dataset=data, eval_dataset=data
+    )
+    assert resumed.train(resume_from_checkpoint=True).global_step == 4
