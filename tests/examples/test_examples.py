@@ -40,7 +40,7 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 def test_there_are_no_more_and_no_fewer_examples_than_are_tested_here():
     tested = re.findall(r'output_of\("(\w+\.py)"', Path(__file__).read_text(encoding="utf-8"))
-    elsewhere = ["hf_manual_loop.py", "hf_text_pair.py", "hf_two_tower.py", "own_loop.py"]  # test_hf_examples, test_own_loop
+    elsewhere = ["hf_manual_loop.py", "hf_text_pair.py", "hf_two_tower.py", "own_loop.py"]
     assert sorted({*tested, *elsewhere}) == [path.name for path in EXAMPLES]
     assert len(EXAMPLES) == 9
 
