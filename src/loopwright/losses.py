@@ -19,6 +19,8 @@ from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
+_NEVER = 2**62
+
 
 class EpochLosses:
     """The losses of one epoch: weighed into updates, summed and counted, read only when something is logged.
@@ -118,9 +120,18 @@ class EpochLosses:
         """Whether any loss of the epoch, on any process, was nan or infinite."""
         return reduced_mean(self._tracker, self._engine)[1]
 
-    def num_finite_batches(self) -> int | None:
-        """Return how many micro-batches of the epoch came before the first loss that was not finite, if one was."""
-        return self._tracker.first_nonfinite()
+    def first_nonfinite_window(self, accumulation: int) -> int | None:
+        """Return the place in the epoch of the first update with a loss that was not finite, on any process, from 0.
+
+        None if there is none. Every process must call it.
+
+        Args:
+            accumulation: micro-batches of an update on each process.
+        """
+        finite = self._tracker.first_nonfinite()
+        own = _NEVER if finite is None else finite // accumulation
+        first = -self._engine.agreement.largest(-own)[0]
+        return None if first == _NEVER else first
 
     def mean_since_last_log(self) -> float | None:
         """Return the mean loss since this was last asked, over all processes; None if there was none."""

@@ -29,6 +29,7 @@ from loopwright.results import TrainResult
 from loopwright.resuming import (
     apply_changes,
     as_json,
+    begin_schedule,
     check_sizes,
     find_resume_path,
     hyper_parameters,
@@ -39,6 +40,8 @@ from loopwright.resuming import (
 from loopwright.run_folder import RunRecord
 from loopwright.services import TrainerServices
 from loopwright.training_state import capture, load_model_file, restore, save_model_file
+
+_TOTALS = ("num_epochs:", "max_num_train_steps:")  # a run that goes on for longer is still the same run
 
 
 class TrainerPersistence(TrainerServices):
@@ -96,7 +99,8 @@ class TrainerPersistence(TrainerServices):
         local_process_zero_first(self._record.begin)(None if loaded is None else loaded["record"])
         holds = self._about["tier"]
         if settings.checkpoints is not None or loaded is not None:
-            self.print(f"Resume guarantee {holds}, {TIERS[holds]}")
+            but = ", but for the changes above" if self._run.is_changed else ""
+            self.print(f"Resume guarantee {holds}, {TIERS[holds]}{but}")
         source = None if self._run.resumed_from is None else self._run.resumed_from.name
         self._record.write(
             "start",
@@ -145,6 +149,7 @@ class TrainerPersistence(TrainerServices):
         if "run" not in checkpoint.state:
             raise CheckpointError(f"{path} was not written by a Trainer: it does not say where the run stood")
         self._check_continuity(path, checkpoint.about)
+        groups = [dict(group) for group in getattr(self._unwrapped_optimizer(), "param_groups", ())]
         self._restore(checkpoint)
         state, run = checkpoint.state, checkpoint.state["run"]
         self._run.resumed_from = path
@@ -152,8 +157,12 @@ class TrainerPersistence(TrainerServices):
         if hasattr(self.scheduler, "resume_state_dict") and (schedule or {}).get("is_continuation_from_checkpoint"):
             # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
             self.scheduler.resume_state_dict(schedule)
-        for line in (*self._left_out_of(state), *self._apply_settings(run["made"])):
+        for line in self._left_out_of(state):
             self.print(line)
+        self._apply_settings(path, state)
+        if self.scheduler is not None and state["scheduler_class"] == type(None).__name__:
+            self.print(f"Starting a {type(self.scheduler).__name__}: the saved run had no scheduler")
+            begin_schedule(self._unwrapped_optimizer(), groups)
         self.progress.load_state_dict(run["progress"])
         self._losses.load_process_states(run["losses"])
         self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
@@ -173,26 +182,41 @@ class TrainerPersistence(TrainerServices):
         policy, about = self._settings.checkpoints, self._about
         if policy is None or not policy.allow_changed_data:
             check_sizes(saved["data"], about["data"])
-        about["tier"] = tier(saved["fingerprint"], about["fingerprint"], is_counted=about["tier"] == "T3")
-        changed = differences(saved["fingerprint"], about["fingerprint"])
+        now = tier(saved["fingerprint"], about["fingerprint"], is_counted=about["tier"] == "T3")
+        about["tier"] = max(now, saved["tier"])  # what was lost once does not come back
+        differing = differences(saved["fingerprint"], about["fingerprint"])
         if policy is not None and policy.require_exact and about["tier"] != "T0":
             raise CheckpointError(
                 f"{path} cannot be continued bit for bit ({about['tier']}, {TIERS[about['tier']]}), and require_exact "
-                f"is set. What differs: {'; '.join(changed) or 'nothing; the data source has no random access'}."
+                f"is set. What differs: {'; '.join(differing) or 'nothing; the data source has no random access'}."
             )
-        for line in changed:
+        for line in differing:
             self.print(f"Differs from when it was saved: {line}")
-        for line in (*differences(saved["settings"], about["settings"]), *differences(saved["data"], about["data"])):
-            self.print(f"Changed, the new value holds: {line}")
+        changes = differences(saved["settings"], about["settings"]) + differences(saved["data"], about["data"])
+        self._announce(path, changes, [change for change in changes if not change.startswith(_TOTALS)])
 
-    def _apply_settings(self, made: dict[str, Any] | None) -> Iterator[str]:
-        """Let the optimizer's and scheduler's current settings win over the saved ones; yield what changed."""
+    def _announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+        """Say what was changed on purpose; refuse it where the run has to be exact."""
+        policy = self._settings.checkpoints
+        if that_matter and policy is not None and policy.require_exact:
+            raise CheckpointError(
+                f"{path} cannot be continued bit for bit with other settings, and require_exact is set. "
+                f"What differs: {'; '.join(that_matter)}."
+            )
+        self._run.is_changed = self._run.is_changed or bool(that_matter)
+        for change in changes:
+            self.print(f"Changed, the new value holds: {change}")
+
+    def _apply_settings(self, path: Path, state: dict[str, Any]) -> None:
+        """Let the optimizer's and scheduler's current settings win over the saved ones, and say what changed."""
+        made, optimizer = state["run"]["made"], self._unwrapped_optimizer()
         if made is None or self._made is None:
             self._made = self._made or made
             return
-        changes = apply_changes(self._unwrapped_optimizer(), self.scheduler, made, self._made, self._parameter_names())
-        for change in changes:
-            yield f"Changed, the new value holds: {change}"
+        rates = {group["params"][0]: group["lr"] for group in state["optimizer"]["param_groups"] if group["params"]}
+        names = self._parameter_names()
+        changes = apply_changes(optimizer, self.scheduler, made, self._made, names, rates)
+        self._announce(path, changes, changes)
 
     def _left_out_of(self, state: dict[str, Any]) -> Iterator[str]:
         """Yield what a resumed run does not take over from a saved state, a line each."""
@@ -329,8 +353,8 @@ class TrainerPersistence(TrainerServices):
         saves_itself = any(isinstance(callback, SaveTrainingStateCallback) for callback in self.callback_handler)
         if self._saver is None and not saves_itself:
             return
-        model, state, _ = self._capture({})
-        num_bytes = world_process_zero_only(check_savable)(model, state)
+        model, state, files = self._capture({})
+        num_bytes = world_process_zero_only(check_savable)(model, state, files)
         if self._saver is not None and num_bytes is not None:
             self._saver.check_space(num_bytes, self.print)
 

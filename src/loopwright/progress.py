@@ -99,6 +99,7 @@ class RunState:
         skipped_in_a_row: updates just before this one that were left out, their loss not being finite.
         stop_reason: why the run was stopped, or None.
         resumed_from: the checkpoint it continued, or None.
+        is_changed: it was continued with other settings or other data.
         loaded: everything else that checkpoint held, or None.
     """
 
@@ -115,4 +116,5 @@ class RunState:
     skipped_in_a_row: int = 0
     stop_reason: str | None = None
     resumed_from: Path | None = None
+    is_changed: bool = False
     loaded: dict[str, Any] | None = None

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import SequentialLR
 from loopwright.checkpoint import Checkpointing, store
 from loopwright.data import Loader
 from loopwright.errors import CheckpointError, ConfigError, DataError
+from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
 
 # What a scheduler or optimizer keeps of its past; never a setting.
@@ -154,14 +155,28 @@ def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -
 
 
 def apply_changes(
-    optimizer: Any, scheduler: Any, saved: Mapping[str, Any], current: Mapping[str, Any], names: Mapping[int, str]
+    optimizer: Any,
+    scheduler: Any,
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    names: Mapping[int, str],
+    rates: Mapping[str, Any],
 ) -> list[str]:
     """Let current settings win over restored ones where the two were made differently; return what changed.
 
-    A changed learning rate scales what the scheduler has made of it. A scheduler that was changed otherwise gives the
-    learning rate of its new curve, at once if it can compute it, else with its next step.
+    If the learning rate or the schedule has changed, a scheduler that can tell the learning rate of its curve where it
+    stands does. Otherwise a changed learning rate scales what the scheduler has made of it so far.
+
+    Args:
+        optimizer: with the restored state.
+        scheduler: likewise, or None.
+        saved: what `hyper_parameters` returned in the run that was saved.
+        current: what it returned now, before anything was restored.
+        names: of the parameters, by id.
+        rates: the learning rates that were saved, by the name of the first parameter of the group.
     """
     changes: list[str] = []
+    has_new_curve = False
     for index, group in enumerate(optimizer.param_groups):
         label = _label(index, group, names)
         old, new = saved["optimizer"].get(label, {}), current["optimizer"].get(label, {})
@@ -170,8 +185,11 @@ def apply_changes(
                 continue
             changes.append(f"{name} of {label}: {old[name]!r} -> {new[name]!r}")
             if name == "lr":
+                has_new_curve = True
                 is_scaled = scheduler is not None and bool(old["lr"])
-                _set_learning_rate(group, float(group["lr"]) * new["lr"] / old["lr"] if is_scaled else new["lr"])
+                # Not the group's own: a scheduler may have computed that anew when it was given its state.
+                rate = float(rates.get(label, group["lr"])) * new["lr"] / old["lr"] if is_scaled else new["lr"]
+                _set_learning_rate(group, rate)
                 if "initial_lr" in group:
                     group["initial_lr"] = new["lr"]
             else:
@@ -179,15 +197,25 @@ def apply_changes(
     if changes:
         optimizer.load_state_dict(optimizer.state_dict())  # some options decide where the state has to be
     old, new = saved["scheduler"], current["scheduler"]
-    paths = _changed_paths(old, new) if old and new else []
-    if paths:
+    if old and new and (paths := _changed_paths(old, new)):
         changes += [f"scheduler's {path}: {before!r} -> {after!r}" for path, before, after in paths]
         load = getattr(scheduler, "resume_state_dict", scheduler.load_state_dict)
         load(_merged(scheduler.state_dict(), old, new))
-    if any("base_lrs" not in path for path, _, _ in paths):
-        for group, rate in zip(optimizer.param_groups, _rates_now(scheduler), strict=False):
-            _set_learning_rate(group, float(rate))
+        has_new_curve = True
+    if has_new_curve:
+        _take_rates_of(scheduler, optimizer)
     return changes
+
+
+def begin_schedule(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """Give an optimizer back what a new scheduler had set in its groups; the run that is continued had none.
+
+    Args:
+        optimizer: with the restored state.
+        groups: copies of its groups, taken before.
+    """
+    for group, made in zip(optimizer.param_groups, groups, strict=True):
+        group.update({name: value for name, value in made.items() if name not in group or name == "lr"})
 
 
 def as_json(value: Any) -> Any:
@@ -213,12 +241,15 @@ def _set_learning_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
-def _rates_now(scheduler: Any) -> list[Any]:
-    """Return the learning rates of a scheduler's curve where it stands; none where it goes step by step only."""
+def _take_rates_of(scheduler: Any, optimizer: Any) -> None:
+    """Set the learning rates of a scheduler's curve where it stands; nothing if it knows but the next from the last."""
     if isinstance(scheduler, SequentialLR):
-        return _rates_now(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)])
-    rates: list[Any] = scheduler._get_closed_form_lr() if hasattr(scheduler, "_get_closed_form_lr") else []
-    return rates
+        _take_rates_of(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)], optimizer)
+    elif isinstance(scheduler, StatefulSchedulerBase):
+        scheduler.step_update(max(scheduler._num_updates, 0))
+    elif hasattr(scheduler, "_get_closed_form_lr"):
+        for group, rate in zip(optimizer.param_groups, scheduler._get_closed_form_lr(), strict=True):
+            _set_learning_rate(group, float(rate))
 
 
 def _merged(restored: Any, old: Any, new: Any) -> Any:

@@ -26,6 +26,7 @@ from loopwright.run_folder import RunRecord
 from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
 from loopwright.tracking import RunHistory
 
+STOPPED_BY_FILE = "Asked to stop by a file in the run folder: ending the run in order"
 _MOST_SKIPPED_IN_A_ROW = 10
 
 
@@ -102,14 +103,15 @@ class TrainerServices(TrainerHooks):
             logs["gradient_norm"] = float(self.gradient_norm)
         self._record.write("log", **logs)
         self._record.tell(update=self.progress.update, epoch=self.run_history.current_epoch)
-        finite = self._losses.num_finite_batches()
-        if finite is None:
+        index = self._losses.first_nonfinite_window(self._settings.gradient_accumulation_steps)
+        if index is None:
             self.call_event("on_log", logs=logs, first_nonfinite_update=None)
             return
-        index = finite // self._settings.gradient_accumulation_steps
         first = self._run.first_update_of_epoch + index
         samples = self._report_nonfinite(first, index)
         self.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
+        if self._settings.nan == "stop":  # also where no callback does it
+            raise StopTrainingError(f"Stopping training: the loss of update {first} is not finite{_listed(samples)}")
 
     def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
         """Write down which samples an update had whose loss was not finite; return their ids if they are known.
@@ -146,6 +148,16 @@ class TrainerServices(TrainerHooks):
     def _heed_signals(self) -> None:
         if self._signals.received is not None:
             self.request_stop(f"Received {self._signals.received.name}: ending the run in order")
+        elif self._record.is_asked_to_stop():
+            self.request_stop(STOPPED_BY_FILE)
+
+    def _signal_to_stop(self) -> str | None:
+        """Return why to stop if a signal came while requests were served; several processes agree a little later."""
+        if self._engine.is_distributed:
+            return None
+        self._heed_signals()
+        reason, self.requests.stop = self.requests.stop, None
+        return reason
 
     def _agree_on_requests(self) -> None:
         """Make the requests of all processes the same: what one asks for, all do."""
@@ -300,13 +312,14 @@ class TrainerServices(TrainerHooks):
         loader = self._as_loader(valid_dl, is_evaluation=True)
         loader.limit = self.callback_handler.batch_limit(self, training=False, is_intermediate=is_intermediate)
         name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
-        self._write_metrics("training")
+        self._write_metrics("evaluation" if self.run_history.metric_name_prefix else "training")
         run_eval_epoch(self, self._engine, loader, name, is_intermediate)
         self._write_metrics("evaluation")
-        if is_training and not is_intermediate and not self.run_history.metric_name_prefix:
+        if is_intermediate or self.run_history.metric_name_prefix:
+            return  # it is a request, or part of another evaluation: a stop is served after those
+        if is_training:
             self._reach(EVALUATED)
-        if not is_intermediate:  # else it is a request itself, and a stop is served after the saves
-            self._serve_stop()
+        self._serve_stop()
 
     def _write_metrics(self, event: str) -> None:
         """Append what was recorded in the history since the last time to metrics.jsonl."""
@@ -318,6 +331,7 @@ class TrainerServices(TrainerHooks):
         """Called before every evaluation batch: an evaluation that can be made again later is left for a signal."""
         self._record.beat()
         is_whole_epoch = self._run.is_running and self.progress.stage == TRAINED and self._run.epoch_is_whole
+        is_whole_epoch = is_whole_epoch and not self.run_history.metric_name_prefix
         if self._signals.received is not None and is_whole_epoch and not self._engine.is_distributed:
             self._serve_stop()
 

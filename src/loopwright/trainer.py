@@ -379,6 +379,7 @@ class Trainer(TrainerPersistence):
         if self.requests.evaluate:
             self.requests.evaluate = False
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+            stop = stop or self._signal_to_stop()
         self._serve_saves()
         if stop is not None:
             raise StopTrainingError(stop)

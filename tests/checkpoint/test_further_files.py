@@ -203,5 +203,5 @@ def test_the_best_checkpoint_keeps_its_place_under_a_name_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("name", ["checkpoint", "{update}-state", "step-{update}.0", ""])
 def test_a_name_that_does_not_end_in_the_update_is_refused(name, tmp_path):
-    with pytest.raises(ConfigError, match="name must end in the update"):
+    with pytest.raises(ConfigError, match="a hyphen and the update"):
         Checkpointing(tmp_path, name=name)

@@ -269,7 +269,7 @@ def test_a_process_that_lost_its_folder_commits_nothing(tmp_path):
         assert not state.is_due(1)
         content = json.loads((tmp_path / "lease.json").read_text())
         (tmp_path / "lease.json").write_text(json.dumps({**content, "incarnation": "somebody else's"}))
-        with pytest.raises(CheckpointError, match="another process has taken the run folder over"):
+        with pytest.raises(LeaseError, match="another process has taken the run folder over"):
             state.save(1, {}, wait=True)
         with pytest.raises(LeaseError, match="no longer belongs to this process"):
             state.is_due(2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*-\{update(:0?\d*d)?\}")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,11 @@ class Checkpointing:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Checkpointing: {name} must be at least 1, got {value}")
-        if self._name_of(1) == self._name_of(2) or not self._name_of(1).endswith("1"):
-            raise ConfigError(f"Checkpointing: name must end in the update, as 'step-{{update}}', got {self.name!r}")
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                "Checkpointing: name must be letters and digits, a hyphen and the update, as 'step-{update}' or "
+                f"'step-{{update:010d}}', got {self.name!r}"
+            )
         if self.keep_best is not None and (len(self.keep_best) != 2 or self.keep_best[1] not in ("min", "max")):
             raise ConfigError(
                 f'Checkpointing: keep_best must be a metric and "min" or "max", as ("eval_loss_epoch", "min"), '
@@ -65,15 +71,12 @@ class Checkpointing:
 
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint written after an update."""
-        return Path(self.directory) / self._name_of(update)
+        return Path(self.directory) / self.name.format(update=update)
 
     @property
     def pattern(self) -> str:
         """What the names of all checkpoints match, as `glob` takes it."""
-        return self._name_of(0).rstrip("0") + "*"
-
-    def _name_of(self, update: int) -> str:
-        return self.name.format(update=update)
+        return self.name.partition("{")[0] + "*"
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import threading
 import time
@@ -17,6 +18,7 @@ from loopwright.checkpoint.store import Staging, clean, commit, has_finite_weigh
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import read_json, write_json
+from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
 Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
@@ -60,6 +62,8 @@ class Saver:
         self._commits = 0
         self._last_save = time.monotonic()
         self._best = read_json(Path(policy.directory) / _BEST, default=None)
+        if self._best is not None and not (self.directory / self._best["checkpoint"]).exists():
+            self._best = None  # it was bad, or is of a way that the run has left
         if self._is_writer:
             clean(policy.directory)
             Path(policy.directory).mkdir(parents=True, exist_ok=True)
@@ -71,7 +75,7 @@ class Saver:
     @staticmethod
     def update_of(path: Path) -> int:
         """Return the update of a checkpoint that `path` named."""
-        return int(path.name.rpartition("-")[2])
+        return int(re.search(r"\d+$", path.name)[0])  # type: ignore[index]
 
     def check_space(self, num_bytes: int, say: Callable[[str], None]) -> None:
         """Say so if the disk cannot hold as many checkpoints as are to be kept, and the one being written.
@@ -182,6 +186,8 @@ class Saver:
             self._committed.append(outcome)
         elif isinstance(outcome, str):
             self.refusals.append(outcome)
+        elif isinstance(outcome, LeaseError):
+            raise outcome
         elif outcome is not None:
             self._failures_in_a_row += 1
             is_ours = isinstance(outcome, CheckpointError)
@@ -220,7 +226,7 @@ class Saver:
             return None
         name, direction = self._policy.keep_best
         value = metrics.get(name)
-        if not isinstance(value, (int, float)) or math.isnan(value):
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
             return None
         old = None if self._best is None else self._best["value"]
         if old is not None and not (value > old if direction == "max" else value < old):

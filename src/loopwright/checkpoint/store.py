@@ -37,6 +37,7 @@ from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_js
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import fsync_folder
+from loopwright.run_folder.lease import LeaseError
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
@@ -120,9 +121,7 @@ def take_snapshot(
     Raises:
         CheckpointError: something in the state cannot be saved; it names the key path.
     """
-    for name in files or {}:
-        if name in (*_FILES, MANIFEST) or not _FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
+    _check_file_names(files or ())
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     encoded = encode({**state, "tied": tied}, tensors)
@@ -161,7 +160,8 @@ def commit(
         is_open: others may add files to the folder later; they are never read.
 
     Raises:
-        CheckpointError: the disk refuses, or another process has taken the folder over.
+        CheckpointError: the disk refuses.
+        LeaseError: another process has taken the folder over.
     """
     final = Path(directory)
     attempt = uuid.uuid4().hex[:8]
@@ -197,7 +197,7 @@ def commit(
         fsync_folder(aside)
         failpoint("pre_rename")
         if not is_ours():
-            raise CheckpointError(f"not committing {final}: another process has taken the run folder over")
+            raise LeaseError(f"not committing {final}: another process has taken the run folder over")
         _put_in_place(aside, final)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -239,12 +239,13 @@ def write(
     return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
 
 
-def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any]) -> int:
+def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str] = ()) -> int:
     """Encode a state without copying or writing anything, and return the bytes of its tensors; asked at step 0.
 
     Raises:
-        CheckpointError: something in it cannot be saved; it names the key path.
+        CheckpointError: something in it cannot be saved, with its key path; or a further file cannot have its name.
     """
+    _check_file_names(files)
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     json.dumps(encode({**state, "tied": tied}, tensors), allow_nan=False)
@@ -311,10 +312,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads format {FORMAT}")
     if _digest_of(manifest) != digest or _canonical(manifest) != _read_bytes(path, _LARGEST_MANIFEST_BYTES):
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
+    if not _is_identity(manifest.get("identity")) or not isinstance(manifest.get("is_open"), bool):
+        raise CheckpointError(f"{path} does not say which run and update it is of")
     listed = manifest["files"]
-    if not set(_FILES) <= set(listed) or not all(_FILE_NAME.fullmatch(name) for name in listed):
-        raise CheckpointError(f"{path} lists {sorted(listed)}; it must list {sorted(_FILES)}, and plain names only")
+    if (
+        not isinstance(listed, dict)
+        or not set(_FILES) <= set(listed)
+        or not all(_FILE_NAME.fullmatch(name) for name in listed)
+    ):
+        raise CheckpointError(f"{path} lists {list(listed)}; it must list {sorted(_FILES)}, and plain names only")
     return manifest
+
+
+def _is_identity(value: Any) -> bool:
+    names = ("run_id", "update", "attempt")
+    is_whole = isinstance(value, dict) and all(isinstance(value.get(name), str) for name in names)
+    return is_whole and value["update"].isascii() and value["update"].isdigit()
 
 
 def update_of(manifest: Mapping[str, Any]) -> int:
@@ -479,6 +492,12 @@ def restore_moved(final: Path) -> None:
     old = final.with_name(f".old-{final.name}")
     if not final.exists() and old.exists():
         os.rename(old, final)
+
+
+def _check_file_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name in (*_FILES, MANIFEST) or not _FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
 
 
 def _check_space(folder: Path, num_bytes: int) -> None:

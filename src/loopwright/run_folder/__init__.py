@@ -4,7 +4,7 @@
     status.json         how the run is doing (`RunStatus`)
     metrics.jsonl       one record per line (`MetricsLog`)
 
-`RunRecord` holds the three together, as a run uses them.
+`RunRecord` holds the three together, as a run uses them. `layout` names everything else that is in the folder.
 
 The main process of a run writes here, and no other. Nothing here knows torch.
 """
@@ -20,6 +20,7 @@ from loopwright.run_folder.files import (
     write_atomically,
     write_json,
 )
+from loopwright.run_folder.layout import RunFolder, create_run, find_run, note_in_index, read_index, runs_root
 from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.metrics_log import read as read_metrics
@@ -34,13 +35,19 @@ __all__ = [
     "LeaseError",
     "MetricsLog",
     "Owner",
+    "RunFolder",
     "RunRecord",
     "RunStatus",
+    "create_run",
+    "find_run",
     "fsync_folder",
+    "note_in_index",
+    "read_index",
     "read_json",
     "read_metrics",
     "read_status",
     "remove_leftovers",
+    "runs_root",
     "write_all",
     "write_atomically",
     "write_json",

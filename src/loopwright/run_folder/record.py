@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from loopwright.run_folder.files import remove_leftovers, write_json
+from loopwright.run_folder.layout import STOP
 from loopwright.run_folder.lease import Lease, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.status import RunStatus
 
 METRICS: Final = "metrics.jsonl"
+_STOP_SECONDS: Final = 0.5  # how often the file that ends a run is looked for
 # What every record says itself; a metric of such a name is written as `metric_<name>`.
 _OWN_NAMES: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
 
@@ -54,6 +56,7 @@ class RunRecord:
         self._started = time.monotonic()
         self._ended: float | None = None
         self._seconds_before = 0.0
+        self._looked_for_stop = 0.0
 
     @property
     def seconds(self) -> float:
@@ -74,6 +77,7 @@ class RunRecord:
         previous = self._lease.acquire()
         try:
             remove_leftovers(self.folder)
+            (self.folder / STOP).unlink(missing_ok=True)  # it was for a run that has ended
             self._log = MetricsLog(self.folder / METRICS)
             self._status = RunStatus(self.folder)
         except BaseException:
@@ -155,6 +159,14 @@ class RunRecord:
         """
         if self._lease is not None:
             self._lease.heartbeat()
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether somebody has put the file `stop` into the folder; called at every update, it looks twice a second."""
+        now = time.monotonic()
+        if self._lease is None or self.folder is None or now - self._looked_for_stop < _STOP_SECONDS:
+            return False
+        self._looked_for_stop = now
+        return (self.folder / STOP).exists()
 
     def is_ours(self) -> bool:
         """Whether this process may still commit to the folder."""

@@ -1,0 +1,245 @@
+"""What a run folder holds under which name, where run folders are, and which one a person means. No torch.
+
+    runs/index.jsonl                  a line when a run begins and one when it ends
+    runs/last                         a link to the newest run
+    runs/1115-0912-reviews-7c1e/      a run: time, data, 4 hex digits
+      run.json                        what does not change: id, task, versions
+      config.yaml                     every value, and where it came from
+      command.txt                     how it was started, and with what
+      data.json                       files and their hashes, columns, splits, labels
+      status.json, metrics.jsonl      how it is doing (see `RunRecord`)
+      log.txt                         what was printed
+      result.json                     the metrics of the best model, and the trivial baselines
+      checkpoints/                    training states
+      model/                          config, tokenizer, and in the end the best weights
+      eval/                           predictions.jsonl, worst.jsonl, suspects.csv
+
+No file of a run folder holds the folder's own path: it may be moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.errors import InputError
+from loopwright.run_folder.files import read_json, write_atomically, write_json
+from loopwright.run_folder.status import read as read_status
+
+RUNS: Final = "runs"
+LAST: Final = "last"
+STOP: Final = "stop"
+_INDEX: Final = "index.jsonl"
+_RUN: Final = "run.json"
+_ROOT_VARIABLE: Final = "LOOPWRIGHT_RUNS"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, and the names inside it.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The file of every setting."""
+        return self.path / "config.yaml"
+
+    @property
+    def command(self) -> Path:
+        """The file of how the run was started."""
+        return self.path / "command.txt"
+
+    @property
+    def data(self) -> Path:
+        """The file of the plan of the data."""
+        return self.path / "data.json"
+
+    @property
+    def log(self) -> Path:
+        """The file of what was printed."""
+        return self.path / "log.txt"
+
+    @property
+    def result(self) -> Path:
+        """The file of the final metrics."""
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the training states."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model, as transformers opens it."""
+        return self.path / "model"
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder of predictions and the worst examples."""
+        return self.path / "eval"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What run.json says."""
+        about: dict[str, Any] = read_json(self.path / _RUN, {})
+        return about
+
+    @property
+    def id(self) -> str:
+        """The id of the run; the folder may have another name."""
+        return str(self.about.get("id", self.path.name))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What status.json says; `state` is "new" before the run has begun."""
+        return read_status(self.path) or {"state": "new"}
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write result.json, at the end of a run and of an evaluation of it."""
+        write_json(self.result, dict(result))
+
+    def read_result(self) -> dict[str, Any]:
+        """Return what result.json says; nothing before the end of the run."""
+        result: dict[str, Any] = read_json(self.result, {})
+        return result
+
+    def append_log(self, line: str) -> None:
+        """Append what was printed to log.txt; a disk that refuses does not stop the run."""
+        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def ask_to_stop(self) -> None:
+        """Leave the file that makes the run end in order, saved, at its next update."""
+        write_atomically(self.path / STOP, "stop\n")
+
+
+def runs_root() -> Path:
+    """Return the folder that new runs go to and ids are looked up in: `runs`, or what LOOPWRIGHT_RUNS names."""
+    return Path(os.environ.get(_ROOT_VARIABLE) or RUNS)
+
+
+def create_run(
+    label: str, about: Mapping[str, Any], folder: str | Path | None = None, now: datetime | None = None
+) -> RunFolder:
+    """Make the folder of a new run, with its run.json.
+
+    Args:
+        label: a word for its id, from the name of the data.
+        about: what run.json says beside the id.
+        folder: where; None makes one under `runs_root()`, named by its id.
+        now: the time in its id.
+
+    Raises:
+        InputError: the folder given holds a run already, or other files.
+    """
+    run_id = new_run_id(label, now)
+    path = runs_root() / run_id if folder is None else Path(folder)
+    if (path / _RUN).exists():
+        raise InputError(
+            "run.exists", f"{path} holds a run already", fix=f"loopwright resume {path}   or   another --output_dir"
+        )
+    if path.is_dir() and any(path.iterdir()):
+        names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
+        raise InputError(
+            "run.exists",
+            f"--output_dir {path} is not empty, and a run is a folder of its own",
+            saw=[f"it has {names}"],
+            fix=f"--output_dir {path / 'run'}",
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / _RUN, {"id": run_id, **about})
+    return RunFolder(path)
+
+
+def new_run_id(label: str, now: datetime | None = None) -> str:
+    """Return an id: month, day, hour, minute, a word, and 4 hex digits that no other run has."""
+    word = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:24] or "run"
+    return f"{now or datetime.now():%m%d-%H%M}-{word}-{os.urandom(2).hex()}"
+
+
+def note_in_index(run: RunFolder, **fields: Any) -> None:
+    """Append what is known of a run to the index, and make it the last one; a disk that refuses is no reason to stop.
+
+    Called when a run begins and when it ends. Each line is written at once, so several runs may share an index.
+    """
+    root = runs_root()
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+        place = os.path.relpath(run.path, root)
+        line = json.dumps({"id": run.id, "path": place, **fields}) + "\n"
+        descriptor = os.open(root / _INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+        aside = root / f".last-{os.urandom(4).hex()}"
+        aside.symlink_to(place)
+        os.replace(aside, root / LAST)
+
+
+def read_index(root: Path | None = None) -> list[dict[str, Any]]:
+    """Return what the index says of each run, the newest last; a line that is cut off is passed over."""
+    root = runs_root() if root is None else root
+    runs: dict[str, dict[str, Any]] = {}
+    try:
+        lines = (root / _INDEX).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "id" in entry:
+            merged = {**runs.pop(entry["id"], {}), **entry}
+            runs[entry["id"]] = merged
+    return list(runs.values())
+
+
+def find_run(name: str | Path) -> RunFolder:
+    """Return the run that a person means: a folder, an id, the start of one, or "last".
+
+    Raises:
+        InputError: there is none; it names the nearest.
+    """
+    root = runs_root()
+    folder = Path(name)
+    if (folder / _RUN).is_file():
+        return RunFolder(folder)
+    entries = read_index(root)
+    if str(name) == LAST:
+        for entry in reversed(entries):
+            if (root / entry["path"] / _RUN).is_file():
+                return RunFolder(root / entry["path"])
+        raise InputError(
+            "run.unknown", f"there is no run yet in {root}", fix="loopwright train TASK --data FILE"
+        )
+    paths = {entry["id"]: root / entry["path"] for entry in entries}
+    if root.is_dir():
+        paths |= {path.name: path for path in root.iterdir() if (path / _RUN).is_file() and not path.is_symlink()}
+    matches = [one for one in paths if one == str(name)] or [one for one in paths if one.startswith(str(name))]
+    found = [paths[one] for one in matches if (paths[one] / _RUN).is_file()]
+    if len(found) == 1:
+        return RunFolder(found[0])
+    near = [path.name for path in found] or difflib.get_close_matches(str(name), paths, n=3, cutoff=0.4)
+    what = "is the start of several runs" if found else "is neither a run folder nor the id of a run"
+    raise InputError(
+        "run.unknown",
+        f"{str(name)!r} {what}",
+        saw=[f"looked in {root}", *([f"near: {', '.join(near)}"] if near else [])],
+        fix=f"name it as loopwright runs does, such as {near[0]}" if near else "loopwright runs lists them",
+    )

@@ -1,0 +1,774 @@
+"""Continuing a run: which guarantee holds, what may have changed since, what is refused, and where it goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import traceback
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import IterableDataset
+
+from flaws import subject
+from loopwright import Checkpointing, Trainer, TrainerPlaceholderValues
+from loopwright.callbacks import SaveTrainingStateCallback, StopTrainingError, TrainerCallback
+from loopwright.checkpoint import find_newest, write
+from loopwright.errors import CheckpointError, ConfigError, DataError, Preempted
+from loopwright.run_folder import read_metrics
+from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
+
+NUM_UPDATES = 8  # two epochs of four updates
+CHANGED = "Changed, the new value holds: "
+
+
+def sgd(parameters, lr=0.05, **options):
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, **options)
+
+
+def adamw(parameters, lr=0.05, **options):
+    return torch.optim.AdamW(parameters, lr=lr, **options)
+
+
+def fit(folder: Path | None, make_optimizer=sgd, callbacks=(), num_epochs=2, cls=None, model=None, **kwargs):
+    """Train a small model with dropout, saving after every update; everything is made anew."""
+    model = subject.network(6, dropout=0.2) if model is None else model
+    optimizer = make_optimizer(model.parameters())
+    trainer = (cls or subject.recording_trainer_class())(model, nn.MSELoss(), optimizer, callbacks=callbacks)
+    policy = {"every_updates": 1, "keep_last": 99, "keep_best": None, **kwargs.pop("policy", {})}
+    if folder is not None:
+        kwargs["checkpoints"] = Checkpointing(folder, **policy)
+    dataset = kwargs.pop("dataset", subject.data(16))
+    trainer.result = subject.fit(trainer, dataset, num_epochs=num_epochs, **kwargs)
+    return trainer
+
+
+def step(folder: Path, update: int) -> Path:
+    return folder / f"step-{update:010d}"
+
+
+def stop_at(update: int):
+    return subject.callback(
+        on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
+    )
+
+
+def said(capsys, start: str = CHANGED) -> list[str]:
+    """Return what was printed after this start of a line, and forget it."""
+    return [line.removeprefix(start) for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Which guarantee holds
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(subject.data(16))
+
+
+def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    assert said(capsys, "Resume guarantee ") == [
+        "T0, bit-exact: weights, optimizer and metrics as in a run that was never interrupted"
+    ]
+    fit(tmp_path, resume_from="auto", eval_dataset=subject.data(8))
+    assert [text[:2] for text in said(capsys, "Resume guarantee ")] == ["T0"]
+    for path in tmp_path.glob("step-*"):
+        about = json.loads((path / "MANIFEST.json").read_text())["about"]
+        assert about["tier"] == "T0"
+        assert about["fingerprint"]["threads"] == 1 and about["fingerprint"]["torch"] == torch.__version__
+        assert about["fingerprint"]["processes"] == 1 and about["fingerprint"]["precision"] == "no"
+        assert about["settings"]["num_epochs"] == 2 and about["settings"]["batch_size"] == 4
+        assert about["settings"]["gradient_clip_norm"] is None and about["settings"]["nan"] == "stop"
+        assert about["data"] == {"train_dataset": 16, "eval_dataset": 8}
+
+
+def test_a_run_that_saves_nothing_and_resumes_nothing_says_nothing_of_it(capsys):
+    fit(None)
+    assert said(capsys, "Resume guarantee ") == []
+
+
+def test_an_iterable_is_counted_and_that_is_told(tmp_path, capsys):
+    whole = fit(None, dataset=Stream())
+    fit(tmp_path, dataset=Stream(), callbacks=[stop_at(3)])
+    assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
+    resumed = fit(tmp_path, dataset=Stream(), resume_from="auto")
+    assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert json.loads((step(tmp_path, 8) / "MANIFEST.json").read_text())["about"]["data"]["train_dataset"] is None
+    with pytest.raises(CheckpointError, match="nothing; the data source has no random access"):
+        fit(tmp_path, dataset=Stream(), resume_from="auto", policy={"require_exact": True})
+
+
+@pytest.fixture
+def two_threads():
+    yield partial(torch.set_num_threads, 2)
+    torch.set_num_threads(1)
+
+
+def test_another_number_of_threads_lowers_the_guarantee_and_is_named(tmp_path, capsys, two_threads):
+    fit(tmp_path, callbacks=[stop_at(3)])
+    two_threads()
+    capsys.readouterr()
+    resumed = fit(tmp_path, resume_from="auto")
+    out = capsys.readouterr().out
+    assert "Differs from when it was saved: threads: 1 -> 2\n" in out
+    assert "Resume guarantee T2, sequence-exact" in out and CHANGED not in out
+    assert resumed.progress.update == NUM_UPDATES
+    about = json.loads((step(tmp_path, 8) / "MANIFEST.json").read_text())["about"]
+    assert about["tier"] == "T2" and about["fingerprint"]["threads"] == 2
+
+
+def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touched(tmp_path, two_threads):
+    fit(tmp_path, callbacks=[stop_at(3)])
+    before = contents(tmp_path)
+    two_threads()
+    model = subject.network(6, dropout=0.2)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(CheckpointError, match=r"cannot be continued bit for bit \(T2.*require_exact.*threads: 1 -> 2"):
+        fit(tmp_path, resume_from="auto", model=model, policy={"require_exact": True})
+    assert contents(tmp_path) == before
+    assert all(map(torch.equal, model.parameters(), weights))
+    torch.set_num_threads(1)
+    resumed = fit(tmp_path, resume_from="auto", policy={"require_exact": True})
+    assert torch.equal(subject.weights(resumed), subject.weights(fit(None)))
+
+
+# Settings of the optimizer
+
+
+def changing(update: int, **options):
+    """A callback that writes these options into every group after an update: what a change on resume must come to."""
+
+    def change(trainer, **kwargs):
+        if trainer.progress.update == update:
+            for group in trainer.optimizer.param_groups:
+                group.update(options)
+
+    return subject.callback(on_update_end=change)
+
+
+CHANGES = {
+    "lr of SGD": (sgd, {"lr": 0.01}, ["lr of 0.weight: 0.05 -> 0.01"]),
+    "weight decay of SGD": (sgd, {"weight_decay": 0.5}, ["weight_decay of 0.weight: 0 -> 0.5"]),
+    "lr and betas of AdamW": (
+        adamw,
+        {"lr": 0.1, "betas": (0.5, 0.6)},
+        ["betas of 0.weight: [0.9, 0.999] -> [0.5, 0.6]", "lr of 0.weight: 0.05 -> 0.1"],
+    ),
+    "an option that was none": (sgd, {"foreach": False}, ["foreach of 0.weight: None -> False"]),
+    "lr of Adagrad": (torch.optim.Adagrad, {"lr": 0.3}, ["lr of 0.weight: 0.01 -> 0.3"]),
+    "lr of Adam without steps": (torch.optim.Adam, {"lr": 0.0}, ["lr of 0.weight: 0.001 -> 0.0"]),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_current_options_of_an_optimizer_win_and_are_shown(kind, tmp_path, capsys):
+    make, options, lines = CHANGES[kind]
+    expected = fit(None, make, [changing(3, **options)])
+    fit(tmp_path, make, [stop_at(3)])
+    capsys.readouterr()
+    resumed = fit(tmp_path, partial(make, **options), resume_from="auto")
+    assert said(capsys) == lines
+    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    group = resumed.optimizer.param_groups[0]
+    assert all(group[name] == value and type(group[name]) is type(value) for name, value in options.items())
+
+
+def test_settings_that_did_not_change_print_nothing_and_change_no_bit(tmp_path, capsys):
+    whole = fit(None, adamw)
+    fit(tmp_path, adamw, [stop_at(3)])
+    capsys.readouterr()
+    resumed = fit(tmp_path, adamw, resume_from="auto")
+    assert said(capsys) == []
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+
+
+def test_a_second_resume_compares_with_the_settings_of_the_first(tmp_path, capsys):
+    expected = fit(None, sgd, [changing(2, lr=0.2), changing(5, lr=0.01)])
+    fit(tmp_path, sgd, [stop_at(2)])
+    fit(tmp_path, partial(sgd, lr=0.2), [stop_at(4)], resume_from="auto")
+    assert said(capsys) == ["lr of 0.weight: 0.05 -> 0.2"]
+    fit(tmp_path, partial(sgd, lr=0.2), [stop_at(5)], resume_from="auto")
+    assert said(capsys) == []
+    resumed = fit(tmp_path, partial(sgd, lr=0.01), resume_from="auto")
+    assert said(capsys) == ["lr of 0.weight: 0.2 -> 0.01"]
+    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+
+
+def in_two_groups(parameters, lr=0.05, head_lr=0.01, is_reversed=False):
+    first, *rest = parameters
+    groups = [{"params": rest, "lr": head_lr}, {"params": [first]}]
+    return sgd(groups[::-1] if is_reversed else groups, lr=lr)
+
+
+def test_of_several_groups_the_one_that_was_changed_is_named_by_its_first_parameter(tmp_path, capsys):
+    def change(trainer, **kwargs):
+        if trainer.progress.update == 3:
+            trainer.optimizer.param_groups[0]["lr"] = 0.2
+
+    expected = fit(None, in_two_groups, [subject.callback(on_update_end=change)])
+    fit(tmp_path, in_two_groups, [stop_at(3)])
+    capsys.readouterr()
+    resumed = fit(tmp_path, partial(in_two_groups, head_lr=0.2, is_reversed=True), resume_from="auto")
+    assert said(capsys) == ["lr of 0.bias: 0.01 -> 0.2"]
+    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+
+
+@pytest.mark.parametrize("schedule", [None, partial(lr_scheduler.ExponentialLR, gamma=0.9)], ids=["none", "schedule"])
+def test_a_learning_rate_that_is_a_tensor_stays_one(schedule, tmp_path, capsys):
+    def make(parameters, lr=0.05):
+        return torch.optim.AdamW(parameters, lr=torch.tensor(lr, dtype=torch.float64), foreach=False)
+
+    whole = fit(None, make, create_scheduler_fn=schedule)
+    fit(tmp_path, make, [stop_at(3)], create_scheduler_fn=schedule)
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    capsys.readouterr()
+    resumed = fit(tmp_path, make, create_scheduler_fn=schedule, resume_from="auto")
+    assert said(capsys) == [] and torch.equal(subject.weights(resumed), subject.weights(whole))
+    copy = tmp_path.parent / f"{tmp_path.name}-copy"
+    resumed = fit(copy, partial(make, lr=0.1), create_scheduler_fn=schedule, resume_from="auto")
+    assert "lr of 0.weight: 0.05 -> 0.1" in said(capsys)
+    rate = resumed.optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor) and rate.dtype == torch.float64
+    assert float(rate) == pytest.approx(0.1 * (1 if schedule is None else 0.9**NUM_UPDATES), rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, torch.optim.SGD, torch.optim.Adagrad], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_a_run_resumed_with_the_very_same_optimizer_object_is_exact(make, has_schedule, tmp_path, capsys):
+    schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES) if has_schedule else None
+    whole = fit(None, make, create_scheduler_fn=schedule)
+    model = subject.network(6, dropout=0.2)
+    trainer = Trainer(model, nn.MSELoss(), make(model.parameters()), callbacks=[stop_at(3)])
+    checkpoints = Checkpointing(tmp_path, keep_best=None)
+    kwargs = {"num_epochs": 2, "checkpoints": checkpoints, "create_scheduler_fn": schedule}
+    subject.fit(trainer, subject.data(16), **kwargs)
+    capsys.readouterr()
+    subject.fit(trainer, subject.data(16), **kwargs, resume_from="auto")
+    assert said(capsys) == []
+    assert torch.equal(subject.weights(trainer), subject.weights(whole))
+
+
+def test_more_epochs_continue_a_finished_run_and_are_shown(tmp_path, capsys):
+    whole = fit(None, num_epochs=3)
+    fit(tmp_path)
+    capsys.readouterr()
+    resumed = fit(tmp_path, num_epochs=3, resume_from="auto")
+    assert said(capsys) == ["num_epochs: 2 -> 3"]
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+
+
+def test_other_settings_of_the_run_are_shown_and_hold(tmp_path, capsys):
+    fit(tmp_path, callbacks=[stop_at(4)])
+    capsys.readouterr()
+    resumed = fit(
+        tmp_path, resume_from="auto", per_device_batch_size=8, gradient_clip_norm=math.inf, max_num_train_steps=6
+    )
+    assert said(capsys) == [
+        "batch_size: 4 -> 8",
+        "gradient_clip_norm: None -> 'Infinity'",
+        "max_num_train_steps: None -> 6",
+    ]
+    assert [len(ids) for ids in resumed.seen] == [8, 8] and resumed.progress.update == 6
+
+
+# Settings of the scheduler
+
+
+def one_cycle(total=NUM_UPDATES, peak=0.1):
+    return partial(lr_scheduler.OneCycleLR, max_lr=peak, total_steps=total)
+
+
+def warmup_then_cosine(warmup=2, length=NUM_UPDATES):
+    def make(optimizer):
+        parts = [
+            lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=warmup),
+            lr_scheduler.CosineAnnealingLR(optimizer, T_max=length),
+        ]
+        return lr_scheduler.SequentialLR(optimizer, parts, [warmup])
+
+    return make
+
+
+def plateau(**options):
+    return partial(lr_scheduler.ReduceLROnPlateau, **{"patience": 0, "factor": 0.5, **options})
+
+
+def linear(total):
+    return lambda optimizer: get_scheduler("linear", optimizer, 1, total)
+
+
+def wsd(**options):
+    return WSDLrScheduler.create_scheduler_fn(**{"decay_phase_ratio": 0.3, "lr_min": 0.1, **options})
+
+
+# What was saved, what it is resumed with, and how the lines of what changed begin.
+SCHEDULES = {
+    "StepLR": (
+        partial(lr_scheduler.StepLR, step_size=2, gamma=0.5),
+        partial(lr_scheduler.StepLR, step_size=3, gamma=0.9),
+        ["scheduler's gamma: 0.5 -> 0.9", "scheduler's step_size: 2 -> 3"],
+    ),
+    "MultiStepLR": (
+        partial(lr_scheduler.MultiStepLR, milestones=[2, 6], gamma=0.5),
+        partial(lr_scheduler.MultiStepLR, milestones=[5, 5, 7], gamma=0.5),
+        ["scheduler's milestones: {2: 1, 6: 1} -> {5: 2, 7: 1}"],
+    ),
+    "ExponentialLR": (
+        partial(lr_scheduler.ExponentialLR, gamma=0.9),
+        partial(lr_scheduler.ExponentialLR, gamma=0.5),
+        ["scheduler's gamma: 0.9 -> 0.5"],
+    ),
+    "CosineAnnealingLR": (
+        partial(lr_scheduler.CosineAnnealingLR, T_max=4),
+        partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES),
+        ["scheduler's T_max: 4 -> 8"],
+    ),
+    "CosineAnnealingWarmRestarts": (
+        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=8),
+        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=8, eta_min=0.01),
+        ["scheduler's eta_min: 0.0 -> 0.01"],
+    ),
+    "LinearLR": (
+        partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=4),
+        partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=8),
+        ["scheduler's total_iters: 4 -> 8"],
+    ),
+    "OneCycleLR": (one_cycle(), one_cycle(12), ["scheduler's _schedule_phases", "scheduler's total_steps: 8 -> 12"]),
+    "SequentialLR": (
+        warmup_then_cosine(),
+        warmup_then_cosine(length=20),
+        ["scheduler's _schedulers.1.T_max: 8 -> 20"],
+    ),
+    "linear": (linear(NUM_UPDATES), linear(20), []),
+    "CosineLrScheduler": (
+        CosineLrScheduler.create_scheduler_fn(lr_min=0.001),
+        CosineLrScheduler.create_scheduler_fn(lr_min=0.02),
+        ["scheduler's "],
+    ),
+    "WSDLrScheduler": (wsd(), wsd(lr_min=0.5), ["scheduler's lr_min: 0.1 -> 0.5"]),
+    "continued WSDLrScheduler": (
+        wsd(is_continuation_from_checkpoint=True),
+        wsd(is_continuation_from_checkpoint=True, lr_min=0.5),
+        ["scheduler's lr_min: 0.1 -> 0.5"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_current_settings_of_a_scheduler_win_and_its_counters_go_on(kind, tmp_path, capsys):
+    old, new, lines = SCHEDULES[kind]
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=old)
+    capsys.readouterr()
+    resumed = fit(tmp_path, create_scheduler_fn=new, resume_from="auto")
+    shown = said(capsys)
+    assert all(any(line.startswith(start) for line in shown) for start in lines)
+    assert all(any(line.startswith(start) for start in lines) for line in shown)
+    # From the second update on the rates are those of a run that had the new settings from its start.
+    expected = fit(None, create_scheduler_fn=new).lrs
+    assert resumed.lrs[1:] == pytest.approx(expected[4:], rel=1e-9)
+    assert expected[4:] != pytest.approx(fit(None, create_scheduler_fn=old).lrs[4:], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_scheduler_that_was_not_changed_prints_nothing_and_changes_no_bit(kind, tmp_path, capsys):
+    whole = fit(None, create_scheduler_fn=SCHEDULES[kind][0])
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=SCHEDULES[kind][0])
+    capsys.readouterr()
+    resumed = fit(tmp_path, create_scheduler_fn=SCHEDULES[kind][0], resume_from="auto")
+    assert said(capsys) == [] and resumed.lrs == whole.lrs[3:]
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+
+
+ON_A_CURVE = [kind for kind in SCHEDULES if kind not in ("OneCycleLR", "CosineAnnealingWarmRestarts")]
+
+
+@pytest.mark.parametrize("kind", ON_A_CURVE)
+def test_a_changed_learning_rate_lifts_the_whole_curve_of_the_scheduler(kind, tmp_path, capsys):
+    schedule = SCHEDULES[kind][0]
+    expected = fit(None, partial(sgd, lr=0.1), create_scheduler_fn=schedule)
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=schedule)
+    capsys.readouterr()
+    resumed = fit(tmp_path, partial(sgd, lr=0.1), create_scheduler_fn=schedule, resume_from="auto")
+    assert "lr of 0.weight: 0.05 -> 0.1" in said(capsys)
+    assert resumed.lrs == pytest.approx(expected.lrs[3:], rel=1e-9)
+
+
+def test_a_change_of_something_else_leaves_the_learning_rates_as_they_are(tmp_path, capsys):
+    schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES)
+    whole = fit(None, create_scheduler_fn=schedule)
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=schedule)
+    capsys.readouterr()
+    resumed = fit(tmp_path, partial(sgd, weight_decay=0.1), create_scheduler_fn=schedule, resume_from="auto")
+    assert said(capsys) == ["weight_decay of 0.weight: 0 -> 0.1"]
+    assert resumed.lrs == whole.lrs[3:] and not torch.equal(subject.weights(resumed), subject.weights(whole))
+
+
+def test_a_changed_peak_of_a_cycle_holds(tmp_path, capsys):
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=one_cycle())
+    capsys.readouterr()
+    resumed = fit(tmp_path, create_scheduler_fn=one_cycle(peak=0.4), resume_from="auto")
+    assert "max_lr of 0.weight: 0.1 -> 0.4" in said(capsys)
+    assert resumed.lrs == pytest.approx(fit(None, create_scheduler_fn=one_cycle(peak=0.4)).lrs[3:], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_scheduler_that_the_saved_run_did_not_have_starts_from_its_beginning(kind, tmp_path, capsys):
+    schedule = SCHEDULES[kind][0]
+    fit(tmp_path, callbacks=[stop_at(3)])
+    capsys.readouterr()
+    resumed = fit(tmp_path, create_scheduler_fn=schedule, resume_from="auto")
+    name = type(resumed.scheduler).__name__
+    assert f"Starting a {name}: the saved run had no scheduler\n" in capsys.readouterr().out
+    assert resumed.lrs == fit(None, create_scheduler_fn=schedule).lrs[:5]
+
+
+def test_a_finished_cosine_schedule_that_is_made_longer_does_not_stay_at_zero(tmp_path):
+    # The recursion that torch uses would multiply the last rate, which is 0, for ever.
+    placeholders = TrainerPlaceholderValues
+    length = placeholders.NUM_EPOCHS * placeholders.NUM_UPDATE_STEPS_PER_EPOCH
+    schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=length)
+    finished = fit(tmp_path, create_scheduler_fn=schedule)
+    assert finished.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    resumed = fit(tmp_path, num_epochs=4, create_scheduler_fn=schedule, resume_from="auto")
+    expected = [0.05 * (1 + math.cos(math.pi * update / 16)) / 2 for update in range(8, 16)]
+    assert resumed.lrs == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_plateau_that_changes_its_direction_starts_to_compare_anew(tmp_path, capsys):
+    kwargs = {"eval_dataset": subject.data(8), "num_epochs": 4}
+    make = partial(torch.optim.SGD, lr=0.01)
+    fit(tmp_path, make, [stop_at(8)], create_scheduler_fn=plateau(mode="min", patience=9), **kwargs)
+    capsys.readouterr()
+    resumed = fit(tmp_path, make, create_scheduler_fn=plateau(mode="max", patience=0), resume_from="auto", **kwargs)
+    shown = said(capsys)
+    assert "scheduler's mode: 'min' -> 'max'" in shown and "scheduler's patience: 9 -> 0" in shown
+    losses = resumed.run_history.get_metric_values("eval_loss_epoch")
+    assert resumed.scheduler.best == max(losses[1:]) and losses[0] > max(losses[1:])
+
+
+def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anything_is_loaded(tmp_path):
+    fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=partial(lr_scheduler.StepLR, step_size=1))
+    other = {
+        "StepLR, the trainer has a ExponentialLR": (sgd, partial(lr_scheduler.ExponentialLR, gamma=0.5)),
+        "SGD, the trainer has a AdamW": (adamw, partial(lr_scheduler.StepLR, step_size=1)),
+    }
+    before = contents(tmp_path)
+    for message, (make, schedule) in other.items():
+        model = subject.network(6, dropout=0.2)
+        optimizer, weights = [], [parameter.clone() for parameter in model.parameters()]
+        with pytest.raises(CheckpointError, match=message):
+            fit(
+                tmp_path,
+                lambda parameters, make=make, made=optimizer: made.append(make(parameters)) or made[0],
+                create_scheduler_fn=schedule,
+                model=model,
+                resume_from="auto",
+            )
+        assert all(map(torch.equal, model.parameters(), weights)) and not optimizer[0].state
+    assert contents(tmp_path) == before
+
+
+# Data
+
+
+def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    before = contents(tmp_path)
+    model = subject.network(6, dropout=0.2)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was begun with 16"):
+        fit(tmp_path, resume_from="auto", model=model, dataset=subject.data(20), eval_dataset=subject.data(8))
+    with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* begun with 8.*allow_changed_data=True"):
+        fit(tmp_path, resume_from="auto", model=model, eval_dataset=subject.data(9))
+    assert contents(tmp_path) == before and all(map(torch.equal, model.parameters(), weights))
+
+
+def test_changed_data_that_are_allowed_go_on_and_are_shown(tmp_path, capsys):
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    capsys.readouterr()
+    policy = {"allow_changed_data": True}
+    resumed = fit(tmp_path, resume_from="auto", dataset=subject.data(20), eval_dataset=subject.data(9), policy=policy)
+    assert said(capsys) == ["eval_dataset: 8 -> 9", "train_dataset: 16 -> 20"]
+    assert resumed.progress.update == 10 and sorted(itertools.chain(*resumed.seen[2:])) == list(range(20))
+    again = fit(tmp_path, resume_from="auto", num_epochs=3, dataset=subject.data(20), eval_dataset=subject.data(9))
+    assert again.progress.update == 15, "the new length is the run's own from then on"
+
+
+def test_an_evaluation_that_is_new_or_gone_is_no_change_of_the_data(tmp_path):
+    fit(tmp_path, callbacks=[stop_at(3)])
+    fit(tmp_path, callbacks=[stop_at(5)], resume_from="auto", eval_dataset=subject.data(8))
+    assert fit(tmp_path, resume_from="auto").progress.update == NUM_UPDATES
+
+
+# Going back
+
+
+def test_going_back_sets_newer_checkpoints_aside_and_auto_goes_on_with_the_new_way(tmp_path, capsys):
+    fit(tmp_path)
+    capsys.readouterr()
+    fit(tmp_path, partial(sgd, lr=0.2), [stop_at(6)], resume_from=step(tmp_path, 4))
+    names = [f"step-{update:010d}" for update in (5, 6, 7, 8)]
+    assert sorted(said(capsys, "Set aside ")) == [f"{name}: the run goes back to step-0000000004" for name in names]
+    aside = sorted(path.name.split("-")[2] for path in tmp_path.glob(".superseded-step-*"))
+    assert aside == [f"{update:010d}" for update in (5, 6, 7, 8)]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{update:010d}" for update in range(1, 7)]
+    expected = fit(None, callbacks=[changing(4, lr=0.2)])
+    resumed = fit(tmp_path, partial(sgd, lr=0.2), resume_from="auto")
+    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    logged = [record["update"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["event"] == "log"]
+    assert logged == [4, 8]
+
+
+def test_going_back_to_a_state_that_lies_elsewhere_sets_newer_checkpoints_aside_too(tmp_path):
+    fit(tmp_path / "run", callbacks=[SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)])
+    resumed = fit(tmp_path / "run", resume_from=tmp_path / "states" / "step_3", callbacks=[stop_at(5)])
+    assert resumed.progress.update == 5
+    assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", 5)
+    final = fit(tmp_path / "run", resume_from="auto")
+    assert torch.equal(subject.weights(final), subject.weights(fit(None)))
+
+
+def test_one_run_is_not_continued_among_the_checkpoints_of_another(tmp_path):
+    fit(tmp_path / "one", callbacks=[stop_at(3)])
+    fit(tmp_path / "other", callbacks=[stop_at(5)])
+    before = contents(tmp_path)
+    for resume_from in (tmp_path / "one", step(tmp_path / "one", 2)):
+        with pytest.raises(ConfigError, match=r"one.* is of another run than the checkpoints in .*other"):
+            fit(tmp_path / "other", resume_from=resume_from)
+    assert contents(tmp_path) == before
+    resumed = fit(tmp_path / "third", resume_from=tmp_path / "one", callbacks=[stop_at(4)])
+    assert resumed.progress.update == 4
+    again = fit(tmp_path / "third", resume_from=tmp_path / "one")
+    assert torch.equal(subject.weights(again), subject.weights(fit(None))), "the same command once more"
+
+
+def test_a_checkpoint_that_no_trainer_wrote_is_refused_by_name(tmp_path):
+    model = subject.network(6, dropout=0.2)
+    write(tmp_path / "own", dict(model.state_dict()), {"update": 3}, 3)
+    with pytest.raises(CheckpointError, match="own was not written by a Trainer"):
+        fit(None, resume_from=tmp_path / "own")
+
+
+def test_a_state_is_not_saved_by_a_trainer_that_has_only_evaluated(tmp_path):
+    trainer = subject.trainer()
+    trainer.evaluate(subject.data(8))
+    with pytest.raises(ConfigError, match=r"prepared by train\(\)"):
+        trainer.save_training_state(tmp_path / "state")
+    subject.fit(trainer, subject.data(8))
+    trainer.evaluate(subject.data(8))
+    trainer.save_training_state(tmp_path / "state")
+    assert find_newest(tmp_path)[0] == tmp_path / "state"
+
+
+# State that cannot be saved
+
+
+class Holds(TrainerCallback):
+    """Has something in its state."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"deep": {"inside": [0, self.value]}}
+
+
+UNSAVABLE = {
+    "a function": (lambda: None, r"state\.callbacks\.0\.state\.deep\.inside\.1 is a builtins\.function"),
+    "an object": (object(), r"state\.callbacks\.0\.state\.deep\.inside\.1 is a builtins\.object"),
+    "a sparse tensor": (
+        torch.eye(2).to_sparse(),
+        r"state\.callbacks\.0\.state\.deep\.inside\.1 is a torch\.sparse_coo",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNSAVABLE)
+@pytest.mark.parametrize("is_saved_by", ["checkpoints", "callback"])
+def test_state_that_cannot_be_saved_is_refused_before_the_first_update_by_its_key_path(kind, is_saved_by, tmp_path):
+    value, message = UNSAVABLE[kind]
+    saver = [SaveTrainingStateCallback(tmp_path / "states")] if is_saved_by == "callback" else []
+    model = subject.network(6)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(CheckpointError, match=message):
+        fit(None if saver else tmp_path / "run", callbacks=[Holds(value), *saver], model=model)
+    assert all(map(torch.equal, model.parameters(), weights))
+    assert find_newest(tmp_path / "run") == (None, [])
+
+
+def test_a_run_that_saves_nothing_may_hold_anything():
+    assert fit(None, callbacks=[Holds(object())]).progress.update == NUM_UPDATES
+
+
+# A stop inside an update
+
+
+class CountedLoss(nn.Module):
+    """A loss that counts its calls and keeps a mean, in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, outputs, targets):
+        loss = nn.functional.mse_loss(outputs, targets)
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss
+
+
+def with_batch_norm() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 1))
+
+
+class StopsInside(TrainerCallback):
+    """Raises at an event of micro-batch number `index` (counted over the run, from 0)."""
+
+    def __init__(self, event: str, index: int):
+        self.count = 0
+        self.index = index
+        setattr(self, event, self.stop)
+
+    def stop(self, trainer, **kwargs):
+        self.count += 1
+        if self.count == self.index + 1:
+            raise StopTrainingError("in the middle")
+
+
+def fit_with_buffers(folder: Path | None, callbacks=(), cls=Trainer, **kwargs):
+    model, loss = with_batch_norm(), CountedLoss()
+    trainer = cls(model, loss, sgd(model.parameters()), callbacks=callbacks)
+    checkpoints = None if folder is None else Checkpointing(folder, keep_best=None)
+    result = subject.fit(
+        trainer, subject.data(22), num_epochs=2, gradient_accumulation_steps=2, checkpoints=checkpoints, **kwargs
+    )
+    return trainer, result
+
+
+def state_of(trainer) -> dict[str, torch.Tensor]:
+    return {**trainer.model.state_dict(), **trainer.loss_func.state_dict()}
+
+
+@pytest.mark.parametrize("index", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
+def test_a_stop_inside_an_update_of_a_model_with_buffers_goes_on_with_the_bits_of_the_whole_run(event, index, tmp_path):
+    whole, _ = fit_with_buffers(None)
+    stopped, result = fit_with_buffers(tmp_path, [StopsInside(event, index)])
+    assert result.stop_reason == "in the middle" and result.updates == index // 2
+    resumed, _ = fit_with_buffers(tmp_path, resume_from="auto")
+    for name, tensor in state_of(whole).items():
+        assert torch.equal(state_of(resumed)[name], tensor), name
+    assert resumed.run_history.state_dict() == whole.run_history.state_dict()
+
+
+def test_a_stop_raised_in_a_hook_after_the_forward_pass_leaves_no_trace_either(tmp_path):
+    class Raises(Trainer):
+        calls = 0
+
+        def calculate_train_batch_loss(self, batch):
+            output = super().calculate_train_batch_loss(batch)
+            Raises.calls += 1
+            if Raises.calls == 4:
+                raise StopTrainingError("in a hook")
+            return output
+
+    whole, _ = fit_with_buffers(None)
+    _, result = fit_with_buffers(tmp_path, cls=Raises)
+    assert result.updates == 1 and result.stop_reason == "in a hook"
+    resumed, _ = fit_with_buffers(tmp_path, resume_from="auto")
+    for name, tensor in state_of(whole).items():
+        assert torch.equal(state_of(resumed)[name], tensor), name
+
+
+# A signal during an evaluation, in a process of its own
+
+
+class SignalInEvaluation(TrainerCallback):
+    """Sends this process a signal in the second batch of an evaluation, and notes every batch that was evaluated."""
+
+    def __init__(self, folder: Path, is_intermediate: bool):
+        self.path = folder / "evaluated"
+        self.is_intermediate = is_intermediate
+        self.is_here = False
+        self.batches = 0
+
+    def on_eval_epoch_start(self, trainer, is_intermediate=False, **kwargs):
+        self.is_here, self.batches = is_intermediate == self.is_intermediate, 0
+
+    def on_eval_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
+        self.batches += 1
+        if self.is_here:
+            self.path.write_text(str(self.batches))
+            if self.batches == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def evaluated(folder: Path, callbacks=(), **kwargs):
+    return fit(
+        folder / "run",
+        callbacks=callbacks,
+        eval_dataset=subject.data(14),
+        evaluate_every=3,
+        log_every=2,
+        resume_from="auto",
+        **kwargs,
+    )
+
+
+def job(folder: Path, is_intermediate: bool) -> None:
+    torch.set_num_threads(1)
+    try:
+        evaluated(folder, [SignalInEvaluation(folder, is_intermediate)])
+        os._exit(0)
+    except Preempted:
+        os._exit(75)
+    except BaseException:  # noqa: BLE001 - told by the exit code
+        traceback.print_exc()
+        os._exit(1)
+
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", "torch._dynamo", "accelerate", "loopwright.trainer"])
+
+
+@pytest.mark.parametrize(
+    ("is_intermediate", "batches", "update"), [(False, "2", 4), (True, "4", 3)], ids=["epoch end", "intermediate"]
+)
+def test_a_signal_in_an_evaluation_leaves_it_or_finishes_it_and_the_resumed_run_has_the_same_numbers(
+    is_intermediate, batches, update, tmp_path
+):
+    whole = evaluated(tmp_path / "whole")
+    process = SERVER.Process(target=job, args=(tmp_path, is_intermediate))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 75
+    assert (tmp_path / "evaluated").read_text() == batches, "of four"
+    assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", update)
+    resumed = evaluated(tmp_path)
+    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert resumed.run_history.state_dict() == whole.run_history.state_dict()
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole" / "run")
+
+
+def numbers(folder: Path) -> list[dict]:
+    events = ("log", "training", "evaluation", "epoch")
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["event"] in events]
+    return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in records]

@@ -1,0 +1,123 @@
+"""What must not be carried over, told twice, or written: bests of a way that was left, names, identities."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+
+from flaws import subject
+from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import ModelEmaCallback
+from loopwright.checkpoint import find_newest, store
+from loopwright.errors import CheckpointError, ConfigError, Preempted
+from loopwright.run_folder import read_metrics
+from resume import test_continuity as continuity
+
+
+def with_moving_average(folder, callbacks=(), **kwargs):
+    trainer = subject.trainer([ModelEmaCallback(save_path=folder / "ema.pt", callbacks=callbacks)])
+    data, checkpoints = subject.data(16), Checkpointing(folder / "run")
+    subject.fit(trainer, data, num_epochs=2, eval_dataset=data, checkpoints=checkpoints, **kwargs)
+    return trainer
+
+
+def test_an_evaluation_loss_is_recorded_as_evaluation_beside_a_moving_average(tmp_path):
+    with_moving_average(tmp_path)
+    records = [record for record in read_metrics(tmp_path / "run/metrics.jsonl") if "eval_loss_epoch" in record]
+    assert [record["event"] for record in records] == ["evaluation", "evaluation"]
+
+
+def test_a_signal_in_the_evaluation_of_the_average_does_not_record_the_epoch_twice(tmp_path):
+    batches = []
+
+    def send(trainer, **kwargs):
+        batches.append(1)
+        if len(batches) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Preempted):
+        with_moving_average(tmp_path, [subject.callback(on_eval_step_end=send)])
+    resumed = with_moving_average(tmp_path, resume_from="auto")
+    assert len(resumed.run_history.get_metric_values("eval_loss_epoch")) == 2
+
+
+def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
+    settings = {"eval_dataset": subject.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}, "num_epochs": 3}
+    continuity.fit(tmp_path, **settings)
+    slow = partial(continuity.sgd, lr=1e-6)
+    trainer = continuity.fit(tmp_path, slow, resume_from=continuity.step(tmp_path, 2), **settings)
+    best = json.loads((tmp_path / "best.json").read_text())["value"]
+    assert best in trainer.run_history.get_metric_values("eval_loss_epoch")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["step_{update}", "a/b-{update}", ".x-{update}", "../up-{update}", "s-{update:x}", "[a]-{update}", "{step}", "{}"],
+)
+def test_names_that_could_not_be_found_again_are_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="a hyphen and the update"):
+        Checkpointing(tmp_path, name=name)
+
+
+class InfiniteEvaluation(Trainer):
+    def calculate_eval_batch_loss(self, batch):
+        return {**super().calculate_eval_batch_loss(batch), "loss": torch.tensor(math.inf)}
+
+
+def test_an_infinite_evaluation_loss_does_not_make_saving_fail(tmp_path):
+    policy = {"keep_best": ("eval_loss_epoch", "min")}
+    trainer = continuity.fit(tmp_path, cls=InfiniteEvaluation, eval_dataset=subject.data(8), policy=policy)
+    assert trainer.progress.update == 8
+
+
+@pytest.mark.parametrize(
+    "identity", [None, {}, {"run_id": "", "update": "x", "attempt": ""}], ids=["none", "empty", "x"]
+)
+def test_a_manifest_without_an_identity_is_a_bad_checkpoint(identity, tmp_path):
+    continuity.fit(tmp_path, num_epochs=1)
+    path = continuity.step(tmp_path, 4) / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop("sha256")
+    path.write_bytes(store._canonical({**manifest, "identity": identity}))
+    newest, problems = find_newest(tmp_path)
+    assert newest == continuity.step(tmp_path, 3)
+    assert "does not say which run and update it is of" in str(problems[0])
+
+
+class Hostile(subject.recording_trainer_class()):
+    def checkpoint_files(self):
+        return {"../x": b""}
+
+
+def test_a_further_file_that_cannot_have_its_name_is_refused_before_the_first_update(tmp_path):
+    trainer = subject.trainer(cls=Hostile)
+    with pytest.raises(CheckpointError, match="plain name"):
+        subject.fit(trainer, subject.data(8), checkpoints=Checkpointing(tmp_path))
+    assert trainer.seen == []
+
+
+class NanOfTheSecond(Trainer):
+    calls = 0
+
+    def calculate_train_batch_loss(self, batch):
+        output = super().calculate_train_batch_loss(batch)
+        self.calls += 1
+        is_bad = os.environ["RANK"] == "1" and self.calls == 2
+        return {**output, "loss": output["loss"] * (math.nan if is_bad else 1.0)}
+
+
+def job_with_a_nan_on_one_process():
+    trainer = subject.trainer(cls=NanOfTheSecond)
+    return trainer.train(subject.data(32), 1, per_device_batch_size=4, log_every=4, seed=1).stop_reason
+
+
+@pytest.mark.distributed
+def test_all_processes_name_the_update_of_a_nan_that_one_of_them_had(tmp_path):
+    reasons = subject.launch(job_with_a_nan_on_one_process, tmp_path)
+    assert all("the loss of update 2 is not finite" in reason for reason in reasons), reasons

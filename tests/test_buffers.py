@@ -1,0 +1,156 @@
+"""Buffers go back to what they were when an update began, however a module moves them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.engine.buffers import BufferShadow
+
+
+class Reassigns(nn.Module):
+    """Makes a new tensor at every forward pass instead of writing to its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total = self.total + x.sum()
+        return x
+
+
+class Grows(nn.Module):
+    """Has another shape, and another type, after every forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen.double(), torch.ones(1)])
+        return x
+
+
+class LargeTable(nn.Module):
+    """A buffer of many numbers, written to in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(100_000))
+
+    def forward(self, x):
+        self.table[7] += x.sum()
+        return x
+
+
+class OwnBatchNorm(nn.Module):
+    """Calls torch's kernel itself; that does not count as a change of the buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x):
+        return nn.functional.batch_norm(x, self.mean, self.variance, training=True)
+
+
+MODULES = {
+    "batch norm": lambda: nn.BatchNorm1d(4),
+    "two batch norms": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)),
+    "batch norm without a module": OwnBatchNorm,
+    "reassigned": Reassigns,
+    "another shape": Grows,
+    "large": LargeTable,
+    "half precision": lambda: nn.BatchNorm1d(4).to(torch.bfloat16),
+}
+
+
+def values(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def assert_same(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    found = dict(module.named_buffers())
+    assert found.keys() == expected.keys() and expected
+    for name, buffer in found.items():
+        assert buffer.dtype == expected[name].dtype and torch.equal(buffer, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("num_forwards", [1, 2, 3])
+def test_buffers_go_back_to_where_the_update_began_at_every_update(kind, num_forwards):
+    module = MODULES[kind]()
+    dtype = torch.bfloat16 if kind == "half precision" else torch.float32
+    shadow = BufferShadow(module)
+    for update in range(4):
+        shadow.keep()
+        before = values(module)
+        for _ in range(num_forwards):
+            module(torch.rand(5, 4).to(dtype))
+        moved = values(module)
+        assert any(not torch.equal(moved[name], before[name]) for name in moved)
+        if update % 2 == 0:
+            shadow.restore()
+            assert_same(module, before)
+            shadow.restore()  # a second time changes nothing
+            assert_same(module, before)
+
+
+def test_the_tensors_themselves_stay_where_others_hold_them():
+    module = nn.BatchNorm1d(4)
+    held = module.running_mean
+    shadow = BufferShadow(module)
+    shadow.keep()
+    module(torch.rand(5, 4))
+    shadow.restore()
+    assert module.running_mean is held and torch.equal(held, torch.zeros(4))
+
+
+def test_a_loss_function_and_a_model_are_kept_together_and_anything_else_is_left_alone():
+    model, loss = nn.BatchNorm1d(4), Reassigns()
+    shadow = BufferShadow(model, loss, None, len, nn.MSELoss())
+    shadow.keep()
+    before = values(model), values(loss)
+    loss(model(torch.rand(5, 4)))
+    shadow.restore()
+    assert_same(model, before[0])
+    assert_same(loss, before[1])
+
+
+def test_nothing_was_kept_so_nothing_is_put_back():
+    module = nn.BatchNorm1d(4)
+    shadow = BufferShadow(module)
+    module(torch.rand(5, 4))
+    moved = values(module)
+    shadow.restore()
+    assert_same(module, moved)
+
+
+def test_a_large_buffer_that_did_not_change_is_not_copied_again():
+    module = LargeTable()
+    shadow = BufferShadow(module)
+    shadow.keep()
+    kept = shadow._kept[0].copy
+    kept.fill_(5.0)  # would be overwritten by another copy
+    shadow.keep()
+    assert torch.equal(shadow._kept[0].copy, torch.full((100_000,), 5.0))
+    module(torch.ones(1))
+    shadow.keep()
+    assert torch.equal(shadow._kept[0].copy, module.table)
+
+
+def test_buffers_that_are_none_or_taken_away_are_left_alone():
+    module = nn.BatchNorm1d(4, track_running_stats=False)
+    shadow = BufferShadow(module)
+    shadow.keep()
+    shadow.restore()
+    assert dict(module.named_buffers()) == {}
+    module = nn.BatchNorm1d(4)
+    shadow = BufferShadow(module)
+    shadow.keep()
+    module.running_mean = None
+    shadow.restore()
+    assert module.running_mean is None
