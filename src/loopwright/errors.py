@@ -6,6 +6,8 @@ Their texts say what was given, what was expected, and the nearest fix.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 
 class LoopwrightError(Exception):
     """Base of every error that loopwright raises on purpose."""
@@ -21,6 +23,29 @@ class ConfigTypeError(ConfigError, TypeError):
 
 class DataError(LoopwrightError, ValueError):
     """A dataset, loader or batch that cannot be trained on."""
+
+
+class InputError(DataError):
+    """Something the user gave (a file, a column, a label, an option) that cannot work, found before training starts.
+
+    `code` names the kind of error ("data.column"); `loopwright.sources.CODES` has a sentence for each. `what` says what
+    is wrong, `saw` holds lines of evidence, `fix` the nearest thing to do. `str()` puts them under each other.
+    """
+
+    def __init__(self, code: str, what: str, *, saw: Iterable[str] = (), fix: str) -> None:
+        self.code = code
+        self.what = what
+        self.saw = tuple(saw)
+        self.fix = fix
+        super().__init__("\n".join([f"error[{code}]: {what}", *(f"  {line}" for line in self.saw), f"  fix: {fix}"]))
+
+    def __reduce__(self) -> tuple[Callable[..., InputError], tuple[type[InputError], str, str, tuple[str, ...], str]]:
+        return _rebuild_input_error, (type(self), self.code, self.what, self.saw, self.fix)
+
+
+def _rebuild_input_error(kind: type[InputError], code: str, what: str, saw: tuple[str, ...], fix: str) -> InputError:
+    """Make an InputError again in another process: exceptions are rebuilt from positional arguments only."""
+    return kind(code, what, saw=saw, fix=fix)
 
 
 class BatchLossError(LoopwrightError, ValueError):

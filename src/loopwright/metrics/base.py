@@ -77,11 +77,15 @@ class Metric(ABC):
         """Return one array of the same length for each of this metric's columns."""
         if set(columns) != set(self.columns):
             raise ConfigError(f"{self.name} takes {_listed(self.columns)}, got {_listed(columns)}")
-        arrays = {name: as_column(name, columns[name]) for name in self.columns}
+        arrays = {name: self.column(name, columns[name]) for name in self.columns}
         if len({len(array) for array in arrays.values()}) > 1:
             lengths = " and ".join(f"{len(array)} {name}" for name, array in arrays.items())
             raise DataError(f"{self.name} needs one of each per sample, got {lengths}")
         return arrays
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return one of the columns as an array whose first dimension is the samples; called by `as_columns`."""
+        return as_column(name, values)
 
     def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
         unknown = [name for name in options if name not in self.defaults]
@@ -180,6 +184,35 @@ class CountingMetric(Metric):
         self._totals = np.asarray(state["totals"], dtype=np.int64)
 
 
+class OptionsWhenAdding(Metric):
+    """A metric whose options are used when samples are added, not when the result is asked for.
+
+    Options then belong to `load`, or to a `compute` that gets all the samples. A subclass may say in `taken_in` what
+    happens to samples when they are added.
+    """
+
+    taken_in: ClassVar[str] = "samples had been counted"
+
+    def compute(self, **given: Any) -> dict[str, Any]:
+        """Return the result, and start again; options hold for the samples of this call.
+
+        Raises:
+            ConfigError: samples were added before, with other options.
+        """
+        options = self._known({name: given.pop(name) for name in list(given) if name not in self.columns})
+        if self.num_samples and any(self.options[name] != value for name, value in options.items()):
+            raise ConfigError(
+                f"{', '.join(options)} of {self.name} came after {self.taken_in} without: "
+                f"give them to load({self.name!r}, ...)"
+            )
+        before = self.options
+        self.options = {**before, **options}
+        try:
+            return super().compute(**given)
+        finally:
+            self.options = before
+
+
 class Combined(Metric):
     """Several metrics of the same columns, fed and asked as one.
 
@@ -207,7 +240,19 @@ class Combined(Metric):
         unknown = [name for name in options if not any(name in part.defaults for part in parts)]
         if unknown:
             raise ConfigError(f"none of {', '.join(part.name for part in parts)} knows {', '.join(unknown)}")
+        for part in parts:
+            late = [name for name in options if isinstance(part, OptionsWhenAdding) and name in part.defaults]
+            if late:
+                raise ConfigError(
+                    f"{', '.join(late)} of {part.name} is used when samples are added: "
+                    f"give it to load({part.name!r}, ...)"
+                )
         return dict(options)
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return a column as the part wants it that takes more than one value per sample, if there is one."""
+        wider = [part for part in self.parts if type(part).column is not Metric.column]
+        return (wider or self.parts)[0].column(name, values)
 
     @property
     def num_samples(self) -> int:
@@ -249,14 +294,8 @@ class Combined(Metric):
 
 
 def as_column(name: str, values: Any) -> Column:
-    """Return the values as an array of one dimension.
-
-    Torch tensors are known by their methods, so that this package does not import torch. Dimensions of size 1 after
-    the first are dropped.
-    """
-    if hasattr(values, "detach"):
-        tensor = values.detach().cpu()
-        values = tensor.float().numpy() if "bfloat16" in str(tensor.dtype) else tensor.numpy()
+    """Return the values as an array of one dimension; dimensions of size 1 after the first are dropped."""
+    values = without_torch(values)
     if not isinstance(values, np.ndarray):
         listed = list(values)
         has_text = any(isinstance(each, str) for each in listed)
@@ -271,9 +310,56 @@ def as_column(name: str, values: Any) -> Column:
     return array.reshape(-1)
 
 
+def as_items(name: str, values: Any) -> Column:
+    """Return the values as an array of one object per sample: a text, a list, a row of a tensor."""
+    values = without_torch(values)
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise DataError(f"{name} must be a list with one entry per sample, got {values!r:.80}")
+    listed = list(values)
+    items = np.empty(len(listed), dtype=object)
+    for index, each in enumerate(listed):
+        items[index] = without_torch(each)
+    return items
+
+
+def as_matrix(name: str, values: Any) -> Column:
+    """Return the values as an array of numbers with one row per sample."""
+    values = without_torch(values)
+    if not isinstance(values, np.ndarray):
+        try:
+            values = np.asarray([without_torch(row) for row in values])
+        except ValueError as error:
+            raise DataError(f"{name} must be rows of one length, got rows of different lengths") from error
+        values = values if len(values) else np.zeros((0, 0))
+    array: Column = values
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} must be one row of numbers per sample, got an array of shape {array.shape} and type {array.dtype}"
+        )
+    return array
+
+
+def without_torch(values: Any) -> Any:
+    """Return a torch tensor as a numpy array, and everything else as it is.
+
+    Torch tensors are known by their methods, so that this package does not import torch.
+    """
+    if not hasattr(values, "detach"):
+        return values
+    tensor = values.detach().cpu()
+    return tensor.float().numpy() if "bfloat16" in str(tensor.dtype) else tensor.numpy()
+
+
 def as_number(value: NDArray[np.float64]) -> Any:
     """Return a single value as a float, several as they are."""
     return float(value.item()) if np.size(value) == 1 else value
+
+
+def ratio(numerator: NDArray[Any], denominator: NDArray[Any], otherwise: float) -> NDArray[np.float64]:
+    """Return the ratio, and something else where the denominator is 0."""
+    result = np.full(np.broadcast(numerator, denominator).shape, otherwise, dtype=np.float64)
+    np.divide(numerator, denominator, out=result, where=denominator != 0)
+    return result
 
 
 def padded_sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

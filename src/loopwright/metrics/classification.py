@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric
+from loopwright.metrics.base import Column, CountingMetric, ratio
 
 AVERAGES = ("binary", "micro", "macro", "weighted", None)
 """How scores of several labels become one: of the positive label, over all decisions, a mean, or none."""
@@ -28,21 +28,56 @@ class Accuracy(CountingMetric):
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
         """Return (is right, 1) for each sample."""
-        predictions, references = _labels(columns)
+        predictions, references = label_columns(columns)
         is_right = np.asarray(predictions == references, dtype=np.int64)
         return np.stack([is_right, np.ones_like(is_right)], axis=-1)
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
         """Return the share."""
-        return {"accuracy": _ratio(totals[..., 0], totals[..., 1], np.nan)}
+        return {"accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
 
 
-class LabelMetric(CountingMetric):
-    """A metric of three sums for each label: right, predicted, referred to."""
+class SumsPerLabel(CountingMetric):
+    """A metric of three sums for each label seen: right, predicted, referred to."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._places: dict[Any, int] = {}
+
+    @property
+    def labels(self) -> list[Any]:
+        """The labels seen, in the order of the sums."""
+        return list(self._places)
+
+    def place(self, label: Any) -> int:
+        """Return the place of a label among the sums; a label that is new gets the next one."""
+        return self._places.setdefault(label, len(self._places))
+
+    def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
+        """Return sums of another metric, in the order of this one's labels; labels new to this one are added."""
+        places = [self.place(label) for label in other.labels]
+        placed = np.zeros((*totals.shape[:-1], len(self._places), 3), dtype=np.int64)
+        counted = totals.reshape(*totals.shape[:-1], -1, 3)
+        placed[..., places[: counted.shape[-2]], :] = counted
+        return placed.reshape(*totals.shape[:-1], -1)
+
+    def reset(self) -> None:
+        """Forget every sample and label."""
+        super().reset()
+        self._places = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and their labels."""
+        return {**super().state_dict(), "labels": self.labels}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over sums and labels."""
+        super().load_state_dict(state)
+        self._places = {label: place for place, label in enumerate(state["labels"])}
+
+
+class LabelMetric(SumsPerLabel):
+    """A metric of samples that have one label each."""
 
     def update(self, columns: Mapping[str, Column]) -> None:
         """Count the samples."""
@@ -82,42 +117,13 @@ class LabelMetric(CountingMetric):
     ) -> NDArray[np.float64]:
         """Return the result for counts of shape (..., labels)."""
 
-    @property
-    def labels(self) -> list[Any]:
-        """The labels seen, in the order of the sums."""
-        return list(self._places)
-
-    def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
-        """Return sums of another metric, in the order of this one's labels; labels new to this one are added."""
-        places = [self._places.setdefault(label, len(self._places)) for label in other.labels]
-        placed = np.zeros((*totals.shape[:-1], len(self._places), 3), dtype=np.int64)
-        counted = totals.reshape(*totals.shape[:-1], -1, 3)
-        placed[..., places[: counted.shape[-2]], :] = counted
-        return placed.reshape(*totals.shape[:-1], -1)
-
-    def reset(self) -> None:
-        """Forget every sample and label."""
-        super().reset()
-        self._places = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and their labels."""
-        return {**super().state_dict(), "labels": self.labels}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over sums and labels."""
-        super().load_state_dict(state)
-        self._places = {label: place for place, label in enumerate(state["labels"])}
-
     def _coded(self, columns: Mapping[str, Column]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the place of each prediction's and each reference's label among the sums."""
-        predictions, references = _labels(columns)
+        predictions, references = label_columns(columns)
         seen, codes = np.unique(np.concatenate([predictions, references]), return_inverse=True)
         if len({isinstance(label, str) for label in [*self._places, *seen.tolist()]}) > 1:
             raise DataError(f"labels of {self.name} must all be numbers or all be texts, got {seen[0]!r} after others")
-        places = np.asarray(
-            [self._places.setdefault(label, len(self._places)) for label in seen.tolist()], dtype=np.int64
-        )
+        places = np.asarray([self.place(label) for label in seen.tolist()], dtype=np.int64)
         coded = places[codes.reshape(-1)]
         return coded[: len(predictions)], coded[len(predictions) :]
 
@@ -188,14 +194,14 @@ class AveragedMetric(LabelMetric):
         is_counted = np.asarray(predicted + referred > 0) | (chosen is not None)
         if average == "micro":
             right, predicted, referred = (each.sum(axis=-1) for each in (right, predicted, referred))
-        ratio = _ratio(*self.parts(right, predicted, referred), otherwise)
+        scores = ratio(*self.parts(right, predicted, referred), otherwise)
         if average == "macro":
-            return _ratio((ratio * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
+            return ratio((scores * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
         if average == "weighted":
             # A plain mean where none of the labels is referred to.
             weights = np.where(referred.sum(axis=-1, keepdims=True) > 0, referred, 1)
-            return _ratio((ratio * weights).sum(axis=-1), weights.sum(axis=-1), otherwise)
-        return ratio[..., 0] if average == "binary" else ratio
+            return ratio((scores * weights).sum(axis=-1), weights.sum(axis=-1), otherwise)
+        return scores[..., 0] if average == "binary" else scores
 
 
 class F1(AveragedMetric):
@@ -251,10 +257,10 @@ class MatthewsCorrelation(LabelMetric):
         samples = referred.sum(axis=-1).astype(np.float64)
         covariance = right.sum(axis=-1) * samples - (predicted * referred).sum(axis=-1)
         first, second = (samples**2 - np.square(each).sum(axis=-1) for each in (predicted, referred))
-        return _ratio(covariance, np.sqrt(first * second), 0.0)
+        return ratio(covariance, np.sqrt(first * second), 0.0)
 
 
-def _labels(columns: Mapping[str, Column]) -> tuple[Column, Column]:
+def label_columns(columns: Mapping[str, Column]) -> tuple[Column, Column]:
     """Return predictions and references as whole numbers, or as texts."""
     predictions, references = (_label_array(name, columns[name]) for name in ("predictions", "references"))
     if len(predictions) and predictions.dtype != references.dtype:
@@ -283,10 +289,3 @@ def _label_array(name: str, values: Column) -> Column:
 def _with_zero_label(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the counts with one label more, of which nothing was seen."""
     return np.concatenate([counts, np.zeros_like(counts[..., :1])], axis=-1)
-
-
-def _ratio(numerator: NDArray[Any], denominator: NDArray[Any], otherwise: float) -> NDArray[np.float64]:
-    """Return the ratio, and something else where the denominator is 0."""
-    result = np.full(np.broadcast(numerator, denominator).shape, otherwise, dtype=np.float64)
-    np.divide(numerator, denominator, out=result, where=denominator != 0)
-    return result

@@ -29,7 +29,7 @@ class MeanLoss(CountingMetric):
 
     name = "loss"
     greater_is_better = False
-    columns = ("sums", "counts")
+    columns: tuple[str, ...] = ("sums", "counts")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

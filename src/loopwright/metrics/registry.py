@@ -10,13 +10,19 @@ from typing import Any
 from loopwright.errors import ConfigError
 from loopwright.metrics.base import Combined, Metric
 from loopwright.metrics.classification import F1, Accuracy, MatthewsCorrelation, Precision, Recall
+from loopwright.metrics.generation import Bleu, ChrF, Rouge
+from loopwright.metrics.labels import ConfusionMatrix, MultiLabel
+from loopwright.metrics.language import BitsPerByte
 from loopwright.metrics.mean_loss import MeanLoss, Perplexity
+from loopwright.metrics.question_answering import Squad, SquadV2
 from loopwright.metrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
     PearsonCorrelation,
     SpearmanCorrelation,
 )
+from loopwright.metrics.retrieval import CosineSpearman, Retrieval
+from loopwright.metrics.spans import Entities, TokenAccuracy
 from loopwright.metrics.text import ExactMatch
 
 METRICS: Mapping[str, type[Metric]] = MappingProxyType(
@@ -38,7 +44,28 @@ METRICS: Mapping[str, type[Metric]] = MappingProxyType(
         )
     }
 )
-"""Every metric, by name."""
+"""Every metric of single values, by name: one label, number or text for each sample."""
+
+TASK_METRICS: Mapping[str, type[Metric]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Squad,
+            SquadV2,
+            Entities,
+            TokenAccuracy,
+            Rouge,
+            Bleu,
+            ChrF,
+            Retrieval,
+            CosineSpearman,
+            BitsPerByte,
+            MultiLabel,
+            ConfusionMatrix,
+        )
+    }
+)
+"""Every metric of a task with more to a sample, by name: answers, sequences, rows, texts with several references."""
 
 
 class _GluePearson(PearsonCorrelation):
@@ -68,13 +95,14 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
     """Return a new metric by its name.
 
     Args:
-        path: a key of `METRICS`, or "glue".
+        path: a key of `METRICS` or of `TASK_METRICS`, or "glue".
         config_name: the task of "glue", a key of `GLUE`; other metrics have none.
         options: options of the metric, such as `average` of "f1". Arguments of `evaluate.load` about downloads and
             caches are accepted and change nothing.
 
     Raises:
         ConfigError: the name, the task or an option is not known.
+        InputError: a package that the metric needs is not installed.
     """
     options = {name: value for name, value in options.items() if name not in _ABOUT_FILES}
     if path == "glue":
@@ -84,10 +112,11 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
         if options:
             raise ConfigError(f"the metrics of GLUE have no options, got {', '.join(options)}")
         return GLUE[config_name]()
-    _check_name("metric", path, [*METRICS, "glue"])
+    kinds = {**METRICS, **TASK_METRICS}
+    _check_name("metric", path, [*kinds, "glue"])
     if config_name is not None:
         raise ConfigError(f"the metric {path!r} has no configurations, got {config_name!r}; only 'glue' has")
-    return METRICS[path](**options)
+    return kinds[path](**options)
 
 
 def combine(metrics: Iterable[str | Metric]) -> Combined:

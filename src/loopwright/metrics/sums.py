@@ -59,11 +59,11 @@ class ExactSum:
         """The sum of the finite values, exactly."""
         return Fraction(self._units, _UNITS_PER_ONE)
 
-    def mean(self, count: int) -> float:
-        """Return the sum over a count, rounded once; not a number where the count is 0."""
+    def mean(self, count: int, scale: int = 1) -> float:
+        """Return the sum over a count, times a scale, rounded once; not a number where the count is 0."""
         if count == 0 or not self.is_finite:
             return self._non_finite if count else float("nan")
-        return float(self.finite_part / count)
+        return float(self.finite_part * scale / count)
 
     def state_dict(self) -> list[int | float]:
         """Return the state, of numbers that JSON keeps exactly."""

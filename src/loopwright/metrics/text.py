@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric
+from loopwright.errors import DataError
+from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, ratio
 
 
-class ExactMatch(CountingMetric):
+class ExactMatch(OptionsWhenAdding, CountingMetric):
     """The share of texts that are the same as the reference, between 0 and 1.
 
     Options: `regexes_to_ignore` are patterns whose matches are taken out of both texts first; `ignore_case`,
@@ -24,24 +24,10 @@ class ExactMatch(CountingMetric):
     """
 
     name = "exact_match"
+    taken_in = "texts had been compared"
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"regexes_to_ignore": None, "ignore_case": False, "ignore_punctuation": False, "ignore_numbers": False}
     )
-
-    def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the share, and start again; options hold for the texts of this call."""
-        options = {name: given.pop(name) for name in list(given) if name in self.defaults}
-        if self.num_samples and any(self.options[name] != value for name, value in options.items()):
-            raise ConfigError(
-                f"{', '.join(options)} of exact_match came after texts had been compared without: "
-                "give them to load('exact_match', ...)"
-            )
-        before = self.options
-        self.options = {**before, **options}
-        try:
-            return super().compute(**given)
-        finally:
-            self.options = before
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
         """Return (is equal, 1) for each sample."""
@@ -51,9 +37,7 @@ class ExactMatch(CountingMetric):
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
         """Return the share."""
-        samples = totals[..., 1].astype(np.float64)
-        share = np.full(samples.shape, np.nan)
-        return {"exact_match": np.divide(totals[..., 0], samples, out=share, where=samples > 0)}
+        return {"exact_match": ratio(totals[..., 0], totals[..., 1], np.nan)}
 
     def _cleaned(self, name: str, texts: Column) -> list[str]:
         cleaned: list[str] = texts.tolist()

@@ -1,0 +1,320 @@
+"""What a result must beat: predictions that need no model.
+
+Each baseline learns from the training rows, some at a time, and predicts. `score` gives its predictions to the metric
+of the task, so that its numbers have the same names as those of the model and can stand beside them.
+
+    baseline = WordCounts()
+    for texts, labels in training_batches:
+        baseline.learn(texts, labels)
+    score(baseline, validation_batches, metrics.load("accuracy"))    # {"accuracy": ...}
+
+| task | baseline |
+|---|---|
+| text-classification | `MostFrequent`, `WordCounts`; regression: `MeanValue` |
+| token-classification, masked-lm | `MostFrequentTags` |
+| question-answering | `MostFrequentAnswer` |
+| causal-lm | `compressed_bits_per_byte` |
+| multiple-choice | `chance_accuracy` |
+| summarization, translation | `Lead`, `CopyInput` |
+
+Memory does not grow with the number of rows. numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import lzma
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+
+_WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+# Rarer answers and words are forgotten when there are more different ones than this.
+_MOST_KEPT = 100_000
+# As many answers are looked for in a context.
+_MOST_TRIED = 1000
+
+
+class Predictor(Protocol):
+    """What `score` asks of a baseline."""
+
+    def predict(self, inputs: Sequence[Any]) -> Any:
+        """Return one prediction for each input."""
+
+
+class Scorer(Protocol):
+    """What `score` asks of a metric; those of `loopwright.metrics` have it."""
+
+    def add_batch(self, **columns: Any) -> None:
+        """Add samples."""
+
+    def compute(self) -> dict[str, Any]:
+        """Return the result."""
+
+
+def score(baseline: Predictor, batches: Iterable[tuple[Sequence[Any], Any]], metric: Scorer) -> dict[str, Any]:
+    """Return the metric's result for a baseline.
+
+    Args:
+        baseline: one that has learnt.
+        batches: pairs of inputs and references, some samples at a time.
+        metric: takes `predictions` and `references`; it must be empty.
+    """
+    for inputs, references in batches:
+        metric.add_batch(predictions=baseline.predict(inputs), references=references)
+    return metric.compute()
+
+
+class MostFrequent:
+    """Predicts the most frequent target of the training rows: a label, or the row of labels of a multi-label task."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Hashable] = Counter()
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        """Count the targets; the inputs are not looked at."""
+        self._counts.update(_hashable(each) for each in _plain(targets))
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the most frequent target for each input; of several as frequent, the one that sorts first."""
+        _check_learnt(self, bool(self._counts))
+        best = _most_frequent(self._counts)
+        return [list(best) if isinstance(best, tuple) else best for _ in inputs]
+
+
+class WordCounts:
+    """Naive Bayes over the words of a text: the label under which its words are likeliest, in whatever order.
+
+    Inputs are texts, or pairs of texts; the words of the second text of a pair are counted apart from the first's.
+
+    Args:
+        num_buckets: words are counted in this many places by their hash, which bounds the memory.
+        smoothing: what is added to each count, so that an unseen word rules no label out.
+    """
+
+    def __init__(self, num_buckets: int = 1 << 15, smoothing: float = 0.5) -> None:
+        if num_buckets < 1 or smoothing <= 0:
+            raise ConfigError(
+                f"word counts need at least 1 bucket and a smoothing above 0, got {num_buckets} and {smoothing}"
+            )
+        self.num_buckets = num_buckets
+        self.smoothing = smoothing
+        self._rows: Counter[Any] = Counter()
+        self._words: dict[Any, NDArray[np.int32]] = {}
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        """Count the words of each text under its label."""
+        for text, label in zip(inputs, _plain(targets), strict=True):
+            self._rows[label] += 1
+            if label not in self._words:
+                self._words[label] = np.zeros(self.num_buckets, dtype=np.int32)
+            np.add.at(self._words[label], self._buckets(text), 1)
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the likeliest label of each input; of several as likely, the one that sorts first."""
+        _check_learnt(self, bool(self._rows))
+        labels = sorted(self._rows, key=_sorting_key)
+        priors = np.log([self._rows[label] / self._rows.total() for label in labels])
+        words = np.stack([self._words[label] for label in labels])
+        totals = np.log(words.sum(axis=1) + self.smoothing * self.num_buckets)
+        predictions = []
+        for text in inputs:
+            buckets = self._buckets(text)
+            likelihoods = np.log(words[:, buckets] + self.smoothing).sum(axis=1) - len(buckets) * totals
+            predictions.append(labels[int(np.argmax(priors + likelihoods))])
+        return predictions
+
+    def _buckets(self, text: Any) -> NDArray[np.int64]:
+        parts = [text] if isinstance(text, str) else list(text)
+        hashes = [
+            # Not Python's hash, which differs from process to process.
+            zlib.crc32(f"{place} {word}".encode()) % self.num_buckets
+            for place, part in enumerate(parts)
+            for word in _WORD.findall(part.lower())
+        ]
+        return np.asarray(hashes, dtype=np.int64)
+
+
+class MeanValue:
+    """Predicts the mean of the training rows' numbers."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._count = 0
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        """Add the targets; the inputs are not looked at."""
+        numbers = [float(each) for each in _plain(targets)]
+        self._sum = math.fsum([self._sum, *numbers])
+        self._count += len(numbers)
+
+    def predict(self, inputs: Sequence[Any]) -> list[float]:
+        """Return the mean for each input."""
+        _check_learnt(self, self._count > 0)
+        return [self._sum / self._count for _ in inputs]
+
+
+class MostFrequentTags:
+    """Predicts for each word or token the tag it had most often in training; for unknown ones the most frequent tag.
+
+    Inputs are sequences of words or of token ids, targets sequences of tags of the same length. Of a masked language
+    model, all inputs of the masked places are the mask, so each is predicted to be the most frequent token.
+
+    Args:
+        ignore_index: places with this target are not learnt from.
+    """
+
+    def __init__(self, ignore_index: int = -100) -> None:
+        self.ignore_index = ignore_index
+        self._all: Counter[Any] = Counter()
+        self._of_word: dict[Any, Counter[Any]] = {}
+
+    def learn(self, inputs: Iterable[Any], targets: Any) -> None:
+        """Count the tags of each word."""
+        for words, tags in zip(inputs, _plain(targets), strict=True):
+            for word, tag in zip(_plain(words), _plain(tags), strict=True):
+                if tag == self.ignore_index:
+                    continue
+                self._all[tag] += 1
+                if word in self._of_word or len(self._of_word) < _MOST_KEPT:
+                    self._of_word.setdefault(word, Counter())[tag] += 1
+
+    def predict(self, inputs: Sequence[Any]) -> list[list[Any]]:
+        """Return a sequence of tags for each input."""
+        _check_learnt(self, bool(self._all))
+        usual = _most_frequent(self._all)
+        best = {word: _most_frequent(counts) for word, counts in self._of_word.items()}
+        return [[best.get(word, usual) for word in _plain(words)] for words in inputs]
+
+
+class MostFrequentAnswer:
+    """Predicts the most frequent answer of the training rows that occurs in the context, or else its first words.
+
+    Inputs are the contexts, targets the answers: texts, lists of texts, or SQuAD's `{"text": [...]}`. As many first
+    words are taken as answers have on average. Where most questions have no answer, the prediction is the empty text.
+    """
+
+    def __init__(self) -> None:
+        self._answers: Counter[str] = Counter()
+        self._num_words = 0
+        self._num_answers = 0
+        self._num_questions = 0
+        self._num_unanswered = 0
+
+    def learn(self, inputs: Iterable[Any], targets: Iterable[Any]) -> None:
+        """Count the answers; the contexts are not looked at."""
+        for target in targets:
+            given = target["text"] if isinstance(target, Mapping) else target
+            texts = [given] if isinstance(given, str) else list(given)
+            self._num_questions += 1
+            self._num_unanswered += not any(texts)
+            for text in texts:
+                self._answers[text] += 1
+                self._num_words += len(text.split())
+                self._num_answers += 1
+        if len(self._answers) > 2 * _MOST_KEPT:
+            self._answers = Counter(dict(self._answers.most_common(_MOST_KEPT)))
+
+    def predict(self, inputs: Sequence[str]) -> list[str]:
+        """Return an answer for each context."""
+        _check_learnt(self, self._num_questions > 0)
+        if 2 * self._num_unanswered > self._num_questions:
+            return ["" for _ in inputs]
+        ordered = sorted(self._answers, key=lambda text: (-self._answers[text], text))[:_MOST_TRIED]
+        num_words = max(1, round(self._num_words / self._num_answers))
+        return [
+            next((text for text in ordered if text and text in context), " ".join(context.split()[:num_words]))
+            for context in inputs
+        ]
+
+
+class CopyInput:
+    """Predicts the input itself: the floor of a translation."""
+
+    def predict(self, inputs: Sequence[str]) -> list[str]:
+        """Return the inputs."""
+        return list(inputs)
+
+
+class Lead:
+    """Predicts the first sentences of the input: the floor of a summary.
+
+    Args:
+        num_sentences: how many.
+    """
+
+    def __init__(self, num_sentences: int = 1) -> None:
+        if num_sentences < 1:
+            raise ConfigError(f"a lead has at least 1 sentence, got {num_sentences}")
+        self.num_sentences = num_sentences
+
+    def predict(self, inputs: Sequence[str]) -> list[str]:
+        """Return the first sentences of each input, one on each line."""
+        return ["\n".join(_SENTENCE_END.split(text.strip())[: self.num_sentences]) for text in inputs]
+
+
+def chance_accuracy(num_choices: Iterable[int]) -> dict[str, float]:
+    """Return the accuracy to be expected of a random choice.
+
+    Args:
+        num_choices: how many choices each sample has.
+    """
+    shares = [1.0 / each for each in num_choices]
+    if not shares:
+        raise DataError("chance has no samples: give the number of choices of each")
+    return {"accuracy": math.fsum(shares) / len(shares)}
+
+
+def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip") -> dict[str, float]:
+    """Return the bits per byte of a compressor that is fed with the texts one after the other.
+
+    Args:
+        texts: read once, and not kept. What stands between two texts belongs to one of them.
+        method: "gzip", which sees the last 32 KiB of the text, or "lzma", which sees the last 8 MiB.
+    """
+    if method not in ("gzip", "lzma"):
+        raise ConfigError(f"there is no compressor {method!r}: use 'gzip' or 'lzma'")
+    # The window bits of a gzip file are 16 more than those of its zlib stream.
+    compressor: Any = (
+        zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS) if method == "gzip" else lzma.LZMACompressor(preset=6)
+    )
+    num_bytes = num_compressed = 0
+    for text in texts:
+        piece = text.encode() if isinstance(text, str) else text
+        num_bytes += len(piece)
+        num_compressed += len(compressor.compress(piece))
+    num_compressed += len(compressor.flush())
+    if num_bytes == 0:
+        raise DataError("bits per byte need a text of at least 1 byte")
+    return {"bits_per_byte": 8 * num_compressed / num_bytes}
+
+
+def _plain(values: Any) -> list[Any]:
+    """Return lists, numpy arrays and tensors as lists of Python values."""
+    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+
+
+def _hashable(value: Any) -> Hashable:
+    return tuple(value) if isinstance(value, list | tuple | np.ndarray) else value
+
+
+def _sorting_key(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
+
+
+def _most_frequent(counts: Counter[Any]) -> Any:
+    most = max(counts.values())
+    return min((value for value, count in counts.items() if count == most), key=_sorting_key)
+
+
+def _check_learnt(baseline: Any, has_learnt: bool) -> None:
+    if not has_learnt:
+        raise DataError(f"{type(baseline).__name__} has learnt nothing: give it training rows first")

@@ -1,0 +1,27 @@
+"""Packages that only some metrics need, imported when such a metric is made."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from loopwright.errors import InputError
+
+
+def extra_module(module: str, package: str, metric: str) -> Any:
+    """Return a module of the extra `text`.
+
+    Args:
+        module: the dotted name to import.
+        package: the name under which it is installed.
+        metric: the metric that needs it, for the error.
+
+    Raises:
+        InputError: the package is not installed ("install.extra"); its fix is the line that installs it.
+    """
+    if find_spec(module.partition(".")[0]) is None:
+        raise InputError(
+            "install.extra", f"the metric {metric!r} needs the package {package}", fix="pip install 'loopwright[text]'"
+        )
+    return import_module(module)

@@ -1,0 +1,157 @@
+"""Metrics of generated texts: ROUGE, BLEU and chrF, of the packages rouge-score and sacrebleu (the extra `text`).
+
+Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of texts
+of which any is right. ROUGE knows the letters a to z and digits only: texts in other scripts score 0.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, as_items
+from loopwright.metrics.extras import extra_module
+from loopwright.metrics.means import MeanMetric
+
+# Other tokenizers of sacrebleu download a model, or need a package of their own.
+_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+_SMOOTHING = ("exp", "floor", "add-k", "none")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+class Rouge(OptionsWhenAdding, MeanMetric):
+    """The mean F-measures rouge1, rouge2, rougeL and rougeLsum, between 0 and 1.
+
+    rougeLsum compares sentence by sentence: a text is split at its newlines, or, where it has none, after full stops,
+    exclamation marks and question marks. The option `use_stemmer` compares English words by their stems.
+    """
+
+    name = "rouge"
+    taken_in = "texts had been compared"
+    names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"use_stemmer": False})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return predictions as texts, references as texts or lists of texts."""
+        return text_column(self.name, name, values)
+
+    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+        """Return the F-measures of each sample, each against the reference for which it is best."""
+        scorer = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
+        rows = []
+        for prediction, reference in zip(columns["predictions"], columns["references"], strict=True):
+            scores = scorer.score_multi(
+                [in_sentences(each) for each in references_of(reference)], in_sentences(prediction)
+            )
+            rows.append([scores[name].fmeasure for name in self.names])
+        return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
+
+
+class CorpusMetric(OptionsWhenAdding, CountingMetric):
+    """A score of sacrebleu, which is a function of sums over all samples."""
+
+    taken_in = "texts had been counted"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._module = extra_module("sacrebleu.metrics", "sacrebleu", self.name)
+
+    @abstractmethod
+    def scorer(self) -> Any:
+        """Return sacrebleu's scorer with this metric's options."""
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return predictions as texts, references as texts or lists of texts."""
+        return text_column(self.name, name, values)
+
+    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+        """Return sacrebleu's sums for each sample."""
+        scorer = self.scorer()
+        rows = [
+            # sacrebleu has no public name for the sums of one text; a test holds them against its corpus_score.
+            scorer._extract_corpus_statistics([prediction], [[each] for each in references_of(reference)])[0]
+            for prediction, reference in zip(columns["predictions"], columns["references"], strict=True)
+        ]
+        return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(rows[0]) if rows else 0)
+
+    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+        """Return the score of each set of sums, between 0 and 100."""
+        scorer = self.scorer()
+        rows = totals.reshape(-1, totals.shape[-1]).tolist()
+        scores = [scorer._compute_score_from_stats(row).score for row in rows]
+        return {self.result_name: np.asarray(scores, dtype=np.float64).reshape(totals.shape[:-1])}
+
+    @property
+    @abstractmethod
+    def result_name(self) -> str:
+        """The key of the result."""
+
+
+class Bleu(CorpusMetric):
+    """BLEU as sacrebleu computes it, between 0 and 100.
+
+    Options: `tokenize` is "13a", "intl", "zh", "char" or "none"; `lowercase`; `smooth_method` is "exp", "floor",
+    "add-k" or "none".
+    """
+
+    name = "sacrebleu"
+    result_name = "bleu"
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"tokenize": "13a", "lowercase": False, "smooth_method": "exp"}
+    )
+
+    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        for name, allowed in (("tokenize", _TOKENIZERS), ("smooth_method", _SMOOTHING)):
+            if options.get(name, allowed[0]) not in allowed:
+                raise ConfigError(f"{name}={options[name]!r} of {self.name} is not known: use {', '.join(allowed)}")
+        return super()._known(options)
+
+    def scorer(self) -> Any:
+        """Return sacrebleu's BLEU."""
+        return self._module.BLEU(**self.options)
+
+
+class ChrF(CorpusMetric):
+    """chrF, the F-score of character n-grams, as sacrebleu computes it, between 0 and 100.
+
+    Options: `word_order` 2 makes it chrF++; `lowercase`.
+    """
+
+    name = "chrf"
+    result_name = "chrf"
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"word_order": 0, "lowercase": False})
+
+    def scorer(self) -> Any:
+        """Return sacrebleu's chrF."""
+        return self._module.CHRF(**self.options)
+
+
+def in_sentences(text: str) -> str:
+    """Return the text with one sentence on each line."""
+    return text if "\n" in text.strip() else "\n".join(_SENTENCE_END.split(text.strip()))
+
+
+def text_column(metric: str, name: str, values: Any) -> Column:
+    """Return predictions as texts, references as texts or lists of texts."""
+    rows = as_items(name, values)
+    for row in rows:
+        texts = [row] if name == "predictions" else references_of(row)
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise DataError(f"{name} of {metric} must be texts, got {row!r:.80}")
+    return rows
+
+
+def references_of(row: Any) -> list[Any]:
+    """Return the references of a sample as a list."""
+    return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]

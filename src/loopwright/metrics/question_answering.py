@@ -1,0 +1,242 @@
+"""Exact match and F1 of answers, as SQuAD 1.1 and 2.0 score them: between 0 and 100.
+
+metric = metrics.load("squad")
+metric.add_batch(predictions=["the Normans"], references=[["Normans", "the Norman people"]])
+metric.compute()    # {"exact_match": 100.0, "f1": 100.0}
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.metrics.base import Column, CountingMetric, as_column, as_items, check_same_kind, ratio
+from loopwright.metrics.means import UNITS_PER_ONE, MeanMetric
+from loopwright.metrics.sums import ExactSum
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_KEPT = ("no_answer_scores", "has_answer", "exact", "f1")
+
+
+def normalized_answer(text: str) -> str:
+    """Return an answer without case, punctuation, English articles and superfluous spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def answer_scores(prediction: str, answers: list[str]) -> tuple[float, float]:
+    """Return (is an exact match, F1 of the words), each against the answer for which it is best."""
+    predicted = normalized_answer(prediction)
+    expected = [normalized_answer(each) for each in answers]
+    return float(predicted in expected), max(_word_f1(predicted.split(), each.split()) for each in expected)
+
+
+class Squad(MeanMetric):
+    """Exact match and F1 of SQuAD 1.1, where every question has an answer.
+
+    Predictions are texts. References are the answers to a question: a text, a list of texts, or SQuAD's own
+    `{"text": [...], "answer_start": [...]}`. The rows of `evaluate` do as well:
+    `{"id": ..., "prediction_text": ...}` and `{"id": ..., "answers": ...}`.
+    """
+
+    name = "squad"
+    scale = 100
+    names = ("exact_match", "f1")
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return predictions as texts, references as lists of texts."""
+        return _answer_column(self.name, name, values)
+
+    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+        """Return exact match and F1 of each sample."""
+        for index, answers in enumerate(columns["references"]):
+            if not answers:
+                raise DataError(f"sample {index} of squad has no answer: use squad_v2 for questions without one")
+        pairs = zip(columns["predictions"], columns["references"], strict=True)
+        scores = [answer_scores(prediction, answers) for prediction, answers in pairs]
+        return np.asarray(scores, dtype=np.float64).reshape(-1, 2)
+
+
+class SquadV2(CountingMetric):
+    """Exact match and F1 of SQuAD 2.0, where some questions have no answer, and the best threshold to say so.
+
+    Predictions and references are as for `squad`; a question without an answer has no reference answers, and the right
+    prediction is the empty text. `no_answer_scores` say how sure the model is that there is no answer, and may be left
+    out: they count as 0. A question whose score is above the option `no_answer_threshold` counts as unanswered. The
+    result also has the thresholds that would have been best for exact match and for F1; questions of one score are on
+    one side of it. It keeps four numbers per sample.
+    """
+
+    name = "squad_v2"
+    columns = ("predictions", "references", "no_answer_scores")
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"no_answer_threshold": 1.0})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._batches: list[NDArray[np.float64]] = []
+
+    def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
+        """Return the columns; scores that are missing are taken from the predictions' rows, or are 0."""
+        if "no_answer_scores" not in columns and "predictions" in columns:
+            rows = as_items("predictions", columns["predictions"])
+            scores = [row.get("no_answer_probability", 0.0) if isinstance(row, Mapping) else 0.0 for row in rows]
+            columns = {**columns, "no_answer_scores": np.asarray(scores, dtype=np.float64)}
+        return super().as_columns(columns)
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return predictions as texts, references as lists of texts, scores as doubles."""
+        if name != "no_answer_scores":
+            return _answer_column(self.name, name, values)
+        scores = as_column(name, values)
+        if scores.dtype.kind not in "biuf" or np.isnan(scores.astype(np.float64)).any():
+            raise DataError("no_answer_scores must be numbers, one for each prediction")
+        return scores.astype(np.float64)
+
+    def update(self, columns: Mapping[str, Column]) -> None:
+        """Keep what each sample scores."""
+        samples = self._samples(columns)
+        self._num_samples += len(samples)
+        self._batches.append(samples)
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores, those of questions with and without an answer, and the best thresholds."""
+        samples = self._joined()
+        exact, f1 = _thresholded(samples, options["no_answer_threshold"])
+        has_answer = samples[:, 1] == 1
+        result: dict[str, Any] = {}
+        for prefix, chosen in (
+            ("", np.ones_like(has_answer)),
+            ("HasAns_", has_answer),
+            ("NoAns_", ~has_answer),
+        ):
+            if chosen.any():
+                for name, values in (("exact", exact), ("f1", f1)):
+                    result[prefix + name] = _percentage(values[chosen])
+                result[prefix + "total"] = int(chosen.sum())
+        for name, column in (("exact", 2), ("f1", 3)):
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(samples, column)
+        return result
+
+    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+        """Return exact match, F1 and 1 of each sample, once for those with an answer and once for those without."""
+        samples = self._samples(columns)
+        exact, f1 = _thresholded(samples, self.options["no_answer_threshold"])
+        units = np.rint(np.stack([exact, f1, np.ones_like(exact)], axis=-1) * UNITS_PER_ONE).astype(np.int64)
+        has_answer = samples[:, 1:2].astype(np.int64)
+        return np.concatenate([units * has_answer, units * (1 - has_answer)], axis=-1)
+
+    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+        """Return the scores, and those of questions with and without an answer."""
+        scores = {}
+        parts = {"": totals[..., :3] + totals[..., 3:], "HasAns_": totals[..., :3], "NoAns_": totals[..., 3:]}
+        for prefix, each in parts.items():
+            for index, name in enumerate(("exact", "f1")):
+                scores[prefix + name] = 100.0 * ratio(each[..., index], each[..., 2], np.nan)
+        return scores
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        super().reset()
+        self._batches = []
+
+    def merge(self, other: Any) -> None:
+        """Take in what another metric of the same kind was fed."""
+        check_same_kind(self, other)
+        self._num_samples += other._num_samples
+        self._batches += other._batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept of each sample."""
+        return {name: self._joined()[:, index].tolist() for index, name in enumerate(_KEPT)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the samples."""
+        self._batches = [np.stack([np.asarray(state[name], dtype=np.float64) for name in _KEPT], axis=-1)]
+        self._num_samples = len(self._batches[0])
+
+    def _joined(self) -> NDArray[np.float64]:
+        return np.concatenate([np.zeros((0, len(_KEPT))), *self._batches])
+
+    def _samples(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+        """Return (no-answer score, has an answer, exact match, F1) of each sample, whatever the threshold."""
+        rows = []
+        for prediction, answers, score in zip(*(columns[name] for name in self.columns), strict=True):
+            # An answer of which nothing is left by the normalisation is none.
+            usable = [each for each in answers if normalized_answer(each)]
+            rows.append((score, float(bool(usable)), *answer_scores(prediction, usable or [""])))
+        return np.asarray(rows, dtype=np.float64).reshape(-1, len(_KEPT))
+
+
+def _word_f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    num_shared = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * num_shared / (len(predicted) + len(expected))
+
+
+def _answer_column(metric: str, name: str, values: Any) -> Column:
+    rows = as_items(name, values)
+    for index, row in enumerate(rows):
+        if name == "predictions":
+            rows[index] = _predicted_text(metric, row)
+        else:
+            rows[index] = _answers(metric, row)
+    return rows
+
+
+def _predicted_text(metric: str, row: Any) -> str:
+    text = row.get("prediction_text") if isinstance(row, Mapping) else row
+    if not isinstance(text, str):
+        raise DataError(f"predictions of {metric} must be texts, got {row!r:.80}")
+    return text
+
+
+def _answers(metric: str, row: Any) -> list[str]:
+    given = row
+    if isinstance(row, Mapping):
+        inner = row.get("answers", row)
+        given = inner.get("text") if isinstance(inner, Mapping) else inner
+    answers = [given] if isinstance(given, str) else list(given) if hasattr(given, "__iter__") else [given]
+    if not all(isinstance(each, str) for each in answers):
+        raise DataError(f"references of {metric} must be the answers to a question, as texts, got {row!r:.80}")
+    return answers
+
+
+def _thresholded(samples: NDArray[np.float64], threshold: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return exact match and F1 where questions with a score above the threshold are left unanswered."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ConfigError(f"no_answer_threshold of squad_v2 must be a number, got {threshold!r}")
+    scores, has_answer, exact, f1 = samples.T
+    is_unanswered = scores > threshold
+    return np.where(is_unanswered, 1 - has_answer, exact), np.where(is_unanswered, 1 - has_answer, f1)
+
+
+def _percentage(values: NDArray[np.float64]) -> float:
+    total = ExactSum()
+    total.add(values)
+    return total.mean(len(values), 100)
+
+
+def _best_threshold(samples: NDArray[np.float64], column: int) -> tuple[float, float]:
+    """Return the best mean, between 0 and 100, and the threshold that reaches it; the lowest of several.
+
+    One below all scores leaves every question unanswered.
+    """
+    # Sorted by everything that is added up, so that the sums have the same bits for every order of the samples.
+    order = np.lexsort((samples[:, column], samples[:, 1], samples[:, 0]))
+    scores, has_answer, values = (samples[order, each] for each in (0, 1, column))
+    num_without_answer = float((1 - has_answer).sum())
+    sums = num_without_answer + np.cumsum(values - (1 - has_answer))
+    is_last_of_score = np.append(scores[1:] != scores[:-1], True)
+    thresholds = np.append(scores[0] - 1.0, scores[is_last_of_score])
+    sums = np.append(num_without_answer, sums[is_last_of_score])
+    best = int(np.argmax(sums))
+    return 100.0 * float(sums[best]) / len(samples), float(thresholds[best])

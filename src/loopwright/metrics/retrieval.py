@@ -1,0 +1,120 @@
+"""Metrics of embeddings: recall at k and mean reciprocal rank of retrieval, Spearman's correlation of cosines.
+
+metric = metrics.load("retrieval", ks=(1, 10))
+for start, rows in metrics.similarity_rows(queries, pool):     # some queries at a time, against the whole pool
+    metric.add_batch(predictions=rows, references=right_ones[start : start + len(rows)])
+metric.compute()    # {"recall@1": ..., "recall@10": ..., "mrr": ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.metrics.base import Column, OptionsWhenAdding, as_column, as_matrix
+from loopwright.metrics.means import MeanMetric
+from loopwright.metrics.regression import SpearmanCorrelation
+
+
+class Retrieval(OptionsWhenAdding, MeanMetric):
+    """The share of queries whose right item is among the first k, for each k of the option `ks`, and the mean 1 / rank.
+
+    Predictions are the similarities of each query to the items of a pool, one row per query; references are the places
+    of the right items in the rows. In a batch of pairs the pool is the batch, and the references are 0, 1, 2, ... An
+    item as similar as the right one is ranked before it, so a model that finds everything equal scores nothing.
+    """
+
+    name = "retrieval"
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"ks": (1, 5, 10)})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One key for each k, and the mean reciprocal rank."""
+        return (*(f"recall@{k}" for k in self.options["ks"]), "mrr")
+
+    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        known = super()._known(options)
+        if "ks" in known:
+            ks = known["ks"] = tuple(known["ks"]) if hasattr(known["ks"], "__iter__") else (known["ks"],)
+            if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
+                raise ConfigError(f"ks of retrieval are whole numbers from 1, such as (1, 5, 10), got {ks}")
+        return known
+
+    def compute(self, **given: Any) -> dict[str, Any]:
+        """Return the means, and start again; `ks` belong to `load`."""
+        if "ks" in given:
+            raise ConfigError("ks of retrieval are used when queries are added: give them to load('retrieval', ks=...)")
+        return super().compute(**given)
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return the similarities as rows, the references as whole numbers."""
+        if name == "predictions":
+            return as_matrix(name, values)
+        places = as_column(name, values)
+        if len(places) and places.dtype.kind not in "iu":
+            raise DataError(f"references of retrieval must be places in the rows, got an array of type {places.dtype}")
+        return places.astype(np.int64)
+
+    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+        """Return for each query whether the right item is among the first k, and 1 / rank."""
+        similarities, places = columns["predictions"], columns["references"]
+        size = similarities.shape[1]
+        if ((places < 0) | (places >= size)).any():
+            wrong = places[(places < 0) | (places >= size)][0]
+            raise DataError(f"references of retrieval are places in rows of {size} similarities, got {wrong}")
+        right = similarities[np.arange(len(places)), places]
+        # Counted from below, so that equal ones, and those that are not numbers, come before the right one.
+        ranks = size - (similarities < right[:, None]).sum(axis=1)
+        return np.stack([*(ranks <= k for k in self.options["ks"]), 1.0 / ranks], axis=-1)
+
+
+class CosineSpearman(SpearmanCorrelation):
+    """Spearman's correlation of the cosine similarities of pairs of embeddings with given scores.
+
+    `first` and `second` have one row per pair, `scores` one number. It keeps 16 bytes per pair.
+    """
+
+    name = "cosine_spearman"
+    columns = ("first", "second", "scores")
+
+    def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
+        """Return the cosines and the scores."""
+        arrays = super().as_columns(columns)
+        if arrays["first"].shape != arrays["second"].shape:
+            shapes = f"{arrays['first'].shape} and {arrays['second'].shape}"
+            raise DataError(f"the embeddings of pairs must have the same shape, got {shapes}")
+        products = normalized_rows(arrays["first"]) * normalized_rows(arrays["second"])
+        return {"predictions": products.sum(axis=1), "references": arrays["scores"]}
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return embeddings as rows, scores as numbers."""
+        return as_column(name, values) if name == "scores" else as_matrix(name, values)
+
+
+def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield (place of the first query, cosine similarities of some queries to the whole pool).
+
+    No more than `chunk_size` rows exist at a time.
+
+    Args:
+        queries: embeddings, one row each: lists, a numpy array or a tensor.
+        pool: embeddings of the items, one row each.
+        chunk_size: the number of queries in a chunk.
+    """
+    asked, items = as_matrix("queries", queries), normalized_rows(as_matrix("pool", pool))
+    if asked.shape[1] != items.shape[1]:
+        raise DataError(f"queries have {asked.shape[1]} dimensions, but items of the pool {items.shape[1]}")
+    for start in range(0, len(asked), chunk_size):
+        yield start, normalized_rows(asked[start : start + chunk_size]) @ items.T
+
+
+def normalized_rows(rows: Column) -> NDArray[np.float64]:
+    """Return the rows as doubles of length 1; a row of zeros stays as it is."""
+    doubles = np.ascontiguousarray(rows, dtype=np.float64)
+    lengths = np.sqrt(np.square(doubles).sum(axis=1, keepdims=True))
+    return doubles / np.where(lengths == 0, 1.0, lengths)

@@ -1,0 +1,133 @@
+"""Answers to questions: the numbers of SQuAD's own rules, of torchmetrics, and worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.metrics.samples import columns_of
+from torchmetrics.text import SQuAD
+
+from loopwright import metrics
+from loopwright.errors import ConfigError
+from loopwright.metrics.question_answering import answer_scores, normalized_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Normans!", "normans"),
+        ("An apple, a day", "apple day"),
+        ("U.S.A.", "usa"),
+        ("theatre at  the\tend\n", "theatre at end"),
+        ("the", ""),
+        ("10th-century", "10thcentury"),
+    ],
+)
+def test_an_answer_is_normalised_as_in_squad(text, expected):
+    assert normalized_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("The Normans", ["Normans"], (1.0, 1.0)),
+        ("in the 10th century", ["10th century"], (0.0, 4 / 5)),
+        ("in the 10th century", ["11th", "10th century", "in 10th"], (0.0, 4 / 5)),
+        ("cat cat dog", ["cat dog dog dog"], (0.0, 4 / 7)),
+        ("", ["Normans"], (0.0, 0.0)),
+        ("", [""], (1.0, 1.0)),
+        ("a", ["the"], (1.0, 1.0)),
+        ("Danes", ["Normans"], (0.0, 0.0)),
+    ],
+)
+def test_scores_of_an_answer_by_hand(prediction, answers, expected):
+    assert answer_scores(prediction, answers) == expected
+
+
+def test_the_means_are_between_0_and_100():
+    metric = metrics.load("squad")
+    metric.add_batch(predictions=["the Normans", "in the 10th century"], references=["Normans", ["10th century"]])
+    metric.add(prediction="Danes", reference=["Normans"])
+    assert metric.compute() == {"exact_match": 100 / 3, "f1": 60.0}
+
+
+def test_scores_are_those_of_torchmetrics():
+    columns = columns_of("squad", 200)
+    theirs = SQuAD()
+    theirs.update(
+        [{"id": str(index), "prediction_text": text} for index, text in enumerate(columns["predictions"])],
+        [
+            {"id": str(index), "answers": {"text": texts, "answer_start": [0] * len(texts)}}
+            for index, texts in enumerate(columns["references"])
+        ],
+    )
+    expected = {name: float(value) for name, value in theirs.compute().items()}
+    assert metrics.load("squad").compute(**columns) == pytest.approx(expected, rel=1e-5)
+    assert 5 < expected["exact_match"] < expected["f1"] < 95
+
+
+def test_rows_in_the_form_of_evaluate_do_as_well():
+    predictions = [{"id": "1", "prediction_text": "Normandy"}, {"id": "2", "prediction_text": "x"}]
+    references = [
+        {"id": "1", "answers": {"text": ["Normandy"], "answer_start": [3]}},
+        {"id": "2", "answers": {"text": ["y"], "answer_start": [5]}},
+    ]
+    expected = {"exact_match": 50.0, "f1": 50.0}
+    assert metrics.load("squad").compute(predictions=predictions, references=references) == expected
+    answers = [row["answers"] for row in references]
+    assert metrics.load("squad").compute(predictions=["Normandy", "x"], references=answers) == expected
+    rows = [{**row, "no_answer_probability": 0.25} for row in predictions]
+    second = metrics.load("squad_v2").compute(predictions=rows, references=references)
+    assert (second["exact"], second["best_exact"], second["best_exact_thresh"]) == (50.0, 50.0, 0.25)
+
+
+def test_questions_without_an_answer_by_hand():
+    columns = {
+        "predictions": ["Normandy", "France", "", "", "red cat"],
+        "references": [["Normandy"], [], [], ["Rollo"], ["the cat"]],
+    }
+    result = metrics.load("squad_v2").compute(**columns)
+    assert result == {
+        "exact": 40.0,
+        "f1": pytest.approx(100 * (2 + 2 / 3) / 5, rel=1e-15),
+        "total": 5,
+        "HasAns_exact": 100 / 3,
+        "HasAns_f1": pytest.approx(100 * (1 + 2 / 3) / 3, rel=1e-15),
+        "HasAns_total": 3,
+        "NoAns_exact": 50.0,
+        "NoAns_f1": 50.0,
+        "NoAns_total": 2,
+        # All scores are 0: either every question is left unanswered, or none is.
+        "best_exact": 40.0,
+        "best_exact_thresh": -1.0,
+        "best_f1": pytest.approx(100 * (2 + 2 / 3) / 5, rel=1e-15),
+        "best_f1_thresh": 0.0,
+    }
+    only = metrics.load("squad_v2").compute(predictions=["a b"], references=["a b"])
+    assert "NoAns_exact" not in only and only["HasAns_total"] == 1
+
+
+def test_a_score_above_the_threshold_leaves_the_question_unanswered():
+    columns = {
+        "predictions": ["Normandy", "France", "Rollo"],
+        "references": [["Normandy"], [], ["Rollo"]],
+        "no_answer_scores": [0.1, 0.8, 0.9],
+    }
+    for threshold, expected in [(1.0, 200 / 3), (0.85, 100 / 3), (0.5, 200 / 3), (0.0, 100 / 3)]:
+        metric = metrics.load("squad_v2", no_answer_threshold=threshold)
+        assert metric.compute(**columns)["exact"] == expected
+    assert metrics.load("squad_v2").compute(**columns, no_answer_threshold=0.0)["exact"] == 100 / 3
+    with pytest.raises(ConfigError, match="no_answer_threshold of squad_v2 must be a number, got 'x'"):
+        metrics.load("squad_v2").compute(**columns, no_answer_threshold="x")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_threshold_is_the_best_of_all_that_can_be_tried(seed):
+    columns = columns_of("squad_v2", 60, seed)
+    result = metrics.load("squad_v2").compute(**columns)
+    tried = [-1.0, *np.unique(columns["no_answer_scores"]).tolist()]
+    for name in ("exact", "f1"):
+        reached = [metrics.load("squad_v2", no_answer_threshold=each).compute(**columns)[name] for each in tried]
+        assert result[f"best_{name}"] == pytest.approx(max(reached), rel=1e-12)
+        chosen = metrics.load("squad_v2", no_answer_threshold=result[f"best_{name}_thresh"]).compute(**columns)
+        assert chosen[name] == pytest.approx(max(reached), rel=1e-12)

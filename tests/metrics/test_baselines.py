@@ -1,0 +1,145 @@
+"""Baselines: closed forms, scikit-learn's naive Bayes, and the same predictions for every batch size."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+
+import numpy as np
+import pytest
+import torch
+from sklearn.naive_bayes import MultinomialNB
+from tests.metrics.samples import sentences, shared_lines
+
+from loopwright import baselines, metrics
+from loopwright.errors import ConfigError, DataError
+
+
+def learnt(baseline, *batches):
+    for inputs, targets in batches:
+        baseline.learn(inputs, targets)
+    return baseline
+
+
+def test_the_most_frequent_label_is_predicted():
+    baseline = learnt(baselines.MostFrequent(), (["a", "b"], ["pos", "neg"]), (["c"], ["neg"]))
+    batches = [(["x", "y"], ["neg", "pos"]), (["z"], ["neg"])]
+    assert baselines.score(baseline, batches, metrics.load("accuracy")) == {"accuracy": 2 / 3}
+    tied = learnt(baselines.MostFrequent(), ([0, 0, 0, 0], torch.tensor([3, 1, 1, 3])))
+    assert tied.predict(["x"]) == [1]
+
+
+def test_the_most_frequent_row_of_labels_is_predicted():
+    rows = np.asarray([[1, 0], [1, 0], [0, 1]])
+    baseline = learnt(baselines.MostFrequent(), (["a", "b", "c"], rows))
+    result = baselines.score(baseline, [(["a", "b", "c"], rows)], metrics.load("multilabel"))
+    assert result["subset_accuracy"] == 2 / 3
+
+
+def test_word_counts_are_naive_bayes():
+    draw = np.random.default_rng(0)
+    texts, labels = sentences(draw, 120, 12), draw.integers(0, 3, 120).tolist()
+    texts = [f"{text} topic{label}" if draw.random() < 0.5 else text for text, label in zip(texts, labels, strict=True)]
+    baseline = baselines.WordCounts(num_buckets=64, smoothing=0.5)
+    counts = np.zeros((120, 64))
+    for row, text in enumerate(texts):
+        np.add.at(counts[row], baseline._buckets(text), 1)
+    for start in range(0, 80, 9):
+        baseline.learn(texts[start : min(start + 9, 80)], labels[start : min(start + 9, 80)])
+    theirs = MultinomialNB(alpha=0.5).fit(counts[:80], labels[:80]).predict(counts[80:])
+    assert baseline.predict(texts[80:]) == theirs.tolist()
+    accuracy = baselines.score(baseline, [(texts[80:], labels[80:])], metrics.load("accuracy"))["accuracy"]
+    assert accuracy > 0.5
+
+
+def test_words_of_pairs_are_counted_apart_and_texts_without_words_get_the_likeliest_label():
+    baseline = learnt(baselines.WordCounts(), ([("cat", "dog"), ("dog", "cat"), ("dog", "ant")], [0, 1, 1]))
+    assert baseline.predict([("cat", "dog"), ("Dog!", "CAT"), ("", "")]) == [0, 1, 1]
+
+
+def test_the_mean_is_predicted():
+    baseline = learnt(baselines.MeanValue(), (["a", "b"], np.asarray([1.0, 2.0])), (["c"], [6.0]))
+    assert baselines.score(baseline, [(["x", "y"], [3.0, 5.0])], metrics.load("mse")) == {"mse": 2.0}
+
+
+def test_each_word_gets_its_most_frequent_tag():
+    words = [["Ann", "saw", "Bern"], ["Bern", "is", "far"], ["Ann", "Bern"]]
+    tags = [["B-PER", "O", "B-LOC"], ["B-LOC", "O", "O"], ["B-PER", "B-PER"]]
+    baseline = learnt(baselines.MostFrequentTags(), (words[:1], tags[:1]), (words[1:], tags[1:]))
+    assert baseline.predict([["Bern", "saw", "Zoe", "Ann"]]) == [["B-LOC", "O", "B-PER", "B-PER"]]
+    result = baselines.score(baseline, [(words, tags)], metrics.load("entities"))
+    assert result == {"precision": 4 / 5, "recall": 4 / 5, "f1": 4 / 5, "accuracy": 7 / 8}
+
+
+def test_the_most_frequent_masked_token_is_predicted():
+    masked, labels = torch.tensor([[9, 4, 9], [9, 5, 4]]), torch.tensor([[5, -100, 7], [5, -100, -100]])
+    baseline = learnt(baselines.MostFrequentTags(), (masked, labels))
+    result = baselines.score(baseline, [(masked, labels)], metrics.load("token_accuracy"))
+    assert result == {"token_accuracy": 2 / 3}
+
+
+def test_the_most_frequent_answer_in_the_context_is_predicted():
+    targets = ["Rollo", {"text": ["10th century", "10th century"]}, ["in 911"]]
+    baseline = learnt(baselines.MostFrequentAnswer(), (["", "", ""], targets))
+    contexts = ["Rollo in the 10th century", "Rollo in 911", "Nothing of the kind"]
+    assert baseline.predict(contexts) == ["10th century", "Rollo", "Nothing of"]
+    result = baselines.score(baseline, [(contexts, ["Rollo", "Rollo", "x"])], metrics.load("squad"))
+    assert result == {"exact_match": 100 / 3, "f1": 100 / 3}
+    unanswered = learnt(baselines.MostFrequentAnswer(), (["", "", ""], [{"text": []}, [], "Rollo"]))
+    assert unanswered.predict(["Rollo"]) == [""]
+
+
+def test_the_input_and_its_first_sentences_are_predicted():
+    text = "One cat. Two dogs!\nThree ants? Four."
+    assert baselines.CopyInput().predict([text]) == [text]
+    assert baselines.Lead().predict([text, "", "No end"]) == ["One cat.", "", "No end"]
+    assert baselines.Lead(3).predict([text]) == ["One cat.\nTwo dogs!\nThree ants?"]
+    result = baselines.score(baselines.Lead(), [([text], ["One cat."])], metrics.load("rouge"))
+    assert set(result.values()) == {1.0}
+    assert baselines.score(baselines.CopyInput(), [([text], [text])], metrics.load("chrf")) == {"chrf": 100.0}
+
+
+def test_real_summaries_have_a_floor():
+    rows = shared_lines("xsum/sample.json")
+    batches = [([row["document"]], [row["summary"]]) for row in rows]
+    result = baselines.score(baselines.Lead(), batches, metrics.load("rouge"))
+    assert 0.05 < result["rouge1"] < 0.5
+
+
+def test_chance_is_one_over_the_number_of_choices():
+    assert baselines.chance_accuracy([4, 4, 4]) == {"accuracy": 0.25}
+    assert baselines.chance_accuracy([2, 4]) == {"accuracy": 0.375}
+
+
+def test_compressors_give_bits_per_byte():
+    texts = [f"line {index} of a text, naïve\n" for index in range(500)]
+    whole = "".join(texts).encode()
+    header = len(gzip.compress(b"", 9))
+    assert baselines.compressed_bits_per_byte(texts)["bits_per_byte"] == pytest.approx(
+        8 * len(gzip.compress(whole, 9)) / len(whole), abs=8 * header / len(whole)
+    )
+    assert baselines.compressed_bits_per_byte([whole[:999], whole[999:]], "lzma") == {
+        "bits_per_byte": 8 * len(lzma.compress(whole)) / len(whole)
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "expected"),
+    [
+        (lambda: baselines.MostFrequent().predict(["x"]), DataError, "MostFrequent has learnt nothing"),
+        (lambda: baselines.WordCounts().predict(["x"]), DataError, "WordCounts has learnt nothing"),
+        (lambda: baselines.MeanValue().predict(["x"]), DataError, "MeanValue has learnt nothing"),
+        (lambda: baselines.MostFrequentTags().predict([["x"]]), DataError, "MostFrequentTags has learnt nothing"),
+        (lambda: baselines.MostFrequentAnswer().predict(["x"]), DataError, "MostFrequentAnswer has learnt nothing"),
+        (lambda: baselines.WordCounts(smoothing=0), ConfigError, "a smoothing above 0, got 32768 and 0"),
+        (lambda: baselines.Lead(0), ConfigError, "at least 1 sentence, got 0"),
+        (lambda: baselines.chance_accuracy([]), DataError, "chance has no samples"),
+        (lambda: baselines.compressed_bits_per_byte([]), DataError, "a text of at least 1 byte"),
+        (lambda: baselines.compressed_bits_per_byte(["x"], "zip"), ConfigError, "no compressor 'zip': use 'gzip'"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+def test_baselines_that_cannot_be_had_are_told(call, kind, expected):
+    with pytest.raises(kind) as caught:
+        call()
+    assert expected in str(caught.value)
