@@ -75,7 +75,7 @@ def make_parts(num_parameters: int) -> tuple[Model, torch.optim.Optimizer]:
     """A model, and an AdamW that has made an update and so holds its state."""
     torch.manual_seed(0)
     model = Model(num_parameters)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     model(torch.zeros(1, TOKENS, dtype=torch.long)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -76,6 +76,7 @@ class TrainerPersistence(TrainerServices):
 
     def _start_run(self, resume_path: Path | None) -> None:
         """Continue a saved run or begin one, and make ready to save it; called once everything is prepared."""
+        self._engine.follow_scheduler(self.optimizer)
         self._describe_run()
         if resume_path is not None:
             self._resume(resume_path)
@@ -363,6 +364,7 @@ class TrainerPersistence(TrainerServices):
         if self._saver is None:
             return
         saver, earlier = self._saver, self._saver.last_error
+        saver.warm_up(lambda: self._capture({}))
         # Several processes ask only right after a save, and all of them: the writer's trouble is everyone's.
         while (saved := gather_objects(world_process_zero_only(saver.poll)())[0]) is not None:
             self._record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)

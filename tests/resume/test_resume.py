@@ -326,7 +326,8 @@ def test_a_resumed_run_writes_the_same_states_as_the_whole_one(whole, tmp_path):
 
 def run_process(*arguments, expected_code=0):
     tests = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(tests), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "resume.test_resume", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == expected_code, done.stderr

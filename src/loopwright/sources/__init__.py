@@ -1,0 +1,52 @@
+"""Data files and what is known about them before training: readers, schemas, preflight. No torch, no transformers.
+
+What the layers above use:
+
+* `open_table(path)` gives a `Table`: `columns`, `len`, `table[i]` as a dict, iteration, `sha256`. Rows are read
+  from the file when they are asked for; only their places are kept. csv, tsv, json, jsonl, txt, conll,
+  parquet; gz of these.
+* `SCHEMAS["text-classification"]` says which roles a task has; a `Schema` of `Role`s is how a task declares others.
+* `preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`.
+* `plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}.
+* `plan.to_json()` is data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files.
+* `schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
+  `label_map` of `DataOptions` carry the labels of a trained model over.
+* Every complaint is an `InputError` with one of `CODES`.
+
+    plan = preflight(SCHEMAS["text-classification"], data="reviews.csv")
+    rows = plan.rows("train")
+"""
+
+from __future__ import annotations
+
+from loopwright.errors import InputError
+from loopwright.sources.checking import DataOptions, preflight
+from loopwright.sources.codes import CODES
+from loopwright.sources.files import Progress, Say
+from loopwright.sources.labels import Labels
+from loopwright.sources.opening import KINDS, open_table
+from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
+from loopwright.sources.schema import SCHEMAS, Role, Schema
+from loopwright.sources.tables import Table
+
+__all__ = [
+    "CODES",
+    "KINDS",
+    "SCHEMAS",
+    "DataFile",
+    "DataOptions",
+    "DataPlan",
+    "InputError",
+    "Labels",
+    "Part",
+    "Progress",
+    "Role",
+    "Say",
+    "Schema",
+    "Split",
+    "SplitRows",
+    "Table",
+    "check_unchanged",
+    "open_table",
+    "preflight",
+]

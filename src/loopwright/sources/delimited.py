@@ -1,0 +1,319 @@
+"""csv and tsv files: delimiter and quoting are found out, and rows are read as Python's csv module reads them.
+
+Where rows start is found with numpy: a line break ends a row if an even number of quotes stands before it. That holds
+as long as every quote opens a field or closes it. Where one does not (`5" disk,1`), the rest of the chunk is walked
+field by field, by the rules of the csv module: a quote means something only at the start of a field.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+from loopwright.sources.files import FileBytes, Say, blank_lines, index_rows
+from loopwright.sources.tables import Block, IndexedTable, Row, Table
+
+DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
+HEAD_BYTES = 256 << 10
+HEAD_ROWS = 200
+MOST_ROWS_NAMED = 5
+_QUOTE = 34
+
+
+class Dialect(NamedTuple):
+    """How fields and rows are told apart."""
+
+    delimiter: str
+    has_quotes: bool
+    row_end: str = "\n"
+
+
+class DelimitedSplitter:
+    """Finds the rows of a csv file; blank lines between rows are no rows."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._delimiter = dialect.delimiter.encode()
+        self._row_end = dialect.row_end.encode()
+
+    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
+        """Return where rows start, and how many bytes are done with."""
+        bytes_ = np.frombuffer(buffer, np.uint8)
+        ends = np.flatnonzero(bytes_ == self._row_end[0]) + 1
+        if self.dialect.has_quotes and b'"' in buffer:
+            ends = self._ends_among_quotes(buffer, bytes_, ends, is_last)
+        elif is_last and (not len(ends) or ends[-1] != len(buffer)):
+            ends = np.append(ends, len(buffer))
+        if not len(ends):
+            return ends, 0
+        starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
+        return starts[~blank_lines(bytes_, starts, ends)], int(ends[-1])
+
+    def _ends_among_quotes(
+        self, buffer: bytes, bytes_: npt.NDArray[np.uint8], line_ends: npt.NDArray[np.int64], is_last: bool
+    ) -> npt.NDArray[np.int64]:
+        quotes = np.flatnonzero(bytes_ == _QUOTE)
+        opening = quotes[::2]
+        before = bytes_[np.maximum(opening - 1, 0)]
+        expected = (before == self._delimiter[0]) | (before == self._row_end[0]) | (before == _QUOTE) | (opening == 0)
+        is_outside = np.searchsorted(quotes, line_ends) % 2 == 0
+        ends: npt.NDArray[np.int64] = line_ends[is_outside]
+        if not expected.all():
+            first_stray = opening[int(np.argmin(expected))]
+            ends = ends[: int(np.searchsorted(ends, first_stray, side="right"))]
+            walked = self._walk(buffer, int(ends[-1]) if len(ends) else 0, is_last)
+            ends = np.concatenate([ends, np.array(walked, ends.dtype)])
+            return ends
+        last = int(ends[-1]) if len(ends) else 0
+        if is_last and last != len(buffer) and len(quotes) % 2 == 0:
+            ends = np.append(ends, len(buffer))
+        return ends
+
+    def _walk(self, buffer: bytes, start: int, is_last: bool) -> list[int]:
+        """Return the ends of all complete rows from start on, one row at a time."""
+        ends = []
+        while start < len(buffer):
+            line_end = buffer.find(self._row_end, start)
+            if line_end >= 0 and buffer.find(b'"', start, line_end) < 0:
+                end = line_end + 1
+            else:
+                end, _ = self._walk_row(buffer, start, is_last)
+            if end < 0:
+                break
+            ends.append(end)
+            start = end
+        return ends
+
+    def _walk_row(self, buffer: bytes, start: int, is_last: bool) -> tuple[int, int]:
+        """Return (end of the row, -1), or (-1, where a quote is open or -1) if the row does not end in the buffer."""
+        while True:
+            if buffer.startswith(b'"', start):
+                opened, start = start, _close_quote(buffer, start)
+                if start < 0 or (start == len(buffer) and not is_last):
+                    return -1, opened
+            line_end = buffer.find(self._row_end, start)
+            if line_end < 0:
+                line_end = len(buffer)
+            delimiter = buffer.find(self._delimiter, start, line_end)
+            if delimiter < 0:
+                if line_end < len(buffer):
+                    return line_end + 1, -1
+                return (len(buffer), -1) if is_last else (-1, -1)
+            start = delimiter + 1
+
+    def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
+        """Return the error about a quote that is never closed, if that is why the row does not end."""
+        if not self.dialect.has_quotes:
+            return None
+        end, opened = self._walk_row(buffer, 0, True)
+        if end >= 0:
+            return None
+        line = source.line_at(start + opened)
+        text = buffer[opened : opened + 60].split(b"\n")[0].decode("utf-8", "replace")
+        return InputError(
+            "data.quote",
+            f"{source.path}: the quote that is opened in line {line:,} is never closed",
+            saw=[f"it starts with {text!r}", "a quote inside a quoted field is written twice"],
+            fix=f"close the quote in line {line:,} or before it; or, if quotes mean nothing here: --quoting none",
+        )
+
+
+def _close_quote(buffer: bytes, start: int) -> int:
+    """Return the place behind the quote that closes the field starting at start, or -1."""
+    place = start + 1
+    while True:
+        place = buffer.find(b'"', place)
+        if place < 0:
+            return -1
+        if not buffer.startswith(b'"', place + 1):
+            return place + 1
+        place += 2
+
+
+def split_fields(text: str, dialect: Dialect) -> list[str]:
+    """Return the fields of one row, without its row end, by the rules of the csv module."""
+    if not dialect.has_quotes or '"' not in text:
+        return text.split(dialect.delimiter)
+    fields = []
+    start = 0
+    while True:
+        field = ""
+        if text.startswith('"', start):
+            place = start + 1
+            while True:
+                close = text.find('"', place)
+                assert close >= 0, "the index holds only rows whose quotes are closed"
+                field += text[place:close]
+                if not text.startswith('"', close + 1):
+                    break
+                field += '"'
+                place = close + 2
+            start = close + 1
+        end = text.find(dialect.delimiter, start)
+        fields.append(field + (text[start:] if end < 0 else text[start:end]))
+        if end < 0:
+            return fields
+        start = end + 1
+
+
+class DelimitedTable(IndexedTable):
+    """A csv or tsv file with a header."""
+
+    def __init__(
+        self, source: FileBytes, kind: str, delimiter: str | None, quoting: str | None, say: Say | None
+    ) -> None:
+        super().__init__(source, kind)
+        self.dialect = sniff(source.read(source.start, HEAD_BYTES), kind, delimiter, quoting)
+        index = index_rows(source, DelimitedSplitter(self.dialect), say)
+        header = self._decode(source.read_row(int(index[0]), int(index[1])))
+        self.columns = _column_names(split_fields(header, self.dialect), self.path)
+        self.index = index[1:]
+        self.sha256 = source.sha256
+        if not len(self):
+            raise InputError(
+                "data.no_rows",
+                f"{self.path} has a header and no rows",
+                saw=[f"columns: {', '.join(self.columns)}"],
+                fix="add rows; or, if the first line is a row already, put a line with column names above it",
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the kind, delimiter and quoting."""
+        quoting = "minimal" if self.dialect.has_quotes else "none"
+        return {"kind": self.kind, "delimiter": self.dialect.delimiter, "quoting": quoting}
+
+    def parse(self, data: bytes, index: int) -> Row:
+        """Return the row that these bytes are."""
+        fields = split_fields(self._decode(data), self.dialect)
+        if len(fields) != len(self.columns):
+            self._refuse_ragged([(index, len(fields))])
+        return dict(zip(self.columns, fields, strict=True))
+
+    def __iter__(self) -> Iterator[Row]:
+        return Table.__iter__(self)  # by blocks, several times as fast as row by row
+
+    def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
+        """Yield all rows in order, the named columns only."""
+        num_columns = len(self.columns)
+        places = {name: self.columns.index(name) for name in columns}
+        for start, data, ends in self.stretches(say):
+            rows = self._split_all(data, ends)
+            if set(map(len, rows)) != {num_columns}:
+                wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
+                self._refuse_ragged(wrong[:MOST_ROWS_NAMED])
+            yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()})
+
+    def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:
+        if data.isascii():
+            text = data.decode("ascii")
+            texts = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        else:
+            texts = [data[a:b].decode("utf-8") for a, b in zip(ends, ends[1:], strict=False)]
+        if self.dialect.has_quotes:
+            try:
+                return list(csv.reader(texts, delimiter=self.dialect.delimiter))
+            except csv.Error:  # A field over 128 kB, or a carriage return inside a field: the slow way takes both.
+                pass
+        return [split_fields(text.rstrip("\r\n"), self.dialect) for text in texts]
+
+    def _decode(self, data: bytes) -> str:
+        return data.decode("utf-8").rstrip("\r\n")
+
+    def _refuse_ragged(self, wrong: list[tuple[int, int]]) -> None:
+        expected = len(self.columns)
+        saw = [f"columns: {', '.join(self.columns)}"]
+        for index, found in wrong:
+            text = self._decode(self.source.read_row(int(self.index[index]), int(self.index[index + 1])))
+            breaks = text.count("\n")
+            note = f", over {breaks + 1} lines: is a quote left open?" if breaks else ""
+            saw.append(f"{self.place(index)}: expected {expected}, found {found}{note}   {text[:60]!r}")
+        name = next((name for name, text in DELIMITERS.items() if text == self.dialect.delimiter), "delimiter")
+        fix = f"put quotes around fields that hold a {name}, or give --delimiter"
+        if wrong[0][1] < expected:
+            fix = f"complete {self.place(wrong[0][0])}, or take it out of the file"
+        raise InputError(
+            "data.ragged",
+            f"{self.path}: a row has {wrong[0][1]} field{'s' if wrong[0][1] > 1 else ''}, the header has {expected}",
+            saw=saw,
+            fix=fix,
+        )
+
+
+def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
+    names = [field.strip().strip("\ufeff").strip() for field in fields]
+    names = [name or f"unnamed_{place}" for place, name in enumerate(names)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        places = {name: [str(k + 1) for k, other in enumerate(names) if other == name] for name in twice}
+        raise InputError(
+            "data.duplicate_column",
+            f"{path} has {len(twice)} column name{'s' if len(twice) > 1 else ''} twice or more",
+            saw=[f"{name!r} is the name of columns {', '.join(places[name])}" for name in twice],
+            fix="give each column its own name in the first line",
+        )
+    return tuple(names)
+
+
+def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) -> Dialect:
+    """Return the dialect that fits the first rows of a file best; what is given is not guessed."""
+    text = head.decode("utf-8", "replace")
+    row_end = "\n" if "\n" in text or "\r" not in text else "\r"
+    lines = [line for line in text.split(row_end) if line.strip("\r")]
+    if len(head) >= HEAD_BYTES:
+        lines = lines[:-1]  # cut off in the middle
+    lines = lines[:HEAD_ROWS]
+    if delimiter is None:
+        delimiter = "\t" if kind == "tsv" else _sniff_delimiter(lines)
+    delimiter = DELIMITERS.get(delimiter, delimiter)
+    if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+        raise InputError(
+            "args.value",
+            f"--delimiter {delimiter!r} is no delimiter",
+            saw=["one character of ASCII, or one of " + ", ".join(DELIMITERS)],
+            fix="--delimiter comma",
+        )
+    if quoting not in (None, "minimal", "none"):
+        raise InputError(
+            "args.value", f"--quoting {quoting!r} is unknown", fix="--quoting minimal   or   --quoting none"
+        )
+    has_quotes = quoting == "minimal" or (quoting is None and not _quotes_are_text(lines, delimiter))
+    return Dialect(delimiter, has_quotes, row_end)
+
+
+def _sniff_delimiter(lines: list[str]) -> str:
+    """Return the delimiter that cuts most rows into as many fields as the header; the comma where none does."""
+    best, best_score = ",", (0.0, 0)
+    for delimiter in DELIMITERS.values():
+        try:
+            rows = [row for row in csv.reader([line + "\n" for line in lines], delimiter=delimiter) if row]
+        except csv.Error:
+            rows = [line.split(delimiter) for line in lines]
+        if not rows or len(rows[0]) < 2:
+            continue
+        share = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
+        if (share, len(rows[0])) > best_score:
+            best, best_score = delimiter, (share, len(rows[0]))
+    return best
+
+
+def _quotes_are_text(lines: list[str], delimiter: str) -> bool:
+    """Whether quotes in a file with tabs are ordinary characters, as in the files of GLUE.
+
+    They are if all lines have as many fields as the header when quotes are ignored, and some field starts with a quote
+    that its end does not close.
+    """
+    if delimiter != "\t" or not lines:
+        return False
+    rows = [line.rstrip("\r").split(delimiter) for line in lines]
+    if any(len(row) != len(rows[0]) for row in rows):
+        return False
+    return any(
+        field.startswith('"') and (len(field) < 2 or not field.endswith('"') or '"' in field[1:-1].replace('""', ""))
+        for row in rows
+        for field in row
+    )

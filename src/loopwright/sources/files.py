@@ -1,0 +1,301 @@
+"""The bytes of a data file, read in order or at any place, and the index of its rows.
+
+A file is checked while it is read for the first time: UTF-8, no NUL bytes, no row over 10 MB; its sha256 is taken in
+the same pass. Only the index stays in memory: eight bytes per row. gz files are unpacked into memory, up to a limit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+
+CHUNK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20  # of rows that are parsed together
+MAX_ROW_BYTES = 10_000_000
+MAX_UNPACKED_BYTES = 256 << 20
+
+_BOM = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+Offsets = npt.NDArray[np.uint64]
+
+
+class Progress(NamedTuple):
+    """How far the reading of one file is. `stage` is "indexing" or "checking"."""
+
+    path: str
+    stage: str
+    num_bytes_done: int
+    num_bytes: int
+
+
+Say = Callable[[Progress], None]
+
+
+class RowSplitter(Protocol):
+    """Finds where rows start in a buffer that itself starts where a row does."""
+
+    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
+        """Return where rows start, and how many bytes are done with. The rest comes again, with more behind it."""
+        ...
+
+    def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
+        """Return a better error than "too long" for a row that does not end, if there is one."""
+        ...
+
+
+class FileBytes:
+    """The bytes of one file, or what a gz file unpacks to.
+
+    Can be pickled and can be used in forked processes: reading leaves no position behind, and each process opens the
+    file itself when it first needs it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+        self._unpacked: bytes | None = None
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        self._stamp = (status.st_size, status.st_mtime_ns)
+        self.is_gzip = path.suffix == ".gz"
+        self.num_bytes = len(self._unpack()) if self.is_gzip else status.st_size
+        self.sha256 = ""
+        head = self.read(0, 4096)
+        self.start = len(_BOM) if head.startswith(_BOM) else 0
+        if head.startswith(_UTF16_MARKS):
+            self._refuse_encoding(0, head[0])
+        if not head.strip(b" \t\r\n" + _BOM) and self.num_bytes <= len(head):
+            raise InputError(
+                "data.empty",
+                f"{path} is empty",
+                saw=[f"{self.num_bytes} bytes, nothing but blanks" if head else "0 bytes"],
+                fix="give a file with rows, or write this one again",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_descriptor": -1, "_unpacked": None}
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return the bytes from offset on; fewer only where the file ends."""
+        if self.is_gzip:
+            return self._unpack()[offset : offset + num_bytes]
+        descriptor = self._open()
+        parts = []
+        while num_bytes > 0:
+            part = os.pread(descriptor, min(num_bytes, 1 << 30), offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            num_bytes -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_row(self, offset: int, end: int) -> bytes:
+        """Return the bytes of a row; refuse if the file has become shorter since it was indexed."""
+        row = self.read(offset, end - offset)
+        if len(row) != end - offset:
+            self._refuse_changed()
+        return row
+
+    def chunks(self, say: Say | None, stage: str) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, bytes) from the first byte behind the byte order mark to the last."""
+        offset = self.start
+        while offset < self.num_bytes:
+            chunk = self.read(offset, CHUNK_BYTES)
+            if not chunk:
+                self._refuse_changed()
+            yield offset, chunk
+            offset += len(chunk)
+            if say is not None:
+                say(Progress(str(self.path), stage, offset, self.num_bytes))
+
+    def checked_chunks(self, say: Say | None) -> Iterator[tuple[int, bytes]]:
+        """Yield the same, refuse what is no text, and know the sha256 of the file at the end."""
+        digest = hashlib.sha256() if not self.is_gzip else None
+        if digest is not None:
+            digest.update(self.read(0, self.start))
+        pending = b""  # the first bytes of a character that the next chunk completes
+        for offset, chunk in self.chunks(say, "indexing"):
+            if digest is not None:
+                digest.update(chunk)
+            if b"\0" in chunk:
+                self._refuse_nul(offset + chunk.index(b"\0"))
+            if pending or not chunk.isascii():
+                pending = self._check_utf8(pending + chunk, offset - len(pending))
+            yield offset, chunk
+        if pending:
+            self._refuse_encoding(self.num_bytes - len(pending), pending[0])
+        self.sha256 = digest.hexdigest() if digest is not None else sha256_of(self.path)
+
+    def line_at(self, offset: int) -> int:
+        """Return the number of the line, from 1, that holds this byte. Reads the file up to there."""
+        num_lines, position = 1, 0
+        while position < offset:
+            chunk = self.read(position, min(CHUNK_BYTES, offset - position))
+            if not chunk:
+                break
+            num_lines += chunk.count(b"\n")
+            position += len(chunk)
+        return num_lines
+
+    def _open(self) -> int:
+        if self._descriptor < 0:
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            status = os.fstat(self._descriptor)
+            if (status.st_size, status.st_mtime_ns) != self._stamp:
+                self._refuse_changed()
+        return self._descriptor
+
+    def _unpack(self) -> bytes:
+        if self._unpacked is None:
+            try:
+                with gzip.open(self.path) as file:
+                    data = file.read(MAX_UNPACKED_BYTES + 1)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InputError(
+                    "data.gzip", f"{self.path} cannot be unpacked", saw=[str(error)], fix="copy or download it again"
+                ) from error
+            if len(data) > MAX_UNPACKED_BYTES:
+                raise InputError(
+                    "data.gzip",
+                    f"{self.path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB, too much to be held in memory",
+                    saw=["single rows cannot be read from inside a gz file"],
+                    fix=f"gunzip {self.path}   and give the unpacked file",
+                )
+            self._unpacked = data
+        return self._unpacked
+
+    def _check_utf8(self, data: bytes, offset: int) -> bytes:
+        """Refuse bytes that are no UTF-8; return the start of a character that is not complete yet."""
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                self._refuse_encoding(offset + error.start, data[error.start])
+            return data[error.start :]
+        return b""
+
+    def _refuse_encoding(self, offset: int, byte: int) -> NoReturn:
+        line = self.line_at(offset)
+        is_utf16 = self.read(0, 2) in _UTF16_MARKS
+        encoding = "UTF-16" if is_utf16 else "LATIN1"
+        around = self.read(max(0, offset - 20), 40).decode("latin-1").replace("\n", " ").strip()
+        raise InputError(
+            "data.encoding",
+            f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {line}",
+            saw=["the file starts with the mark of UTF-16"] if is_utf16 else [f"around it: {around!r}"],
+            fix=f"iconv -f {encoding} -t UTF-8 {self.path.name} > utf8_{self.path.name}",
+        )
+
+    def _refuse_nul(self, offset: int) -> NoReturn:
+        raise InputError(
+            "data.nul",
+            f"{self.path} holds a NUL byte in line {self.line_at(offset)}",
+            saw=[f"byte {offset:,} of {self.num_bytes:,}"],
+            fix=f"write the file again as UTF-8 text, or: tr -d '\\000' < {self.path.name} > clean_{self.path.name}",
+        )
+
+    def _refuse_changed(self) -> NoReturn:
+        raise InputError(
+            "data.changed",
+            f"{self.path} changed while it was being read",
+            saw=[f"it had {self._stamp[0]:,} bytes when it was opened"],
+            fix="put the file back, or start again",
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return digest.hexdigest()
+
+
+def index_rows(source: FileBytes, splitter: RowSplitter, say: Say | None) -> Offsets:
+    """Return where each row starts, and as the last number where the last row ends. One pass over the file."""
+    found: list[Offsets] = []
+    carry, carry_offset = b"", source.start
+    for _, chunk in source.checked_chunks(say):
+        buffer = carry + chunk if carry else chunk
+        starts, num_done = splitter.split(buffer, False)
+        _append_starts(found, starts, carry_offset)
+        carry, carry_offset = buffer[num_done:], carry_offset + num_done
+        if len(carry) > MAX_ROW_BYTES:
+            raise splitter.explain_long_row(source, carry_offset, carry) or _long_row(source, carry_offset)
+    if carry:
+        starts, num_done = splitter.split(carry, True)
+        if num_done < len(carry):
+            start = carry_offset + num_done
+            raise splitter.explain_long_row(source, start, carry[num_done:]) or _long_row(source, start)
+        _append_starts(found, starts, carry_offset)
+    index = np.concatenate([*found, np.array([source.num_bytes], np.uint64)])
+    lengths = np.diff(index)
+    if len(lengths) and int(lengths.max()) > MAX_ROW_BYTES:
+        raise _long_row(source, int(index[int(lengths.argmax())]))
+    return index
+
+
+def _append_starts(found: list[Offsets], starts: npt.NDArray[np.int64], offset: int) -> None:
+    if len(starts):
+        found.append(starts.astype(np.uint64) + np.uint64(offset))
+
+
+def _long_row(source: FileBytes, start: int) -> InputError:
+    head = source.read(start, 60).decode("utf-8", "replace")
+    return InputError(
+        "data.long_row",
+        f"{source.path}: the row in line {source.line_at(start):,} is longer than {MAX_ROW_BYTES // 1_000_000} MB",
+        saw=[f"it starts with {head!r}"],
+        fix="look at that line; are line breaks missing? Split long texts into several rows",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
+
+
+def line_starts(buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], int]:
+    """Return where the complete lines of a buffer start, which of them are blank, and how many bytes they take."""
+    bytes_ = np.frombuffer(buffer, np.uint8)
+    ends = np.flatnonzero(bytes_ == 10) + 1
+    if is_last and (not len(ends) or ends[-1] != len(buffer)):
+        ends = np.append(ends, len(buffer))
+    starts = np.concatenate([np.zeros(min(1, len(ends)), ends.dtype), ends[:-1]])
+    return starts, blank_lines(bytes_, starts, ends), int(ends[-1]) if len(ends) else 0
+
+
+def blank_lines(
+    bytes_: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return which lines are empty: nothing before the line break, be it LF or CRLF."""
+    lengths = ends - starts
+    firsts = bytes_[np.minimum(starts, max(len(bytes_) - 1, 0))]
+    is_break = (firsts == 10) | (firsts == 13)
+    is_crlf = (firsts == 13) & (bytes_[ends - 1] == 10)
+    blank: npt.NDArray[np.bool_] = is_break & ((lengths == 1) | ((lengths == 2) & is_crlf))
+    return blank

@@ -1,0 +1,206 @@
+"""Which column has which role: as told, else by name, else by elimination; never where two columns would do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from loopwright.errors import InputError
+from loopwright.sources.schema import Role, Schema
+from loopwright.sources.tables import Row, Table, value_at
+
+ROWS_LOOKED_AT = 500
+FEW_LABELS = 50  # Above this many distinct values, a column is not taken for labels by elimination.
+
+Columns = dict[str, str | tuple[str, ...]]
+
+
+class ColumnSample(NamedTuple):
+    """A column as its first rows show it."""
+
+    name: str
+    values: list[Any]
+
+    @property
+    def num_distinct(self) -> int:
+        """How many different values there are among them."""
+        return len({json.dumps(value, sort_keys=True, default=str) for value in self.values})
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are texts, not all of them numbers."""
+        texts = [value for value in self.values if isinstance(value, str)]
+        return len(texts) == len(self.values) and not all(is_number(text) for text in texts if text.strip())
+
+    @property
+    def could_be_label(self) -> bool:
+        """Whether the values are few and repeat, as classes do."""
+        if not self.values or any(isinstance(value, dict | list) for value in self.values):
+            return False
+        return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number or a text that is one."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return True
+    try:
+        return math.isfinite(float(value)) and "_" not in value
+    except (TypeError, ValueError):
+        return False
+
+
+def sample_columns(table: Table) -> dict[str, ColumnSample]:
+    """Return the columns as the first rows show them; entries of a column of objects are columns `column.entry`."""
+    rows: list[Row] = list(islice(table, ROWS_LOOKED_AT))
+    names = list(table.columns)
+    for name in table.columns:
+        first = next((row[name] for row in rows if row.get(name) is not None), None)
+        if isinstance(first, dict) and first and all(isinstance(value, str) for value in first.values()):
+            names[names.index(name) : names.index(name) + 1] = [f"{name}.{entry}" for entry in first]
+    return {name: ColumnSample(name, _values(rows, name)) for name in names}
+
+
+def sample_values(table: Table, column: str) -> list[Any]:
+    """Return what the first rows hold in a column, without those that hold nothing."""
+    return _values(list(islice(table, ROWS_LOOKED_AT)), column)
+
+
+def _values(rows: list[Row], column: str) -> list[Any]:
+    return [value for row in rows if (value := value_at(row, column)) is not None]
+
+
+def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Sequence[str]]) -> tuple[Columns, list[str]]:
+    """Return the columns by role, and a sentence about each that was guessed.
+
+    Raises:
+        InputError: data.column where a named column does not exist, or a required role fits none or several.
+    """
+    unknown = [name for name in given if name not in {role.name for role in schema.roles}]
+    if unknown:
+        roles = [role.name for role in schema.roles]
+        raise InputError(
+            "args.value",
+            f"--{unknown[0]}_column: {schema.task} has no such role",
+            saw=[f"its roles: {', '.join(roles)}"],
+            fix=f"--{(difflib.get_close_matches(unknown[0], roles) or roles)[0]}_column {given[unknown[0]]}",
+        )
+    samples = sample_columns(table)
+    chosen: Columns = {}
+    for role in schema.roles:
+        if role.name in given:
+            chosen[role.name] = _as_told(role, given[role.name], table, samples)
+    guesses: list[str] = []
+    for role in schema.roles:
+        if role.name not in chosen and (column := _by_name(role, table, samples, chosen)) is not None:
+            chosen[role.name] = column
+            guesses.append(f"{role.name}={_shown(column)} (guessed by its name)")
+    for role in schema.roles:
+        if role.name in chosen or not role.is_required:
+            continue
+        left = [sample for name, sample in samples.items() if name not in _used(chosen)]
+        fitting = [sample.name for sample in left if _fits(role, sample)]
+        if len(fitting) != 1:
+            raise _cannot_choose(role, table, samples, chosen, fitting)
+        chosen[role.name] = fitting[0]
+        guesses.append(f"{role.name}={fitting[0]!r} (guessed: no other column is left that fits)")
+    return {role.name: chosen[role.name] for role in schema.roles if role.name in chosen}, guesses
+
+
+def _used(chosen: Columns) -> set[str]:
+    return {name for column in chosen.values() for name in ([column] if isinstance(column, str) else column)}
+
+
+def _shown(column: str | tuple[str, ...]) -> str:
+    return repr(column) if isinstance(column, str) else ", ".join(map(repr, column))
+
+
+def _as_told(
+    role: Role, column: str | Sequence[str], table: Table, samples: dict[str, ColumnSample]
+) -> str | tuple[str, ...]:
+    names = [column] if isinstance(column, str) else list(column)
+    if isinstance(column, str) and role.kind == "texts" and column not in samples and "," in column:
+        names = [name.strip() for name in column.split(",")]
+    for name in names:
+        if name not in samples and name not in table.columns:
+            near = difflib.get_close_matches(name, samples, n=1, cutoff=0.5)
+            fitting = [other for other, sample in samples.items() if _fits(role, sample)]
+            fix = (near or fitting or list(samples))[0]
+            raise InputError(
+                "data.column",
+                f"{role.flag} {name!r}: no such column",
+                saw=describe_columns(table, samples),
+                fix=f"{role.flag} {fix}",
+            )
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def _by_name(
+    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns
+) -> str | tuple[str, ...] | None:
+    """Return the column that has one of the role's names, or None; refuse several, unless one has the first name."""
+    used = _used(chosen)
+    free = {name.lower(): name for name in samples if name not in used}
+    several = [tuple(found) for name in role.names if name.endswith("*") and (found := _family(name, free))]
+    if several:
+        return several[0]
+    matching = [free[name] for name in role.names if name in free]
+    if len(matching) > 1 and matching[0].lower() != role.names[0] and matching[0].lower() != role.name:
+        raise _cannot_choose(role, table, samples, chosen, matching)
+    return matching[0] if matching else None
+
+
+def _family(pattern: str, free: dict[str, str]) -> list[str]:
+    """Return the columns ending0, ending1, ... in the order of their numbers or letters."""
+    stem = re.escape(pattern[:-1])
+    found = [
+        (match[1], name) for lower, name in free.items() if (match := re.fullmatch(rf"{stem}_?(\d+|[a-z])", lower))
+    ]
+    return [name for _, name in sorted(found, key=lambda pair: (len(pair[0]), pair[0]))] if len(found) > 1 else []
+
+
+def _fits(role: Role, sample: ColumnSample) -> bool:
+    if role.kind == "text":
+        return sample.is_text and not (sample.could_be_label and role.is_input)
+    if role.kind in ("label", "class", "position"):
+        return sample.could_be_label
+    if role.kind == "float":
+        return bool(sample.values) and all(map(is_number, sample.values))
+    if role.kind in ("tokens", "tags", "multi", "texts"):
+        return bool(sample.values) and all(isinstance(value, list) for value in sample.values)
+    return False
+
+
+def _cannot_choose(
+    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns, fitting: list[str]
+) -> InputError:
+    what = f"{' and '.join(map(repr, fitting))} would both do" if len(fitting) > 1 else "no column looks like it"
+    if len(fitting) > 2:
+        what = f"{', '.join(map(repr, fitting[:-1]))} and {fitting[-1]!r} would all do"
+    left = [name for name in samples if name not in _used(chosen)]
+    suggestion = (fitting or left or list(samples))[0]
+    return InputError(
+        "data.column",
+        f"the column for {role.name} cannot be guessed: {what}",
+        saw=describe_columns(table, samples),
+        fix=f"{role.flag} {suggestion}",
+    )
+
+
+def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:
+    """Return a line about each column: an example and how many distinct values it has."""
+    width = max(map(len, samples), default=0)
+    part = "" if len(table) <= ROWS_LOOKED_AT else f" in the first {ROWS_LOOKED_AT} rows"
+    lines = []
+    for name, sample in samples.items():
+        example = repr(sample.values[0]) if sample.values else "nothing"
+        example = example if len(example) <= 40 else example[:37] + "..."
+        lines.append(f"  {name:<{width}}  e.g. {example:<40}  {sample.num_distinct} distinct{part}")
+    return [f"columns in {table.name}:", *lines]

@@ -1,0 +1,134 @@
+"""Parquet files and datasets of the Hub, through the package `datasets`, which is imported only when it is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import InputError
+from loopwright.sources.files import Progress, Say, sha256_of
+from loopwright.sources.tables import Block, Row, Table, value_at
+
+ROWS_PER_BLOCK = 1000
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def looks_like_hub_id(name: str) -> bool:
+    """Whether a name can be that of a dataset of the Hub: `imdb`, `user/name`."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+class DatasetTable(Table):
+    """A table over a `datasets.Dataset`: a parquet file, or one split of a dataset of the Hub."""
+
+    def __init__(self, dataset: Any, path: str, kind: str, sha256: str, num_bytes: int, split: str = "") -> None:
+        self.path = path
+        self.kind = kind
+        self.columns = tuple(dataset.column_names)
+        self.sha256 = sha256
+        self.num_bytes = num_bytes
+        self.split = split
+        self._dataset = dataset
+        self._names = {column: names for column in self.columns if (names := _class_names(dataset.features[column]))}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a table of {len(self)} rows")
+        return {column: self._named(column, value) for column, value in self._dataset[index].items()}
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the classes of a column that knows them, in the order of their numbers."""
+        return self._names.get(column, ())
+
+    def _named(self, column: str, value: Any) -> Any:
+        """Return the name of a class instead of its number; -1, for none, becomes nothing."""
+        names = self._names.get(column)
+        if names is None or value is None:
+            return value
+        if isinstance(value, list):
+            return [names[number] for number in value]
+        return names[value] if value >= 0 else None
+
+    def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
+        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        num_rows = len(self)
+        for start in range(0, num_rows, ROWS_PER_BLOCK):
+            batch = {
+                column: [self._named(column, value) for value in values]
+                for column, values in self._dataset[start : start + ROWS_PER_BLOCK].items()
+            }
+            rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+            yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+            if say is not None:
+                done = min(1.0, (start + ROWS_PER_BLOCK) / num_rows)
+                say(Progress(self.path, "checking", int(done * self.num_bytes), self.num_bytes))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the kind, and the split of a dataset of the Hub."""
+        return {"kind": self.kind} | ({"split": self.split} if self.split else {})
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """Return the names that a feature of `datasets` gives its classes, also inside a list of them."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return tuple(names) if names is not None else ()
+
+
+def open_parquet(path: Path) -> DatasetTable:
+    """Return the table of a parquet file."""
+    datasets = _import_datasets(f"{path.name}: reading parquet files")
+    try:
+        dataset = datasets.Dataset.from_parquet(str(path))
+    except Exception as error:  # whatever pyarrow and datasets raise about a damaged file
+        raise InputError(
+            "data.value", f"{path} is no parquet file", saw=[str(error)[:200]], fix="write the file again"
+        ) from error
+    if not len(dataset):
+        raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
+    return DatasetTable(dataset, str(path), "parquet", sha256_of(path), path.stat().st_size)
+
+
+def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:
+    """Return the splits of a Hub dataset by name, or only the one asked for. `name:part` chooses a configuration."""
+    datasets = _import_datasets(f"{name!r} is no file here, and reading it from the Hub")
+    identifier, _, part = name.partition(":")
+    try:
+        loaded = datasets.load_dataset(identifier, part or None, split=None)
+    except Exception as error:  # dozens of kinds, from the network to the dataset's own files
+        raise InputError(
+            "data.hub",
+            f"{name!r} is neither a file or folder here nor a dataset that can be loaded from the Hub",
+            saw=[f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"],
+            fix="check the name and the network, or give a local file with --train_file",
+        ) from error
+    tables = {
+        key: DatasetTable(
+            dataset,
+            name,
+            "hub",
+            hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest(),
+            int(dataset.dataset_size or 0),
+            key,
+        )
+        for key, dataset in loaded.items()
+    }
+    return tables if split is None else {split: tables[split]}
+
+
+def _import_datasets(what: str) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise InputError(
+            "install.extra",
+            f"{what} needs the package datasets",
+            saw=[str(error)],
+            fix="pip install 'loopwright[data]'",
+        ) from error

@@ -1,0 +1,229 @@
+"""From names of files, folders and datasets to tables."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import InputError
+from loopwright.sources.delimited import DelimitedTable
+from loopwright.sources.files import FileBytes, Say
+from loopwright.sources.hub import looks_like_hub_id, open_hub, open_parquet
+from loopwright.sources.json_files import JsonLinesTable, open_json
+from loopwright.sources.tables import Table
+from loopwright.sources.text_files import ConllTable, TextTable
+
+SPLITS = ("train", "validation", "test")
+KINDS_BY_ENDING = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "txt",
+    ".text": "txt",
+    ".conll": "conll",
+    ".iob": "conll",
+    ".iob2": "conll",
+    ".bio": "conll",
+    ".parquet": "parquet",
+}
+KINDS = tuple(dict.fromkeys(KINDS_BY_ENDING.values()))
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "eval"),
+    "test": ("test",),
+}
+_SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet
+
+
+def open_table(
+    path: str | Path,
+    *,
+    kind: str | None = None,
+    delimiter: str | None = None,
+    quoting: str | None = None,
+    text_unit: str = "line",
+    split: str | None = None,
+    flag: str = "--data",
+    say: Say | None = None,
+) -> Table:
+    """Open a data file, check its bytes and index its rows.
+
+    Args:
+        path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a dataset
+            of the Hub together with `split`.
+        kind: One of `KINDS` for a file whose ending does not say it.
+        delimiter: Of a csv file; found out if it is not given.
+        quoting: "minimal" or "none" for a csv file in which quotes are ordinary characters; found out if not given.
+        text_unit: "line" or "paragraph": what becomes a row of a txt file.
+        split: Which split of a dataset of the Hub.
+        flag: The option that named the file, for error messages.
+        say: Called every few megabytes.
+
+    Raises:
+        InputError: Whatever is wrong with the file.
+    """
+    if kind == "hub" and split is not None:
+        return open_hub(str(path), split)[split]
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise missing_file(path, flag)
+    if path.is_dir():
+        raise InputError(
+            "data.folder", f"{flag} {path} is a folder", saw=folder_listing(path), fix=f"--data {path}   or name a file"
+        )
+    kind = kind or kind_of(path, flag)
+    if kind == "parquet":
+        return open_parquet(path)
+    source = FileBytes(path)
+    if kind in ("csv", "tsv"):
+        return DelimitedTable(source, kind, delimiter, quoting, say)
+    if kind == "json":
+        return open_json(source, say)
+    if kind == "jsonl":
+        return JsonLinesTable(source, say)
+    if kind == "txt":
+        return TextTable(source, text_unit, say)
+    if kind == "conll":
+        return ConllTable(source, say)
+    raise InputError(
+        "args.value", f"--file_kind {kind!r} is unknown", saw=["known: " + ", ".join(KINDS)], fix="--file_kind csv"
+    )
+
+
+def kind_of(path: Path, flag: str) -> str:
+    """Return the kind of a file by its ending."""
+    ending = _ending(path)
+    if ending in KINDS_BY_ENDING:
+        return KINDS_BY_ENDING[ending]
+    shown = f"ends in {ending!r}" if ending else "has no ending"
+    raise InputError(
+        "data.ending",
+        f"{flag} {path}: {path.name} {shown}, which says nothing about what it is",
+        saw=["read are: " + " ".join(KINDS_BY_ENDING) + ", also with .gz behind"],
+        fix="rename the file, or say what it is: --file_kind txt",
+    )
+
+
+def _ending(path: Path) -> str:
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def locate(
+    data: str | Path | None,
+    train_file: str | Path | None,
+    validation_file: str | Path | None,
+    test_file: str | Path | None,
+) -> dict[str, tuple[str, str]]:
+    """Return (name of a file or Hub dataset, option that named it) by split, in the order of `SPLITS`.
+
+    A Hub dataset is not loaded here; it stands under "train" until it is opened.
+    """
+    files = {"train": train_file, "validation": validation_file, "test": test_file}
+    named = {split: (str(file), f"--{split}_file") for split, file in files.items() if file is not None}
+    if data is None:
+        if not named:
+            raise InputError("args.value", "no data was given", fix="--data FILE_OR_FOLDER   or   --train_file FILE")
+        return named
+    if "train" in named:
+        raise InputError(
+            "args.value",
+            "--data and --train_file both say what to train on",
+            saw=[f"--data {data}", f"--train_file {train_file}"],
+            fix="leave one of them out",
+        )
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return {split: (str(file), "--data") for split, file in split_files(path).items()} | named
+    return {"train": (str(data), "--data")} | named
+
+
+def is_hub(name: str) -> bool:
+    """Whether a name is that of no file here, nor close to one, and can be that of a dataset of the Hub."""
+    path = Path(name).expanduser()
+    if path.exists() or _ending(path) in KINDS_BY_ENDING:
+        return False
+    is_in_folder = "/" in name and path.parent.is_dir()
+    return looks_like_hub_id(name.partition(":")[0]) and not is_in_folder and not _near_names(path)
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder by split: train.*, validation.* (valid, val, dev, eval), test.*; or its one file."""
+    usable = sorted(path for path in folder.iterdir() if path.is_file() and _ending(path) in KINDS_BY_ENDING)
+    found: dict[str, Path] = {}
+    for split, names in _SPLIT_NAMES.items():
+        matching = [path for path in usable if _SHARD.sub("", path.name.lower().partition(".")[0]) in names]
+        if len(matching) > 1:
+            raise InputError(
+                "data.folder",
+                f"--data {folder} has several files for {split}",
+                saw=[path.name for path in matching],
+                fix=f"--train_file {folder / matching[0].name}   and leave --data out"
+                if split == "train"
+                else "keep one of them, or name the files one by one",
+            )
+        if matching:
+            found[split] = matching[0]
+    if not found and len(usable) == 1:
+        found["train"] = usable[0]
+    if "train" not in found:
+        raise InputError(
+            "data.folder",
+            f"--data {folder} holds no training file",
+            saw=folder_listing(folder),
+            fix="name one train.csv (or .tsv .json .jsonl .txt .conll .parquet), or give --train_file"
+            if not usable
+            else f"--train_file {folder / usable[0].name}",
+        )
+    return found
+
+
+def folder_listing(folder: Path) -> list[str]:
+    """Return what is in a folder, in a few lines."""
+    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    if not names:
+        return ["the folder is empty"]
+    return [f"it holds: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")]
+
+
+def missing_file(path: Path, flag: str) -> InputError:
+    """Return the error about a file that is not there, with the nearest names."""
+    folder = path.parent
+    near = _near_names(path)
+    where = "the current folder" if folder == Path(".") else str(folder)
+    saw = [f"looked in {where}"] if folder.is_dir() else [f"there is no folder {folder}"]
+    if near:
+        saw.append(f"near names there: {', '.join(near)}")
+    elif folder.is_dir():
+        saw += folder_listing(folder)
+    fix = f"{flag} {folder / near[0]}" if near else f"{flag} with a file that exists"
+    return InputError("data.file", f"{flag} {path} does not exist", saw=saw, fix=fix)
+
+
+def _near_names(path: Path) -> list[str]:
+    if not path.parent.is_dir():
+        return []
+    names = [other.name for other in path.parent.iterdir()]
+    return difflib.get_close_matches(path.name, names, n=3, cutoff=0.7)
+
+
+def open_all(
+    located: dict[str, tuple[str, str]], settings: dict[str, Any], say: Say | None
+) -> dict[str, tuple[Table, str]]:
+    """Open the files of all splits; return (table, option that named it) by split."""
+    tables: dict[str, tuple[Table, str]] = {}
+    for split, (name, flag) in located.items():
+        if is_hub(name):
+            tables |= {_split_of_hub(key): (table, flag) for key, table in open_hub(name).items() if _split_of_hub(key)}
+        else:
+            tables[split] = (open_table(name, flag=flag, say=say, **settings), flag)
+    return {split: tables[split] for split in SPLITS if split in tables}
+
+
+def _split_of_hub(key: str) -> str:
+    return next((split for split, names in _SPLIT_NAMES.items() if key in names), "")

@@ -1,0 +1,301 @@
+"""What preflight found out, as plain data: the run folder's data.json; and the rows of a split by role."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loopwright.errors import InputError
+from loopwright.sources.files import Say, sha256_of
+from loopwright.sources.guessing import Columns
+from loopwright.sources.hub import open_hub
+from loopwright.sources.labels import Labels
+from loopwright.sources.opening import open_table
+from loopwright.sources.splitting import Rows
+from loopwright.sources.tables import Row, Table, value_at
+from loopwright.sources.values import as_answers, as_text, as_texts, as_tokens
+
+FORMAT = 1
+_MOST_ROWS_LISTED = 50
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file (or split of a Hub dataset) of a run, and what it was when the run started."""
+
+    path: str
+    kind: str
+    sha256: str
+    num_bytes: int
+    num_rows: int
+    settings: Mapping[str, Any]  # what `open_table` needs to read it in the same way
+
+    def open(self, say: Say | None = None) -> Table:
+        """Open it again."""
+        return open_table(self.path, say=say, **self.settings)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of one file, by ascending row number. `file` is a place in `DataPlan.files`."""
+
+    file: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of one split: those of its parts, one part after the other."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """Everything a run must know about its data.
+
+    Attributes:
+        task: The task whose schema was used.
+        files: The data files with their sha256.
+        splits: By name: train, validation, test; only those that there are.
+        columns: The column, or columns, of each role.
+        kinds: The kind of each role, as in `Role.kind`.
+        labels: The labels, of a task that has them.
+        counts: How often each label occurs, by split; empty for numbers.
+        lengths: By role: {"characters": {"p50", "p95", "max"}, "words": {...}} over all files.
+        label_range: Smallest and largest label of a task that predicts a number.
+        duplicates: Rows of a split that are also in training, by split, before anything was done about them.
+        dropped: Rows that were left out, by reason.
+        guesses: What was guessed, in sentences to be printed.
+        warnings: What looks wrong but does not have to be, likewise.
+        tables: The files that are open, by their place in `files`; no part of data.json.
+    """
+
+    task: str
+    files: tuple[DataFile, ...]
+    splits: Mapping[str, Split]
+    columns: Columns
+    kinds: Mapping[str, str]
+    labels: Labels | None = None
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    lengths: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    label_range: tuple[float, float] | None = None
+    duplicates: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    guesses: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
+
+    def rows(self, split: str, say: Say | None = None) -> SplitRows:
+        """Open the files of a split and return its rows. Made for a DataLoader: can be pickled, has a length."""
+        parts = self.splits[split].parts
+        for part in parts:
+            if part.file not in self.tables:
+                self.tables[part.file] = self.files[part.file].open(say)
+        return SplitRows(self, [self.tables[part.file] for part in parts], [part.rows for part in parts])
+
+    def to_json(self) -> str:
+        """Return the text of data.json."""
+        labels = None
+        if self.labels is not None:
+            labels = {
+                "kind": self.labels.kind,
+                "names": list(self.labels.names),
+                "label_map": dict(self.labels.label_map),
+                "separator": self.labels.separator,
+            }
+        content = {
+            "format": FORMAT,
+            "task": self.task,
+            "files": [
+                {
+                    "path": file.path,
+                    "kind": file.kind,
+                    "sha256": file.sha256,
+                    "num_bytes": file.num_bytes,
+                    "num_rows": file.num_rows,
+                    "settings": dict(file.settings),
+                }
+                for file in self.files
+            ],
+            "columns": self.columns,
+            "kinds": dict(self.kinds),
+            "labels": labels,
+            "splits": {
+                name: {
+                    "num_rows": len(split),
+                    "parts": [
+                        {"file": part.file, **_pack_rows(part.rows, self.files[part.file].num_rows)}
+                        for part in split.parts
+                    ],
+                }
+                for name, split in self.splits.items()
+            },
+            "counts": self.counts,
+            "lengths": self.lengths,
+            "label_range": self.label_range,
+            "duplicates": self.duplicates,
+            "dropped": self.dropped,
+            "guesses": list(self.guesses),
+            "warnings": list(self.warnings),
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> DataPlan:
+        """Return the plan of which this is the text.
+
+        Raises:
+            InputError: resume.data, if it is none.
+        """
+        try:
+            content = json.loads(text)
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
+            return cls(
+                task=content["task"],
+                files=(files := tuple(DataFile(**file) for file in content["files"])),
+                splits={
+                    name: Split(
+                        name,
+                        tuple(
+                            Part(part["file"], _unpack_rows(part, files[part["file"]].num_rows))
+                            for part in split["parts"]
+                        ),
+                    )
+                    for name, split in content["splits"].items()
+                },
+                columns={
+                    role: column if isinstance(column, str) else tuple(column)
+                    for role, column in content["columns"].items()
+                },
+                kinds=content["kinds"],
+                labels=None
+                if content["labels"] is None
+                else Labels(**content["labels"] | {"names": tuple(content["labels"]["names"])}),
+                counts=content["counts"],
+                lengths=content["lengths"],
+                label_range=None if content["label_range"] is None else tuple(content["label_range"]),
+                duplicates=content["duplicates"],
+                dropped=content["dropped"],
+                guesses=tuple(content["guesses"]),
+                warnings=tuple(content["warnings"]),
+            )
+        except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+            raise InputError(
+                "resume.data",
+                "data.json cannot be read as a data plan",
+                saw=[f"{type(error).__name__}: {error}"],
+                fix="start the run again from its config.yaml",
+            ) from error
+
+
+def _pack_rows(rows: Rows, num_rows: int) -> dict[str, Any]:
+    """Return row numbers in a form that stays small: all, a short list, or a bitmap."""
+    if len(rows) == num_rows:
+        return {"rows": "all"}
+    if len(rows) <= _MOST_ROWS_LISTED:
+        return {"rows": rows.tolist()}
+    bits = np.zeros(num_rows, np.bool_)
+    bits[rows] = True
+    return {"bitmap": base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode("ascii")}
+
+
+def _unpack_rows(part: Mapping[str, Any], num_rows: int) -> Rows:
+    if "bitmap" in part:
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(part["bitmap"])), np.uint8)
+        return np.flatnonzero(np.unpackbits(packed, count=num_rows)).astype(np.int64)
+    return np.arange(num_rows) if part["rows"] == "all" else np.array(part["rows"], np.int64)
+
+
+class SplitRows:
+    """The rows of a split: `rows[i]` is a dict by role, in the form that the task reads.
+
+    Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}; labels are ids, lists
+    of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
+    """
+
+    def __init__(self, plan: DataPlan, tables: list[Table], rows: list[Rows]) -> None:
+        self._columns = plan.columns
+        self._kinds = plan.kinds
+        self._labels = plan.labels
+        self._tables = tables
+        self._rows = rows
+        self._ends = np.cumsum([len(part) for part in rows])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a split of {len(self)} rows")
+        table, row = self._locate(index)
+        values = table[row]
+        found: Row = {}
+        for role, column in self._columns.items():
+            names = [column] if isinstance(column, str) else column
+            if all(name.partition(".")[0] in table.columns or name in table.columns for name in names):
+                parts = [value_at(values, name) for name in names]
+                found[role] = self._form(self._kinds[role], parts[0] if len(parts) == 1 else parts, found)
+        return found
+
+    def place(self, index: int) -> str:
+        """Return where a row comes from, in words: "line 12 of train.csv"."""
+        table, row = self._locate(index)
+        return f"{table.place(row)} of {table.name}"
+
+    def _locate(self, index: int) -> tuple[Table, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        start = int(self._ends[part - 1]) if part else 0
+        return self._tables[part], int(self._rows[part][index - start])
+
+    def _form(self, kind: str, value: Any, found: Row) -> Any:
+        if kind == "text":
+            return as_text(value)
+        if kind == "tokens":
+            return as_tokens(value)
+        if kind == "texts":
+            return as_texts(value)
+        if kind == "answers":
+            return as_answers(value, found["context"])
+        assert self._labels is not None, "preflight makes labels for a role that has them"
+        return self._labels.encode(value)
+
+
+def check_unchanged(plan: DataPlan) -> None:
+    """Refuse if a file of the plan is not what it was: resume, evaluate and predict call this before anything else.
+
+    Raises:
+        InputError: resume.data, naming the file and both hashes.
+    """
+    for file in plan.files:
+        name = Path(file.path).name
+        if file.kind == "hub":
+            now = open_hub(file.path, file.settings["split"])[file.settings["split"]].sha256
+        elif not Path(file.path).exists():
+            raise InputError(
+                "resume.data",
+                f"{name} is gone since the run started",
+                saw=[f"it was {file.path}, sha256 {file.sha256[:12]}..."],
+                fix="put it back, or give its new place",
+            )
+        else:
+            now = sha256_of(Path(file.path))
+        if now != file.sha256:
+            raise InputError(
+                "resume.data",
+                f"{name} changed since the run started (sha256 {file.sha256[:12]}... -> {now[:12]}...)",
+                saw=[f"then: {file.sha256}", f"now:  {now}", f"file: {file.path}"],
+                fix="put it back, or --allow_changed_data",
+            )

@@ -1,0 +1,54 @@
+"""Which row is trained on and which is held back.
+
+Without a validation file a row's side follows from a hash of its content and nothing else: not from the order of the
+file, its other rows, or a seed. Equal rows are on the same side.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+from loopwright.sources.scanning import Hashes
+
+Rows = npt.NDArray[np.int64]
+
+
+def is_held_back(split_key: Hashes, ratio: float) -> npt.NDArray[np.bool_]:
+    """Return which rows go to validation: those whose hash lies in the lowest part of its range.
+
+    Where that leaves a side empty (a few rows), the content with the smallest hash goes to validation.
+    """
+    if not 0 < ratio < 1:
+        raise InputError(
+            "args.value", f"--validation_ratio {ratio} is no share of the rows", fix="--validation_ratio 0.2"
+        )
+    held_back: npt.NDArray[np.bool_] = split_key < np.uint64(int(ratio * 2**64))
+    if held_back.any() and not held_back.all():
+        return held_back
+    if len(np.unique(split_key)) < 2:
+        raise InputError(
+            "data.split",
+            f"{len(split_key)} row{'s' if len(split_key) != 1 else ''} cannot be split into training and validation",
+            saw=["all rows are the same"] if len(split_key) > 1 else [],
+            fix="give more rows, or --validation_file",
+        )
+    smallest: npt.NDArray[np.bool_] = split_key == split_key.min()
+    return smallest
+
+
+def keep_classes_in_training(held_back: npt.NDArray[np.bool_], codes: npt.NDArray[np.int32]) -> list[int]:
+    """Take classes whose rows are all held back into training, in place; return their codes."""
+    in_training = np.unique(codes[~held_back])
+    only_held_back = np.setdiff1d(codes[held_back], in_training)
+    held_back[np.isin(codes, only_held_back)] = False
+    return [int(code) for code in only_held_back]
+
+
+def duplicated_in(content: Hashes, training: Hashes) -> npt.NDArray[np.bool_]:
+    """Return which rows have the content of a training row."""
+    ordered = np.unique(training)
+    places = np.minimum(np.searchsorted(ordered, content), max(len(ordered) - 1, 0))
+    found: npt.NDArray[np.bool_] = ordered[places] == content if len(ordered) else np.zeros(len(content), np.bool_)
+    return found

@@ -1,0 +1,138 @@
+"""What every reader of a data file offers: columns, length, any row by number, all rows in order.
+
+A table keeps only the index of its rows in memory. It can be pickled, and its rows can be read from loader workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loopwright.sources.files import BLOCK_BYTES, FileBytes, Offsets, Progress, Say
+
+Row = dict[str, Any]
+
+
+class Block(NamedTuple):
+    """Some rows in a row, column by column: `values[name][k]` belongs to row `start + k`."""
+
+    start: int
+    values: dict[str, list[Any]]
+
+
+class Table(ABC):
+    """Rows of one data source, each a dict by column name. csv values are text, JSON values are what they are."""
+
+    path: str
+    kind: str
+    columns: tuple[str, ...]
+    sha256: str
+    num_bytes: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Row:
+        """Return one row; raise IndexError outside 0 .. len - 1."""
+
+    @abstractmethod
+    def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
+        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file without its folder."""
+        return Path(self.path).name
+
+    def place(self, index: int) -> str:
+        """Return where a row stands, in words for an error message."""
+        return f"row {index + 1:,}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return what `open_table` must be given to read this file in the same way again."""
+        return {"kind": self.kind}
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the classes of a column in the order of their ids, where the file itself names them; else nothing."""
+        return ()
+
+    def __iter__(self) -> Iterator[Row]:
+        for block in self.blocks(self.columns):
+            for values in zip(*(block.values[name] for name in self.columns), strict=True):
+                yield dict(zip(self.columns, values, strict=True))
+
+
+class IndexedTable(Table):
+    """A table over a file whose rows lie one after the other."""
+
+    def __init__(self, source: FileBytes, kind: str) -> None:
+        self.source = source
+        self.path = str(source.path)
+        self.kind = kind
+        self.num_bytes = source.num_bytes
+        self.columns = ()
+        self.index: Offsets = np.zeros(1, np.uint64)  # row i lies from index[i] to index[i + 1]
+
+    @abstractmethod
+    def parse(self, data: bytes, index: int) -> Row:
+        """Return the row that these bytes are."""
+
+    def __len__(self) -> int:
+        return len(self.index) - 1
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a table of {len(self)} rows")
+        return self.parse(self.source.read_row(int(self.index[index]), int(self.index[index + 1])), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        for start, pieces in self.pieces(None):
+            yield from (self.parse(piece, start + k) for k, piece in enumerate(pieces))
+
+    def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
+        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        for start, pieces in self.pieces(say):
+            rows = [self.parse(piece, start + k) for k, piece in enumerate(pieces)]
+            yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+
+    def pieces(self, say: Say | None) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield (first row, bytes of each row) for a few megabytes of rows at a time."""
+        for start, data, places in self.stretches(say):
+            yield start, [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+
+    def stretches(self, say: Say | None) -> Iterator[tuple[int, bytes, list[int]]]:
+        """Yield (first row, bytes of some rows, where in them each row starts, and where the last one ends)."""
+        start, num_rows = 0, len(self)
+        while start < num_rows:
+            offset = int(self.index[start])
+            stop = int(np.searchsorted(self.index, offset + BLOCK_BYTES, side="right")) - 1
+            stop = min(max(stop, start + 1), num_rows)
+            end = int(self.index[stop])
+            data = self.source.read_row(offset, end)
+            places = (self.index[start : stop + 1] - np.uint64(offset)).tolist()
+            yield start, data, places
+            start = stop
+            if say is not None:
+                say(Progress(self.path, "checking", end, self.num_bytes))
+
+    def place(self, index: int) -> str:
+        """Return the line in which a row starts."""
+        return f"line {self.source.line_at(int(self.index[index])):,}"
+
+
+def value_at(row: Row, column: str) -> Any:
+    """Return the value of a column, or None. `a.b` is the entry `b` of column `a`, unless there is a column `a.b`."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value

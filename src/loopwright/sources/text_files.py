@@ -1,0 +1,124 @@
+"""Plain text, by line or by paragraph, and files with one token per line, as CoNLL writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+from loopwright.sources.files import FileBytes, Say, index_rows, line_starts
+from loopwright.sources.json_files import LineSplitter
+from loopwright.sources.tables import IndexedTable, Row
+
+TEXT_UNITS = ("line", "paragraph")
+
+
+class ParagraphSplitter:
+    """Finds paragraphs: lines without a blank line between them."""
+
+    def __init__(self) -> None:
+        self._is_after_blank = True
+
+    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
+        """Return where paragraphs start, and how many bytes are done with. Lines are done with one by one."""
+        starts, is_blank, num_done = line_starts(buffer, is_last)
+        if not len(starts):
+            return starts, 0
+        is_after_blank = np.concatenate([[self._is_after_blank], is_blank[:-1]])
+        self._is_after_blank = bool(is_blank[-1])
+        return starts[is_after_blank & ~is_blank], num_done
+
+    def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
+        """Return None: a long line is a long line."""
+        return None
+
+
+class TextTable(IndexedTable):
+    """A text file with the single column `text`; one row per line that is not blank, or per paragraph."""
+
+    columns = ("text",)
+
+    def __init__(self, source: FileBytes, text_unit: str, say: Say | None) -> None:
+        super().__init__(source, "txt")
+        if text_unit not in TEXT_UNITS:
+            raise InputError(
+                "args.value",
+                f"--text_unit {text_unit!r} is unknown",
+                fix="--text_unit line   or   --text_unit paragraph",
+            )
+        self.columns = ("text",)
+        self.text_unit = text_unit
+        self.index = index_rows(source, LineSplitter() if text_unit == "line" else ParagraphSplitter(), say)
+        self.sha256 = source.sha256
+
+    def settings(self) -> dict[str, Any]:
+        """Return the kind and the unit."""
+        return {"kind": self.kind, "text_unit": self.text_unit}
+
+    def parse(self, data: bytes, index: int) -> Row:
+        """Return the row that these bytes are."""
+        return {"text": data.decode("utf-8").rstrip("\r\n").replace("\r\n", "\n")}
+
+
+class ConllTable(IndexedTable):
+    """A file with one token per line and blank lines between sentences.
+
+    The first field of a line is the token, the last its tag; fields between become columns `field_2`, `field_3`, ...
+    Fields are separated by tabs if the first line has one, else by blanks. Comments (`# ...`) and -DOCSTART- lines are
+    left out.
+    """
+
+    def __init__(self, source: FileBytes, say: Say | None) -> None:
+        super().__init__(source, "conll")
+        index = index_rows(source, ParagraphSplitter(), say)
+        self.sha256 = source.sha256
+        self._separator: str | None = None
+        self._num_fields = 0
+        is_sentence = np.ones(len(index) - 1, np.bool_)
+        self.index = index
+        for start, pieces in self.pieces(None):
+            for k, piece in enumerate(pieces):
+                lines = self._lines(piece)
+                is_sentence[start + k] = bool(lines)
+                if lines and not self._num_fields:
+                    self._separator = "\t" if "\t" in lines[0] else None
+                    self._num_fields = len(lines[0].split(self._separator))
+        # What is no sentence is added to the one before it, where it changes nothing.
+        self.index = np.append(index[:-1][is_sentence], index[-1])
+        if not len(self):
+            raise InputError(
+                "data.no_rows", f"{self.path} holds no sentence", saw=["only comments"], fix="give a file with tokens"
+            )
+        if self._num_fields < 2:
+            raise InputError(
+                "data.ragged",
+                f"{self.path}: {self.place(0)} has one field where a token and its tag are expected",
+                saw=[repr(self.source.read_row(int(self.index[0]), int(self.index[1])).decode("utf-8")[:60])],
+                fix="write one token and its tag per line, with a blank or tab between them",
+            )
+        self.columns = ("tokens", *(f"field_{k}" for k in range(2, self._num_fields)), "tags")
+
+    def parse(self, data: bytes, index: int) -> Row:
+        """Return the row that these bytes are: one list per column."""
+        lines = self._lines(data)
+        rows = [line.split(self._separator) for line in lines]
+        for line, fields in zip(lines, rows, strict=True):
+            if len(fields) != self._num_fields:
+                offset = int(self.index[index]) + data.index(line.encode("utf-8"))
+                raise InputError(
+                    "data.ragged",
+                    f"{self.path}: line {self.source.line_at(offset):,} has {len(fields)} fields where the first line "
+                    f"has {self._num_fields}",
+                    saw=[repr(line[:60])],
+                    fix="write the same fields in each line; put an empty line between sentences",
+                )
+        return {name: list(values) for name, values in zip(self.columns, zip(*rows, strict=True), strict=True)}
+
+    def _lines(self, data: bytes) -> list[str]:
+        return [
+            line
+            for line in data.decode("utf-8").replace("\r\n", "\n").split("\n")
+            if line.strip() and not line.startswith(("# ", "-DOCSTART-"))
+        ]

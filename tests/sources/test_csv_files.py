@@ -1,0 +1,151 @@
+"""csv and tsv files against Python's csv module, and by row against in order."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from tests.sources.refusing import write
+
+from loopwright.sources import files, open_table
+from loopwright.sources.delimited import DelimitedSplitter, Dialect, split_fields
+
+FIELD = st.text(st.sampled_from("ab ,;\t\"'\n\u00e9\u2028\U0001f600"), max_size=6)
+
+
+def rows_by_index(text: str, dialect: Dialect, cut: int) -> list[list[str]]:
+    """Return the rows that the splitter finds when it is fed in two pieces."""
+    data, splitter = text.encode(), DelimitedSplitter(dialect)
+    starts, num_done = splitter.split(data[:cut], False)
+    found = starts.tolist()
+    if num_done < len(data):
+        more, num_more = splitter.split(data[num_done:], True)
+        found += [num_done + start for start in more.tolist()]
+        assert num_done + num_more == len(data)
+    places = [*found, len(data)]
+    rows = [data[a:b].decode() for a, b in zip(places, places[1:], strict=False)]
+    return [split_fields(row.rstrip("\r\n"), dialect) for row in rows]
+
+
+def is_closed(text: str) -> bool:
+    """Whether no quote is open at the end of a text."""
+    return list(csv.reader(io.StringIO(text + "\nx", newline="")))[-1] == ["x"]
+
+
+@given(
+    rows=st.lists(st.lists(FIELD, min_size=2, max_size=4), min_size=1, max_size=6),
+    delimiter=st.sampled_from(",;\t|"),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    data=st.data(),
+)
+@settings(max_examples=200)
+def test_what_the_csv_module_writes_is_read_back_wherever_the_file_is_cut(rows, delimiter, quoting, line_end, data):
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter=delimiter, quoting=quoting, lineterminator=line_end).writerows(rows)
+    text = written.getvalue()
+    cut = data.draw(st.integers(0, len(text.encode())))
+    assert rows_by_index(text, Dialect(delimiter, True), cut) == rows
+
+
+@given(text=st.text(st.sampled_from('ab,"\n\u00e9'), min_size=1, max_size=24), data=st.data())
+@settings(max_examples=500)
+def test_stray_quotes_are_read_as_the_csv_module_reads_them(text, data):
+    cut = data.draw(st.integers(0, len(text.encode())))
+    if not is_closed(text):
+        return
+    expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    assert rows_by_index(text, Dialect(",", True), cut) == expected
+
+
+@given(rows=st.lists(st.lists(FIELD, min_size=3, max_size=3), min_size=1, max_size=8))
+@settings(max_examples=60)
+def test_a_file_read_by_row_in_order_and_by_the_csv_module_is_the_same(rows, tmp_path_factory):
+    path = tmp_path_factory.mktemp("csv") / "rows.csv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["a", "b", "c"], *rows])
+    table = open_table(path)
+    with open(path, encoding="utf-8", newline="") as file:
+        expected = [dict(row) for row in csv.DictReader(file)]
+    assert list(table) == expected
+    assert [table[index] for index in range(len(table))] == expected
+    assert [table[index] for index in reversed(range(len(table)))] == expected[::-1]
+
+
+def test_chunks_and_blocks_of_a_few_bytes_give_the_same_rows(tmp_path, monkeypatch):
+    rows = [[str(k), f'text "{k}",\nwith all\u00e9 ' + "x" * (k % 40), '5" disk' if k % 3 else ""] for k in range(200)]
+    path = tmp_path / "rows.csv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "text", "note"], *rows])
+    whole = open_table(path)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 57)
+    monkeypatch.setattr("loopwright.sources.tables.BLOCK_BYTES", 101)
+    pieces = open_table(path)
+    expected = [dict(zip(["id", "text", "note"], row, strict=True)) for row in rows]
+    assert list(pieces) == list(whole) == expected
+    assert (pieces.index == whole.index).all() and pieces.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize(
+    ("content", "delimiter"),
+    [
+        ("text,label\na b,1\nc d,0\n", ","),
+        ("text;label\na, b;1\nc, d;0\n", ";"),
+        ("text\tlabel\na, b\t1\nc; d\t0\n", "\t"),
+        ("text|label\na|1\nb|0\n", "|"),
+        ('text;label\n"a;b;c";1\n"d;e";0\n', ";"),
+        ("text\nonly one column here\nand here\n", ","),
+    ],
+    ids=["comma", "semicolon", "tab", "pipe", "quoted", "single"],
+)
+def test_the_delimiter_is_found_out(tmp_path, content, delimiter):
+    table = open_table(write(tmp_path / "rows.csv", content))
+    assert table.settings()["delimiter"] == delimiter
+    assert len(table) == 2 and table.columns[0] == "text"
+
+
+def test_marks_crlf_blank_lines_and_blanks_around_names_do_not_matter(tmp_path):
+    content = '\ufefftext , label\r\n\r\n"a\r\nb",1\r\nc,0\r\n\r\n'
+    table = open_table(write(tmp_path / "rows.csv", content))
+    assert table.columns == ("text", "label")
+    assert list(table) == [{"text": "a\r\nb", "label": "1"}, {"text": "c", "label": "0"}]
+    assert [table.place(0), table.place(1)] == ["line 3", "line 5"]
+
+
+def test_a_file_with_carriage_returns_only_has_rows(tmp_path):
+    table = open_table(write(tmp_path / "rows.csv", "text,label\ra,1\rb,0\r"))
+    assert list(table) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
+
+
+def test_a_carriage_return_inside_a_field_is_a_character_of_it(tmp_path):
+    table = open_table(write(tmp_path / "rows.csv", 'text,label\na\rb,"1"\n'))
+    assert list(table) == [table[0]] == [{"text": "a\rb", "label": "1"}]
+
+
+def test_a_field_longer_than_the_csv_module_takes_is_read(tmp_path):
+    text = 'x, "y"' * 50_000
+    with open(tmp_path / "rows.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["text", "label"], [text, "1"]])
+    table = open_table(tmp_path / "rows.csv")
+    assert table[0] == next(iter(table)) == {"text": text, "label": "1"}
+
+
+def test_quotes_in_a_tsv_file_are_characters_where_they_do_not_close(tmp_path):
+    content = 'text\tlabel\n"Open quote\t1\nplain\t0\n'
+    table = open_table(write(tmp_path / "rows.tsv", content))
+    assert [row["text"] for row in table] == ['"Open quote', "plain"]
+    closed = open_table(write(tmp_path / "closed.tsv", 'text\tlabel\n"with\ttab"\t1\n'))
+    assert closed[0] == {"text": "with\ttab", "label": "1"}
+
+
+def test_the_index_of_a_column_without_a_name_is_named(tmp_path):
+    table = open_table(write(tmp_path / "rows.csv", ",text\n0,a\n1,b\n"))
+    assert table.columns == ("unnamed_0", "text")
+
+
+def test_splitting_fields_is_what_the_csv_module_does():
+    for text in ["a,b", '"a""b",c', '"a"b,c', '"",""', 'a"b,c"', '"a,b\n",', ",", '"a" ,b']:
+        assert split_fields(text, Dialect(",", True)) == next(csv.reader([text]))

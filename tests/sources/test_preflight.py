@@ -1,0 +1,643 @@
+"""Preflight: columns, labels, splits, duplicates, lengths, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import pickle
+import random
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from tests.sources.refusing import assert_refused, write
+
+from loopwright.errors import InputError
+from loopwright.sources import CODES, SCHEMAS, DataOptions, DataPlan, Role, Schema, check_unchanged, files, preflight
+from loopwright.sources.guessing import is_number
+from loopwright.sources.labels import did_you_mean, ordered
+from loopwright.sources.scanning import LengthHistogram
+from loopwright.sources.splitting import duplicated_in, is_held_back
+
+CLASSIFY = SCHEMAS["text-classification"]
+TAG = SCHEMAS["token-classification"]
+ANSWER = SCHEMAS["question-answering"]
+
+
+def write_csv(path, header, rows):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def write_jsonl(path, rows):
+    return write(path, "\n".join(json.dumps(row) for row in rows) + "\n")
+
+
+def reviews(number, start=0):
+    return [[f"review number {k}", ["neg", "pos"][k % 2]] for k in range(start, start + number)]
+
+
+@pytest.fixture
+def reviews_csv(tmp_path):
+    return write_csv(tmp_path / "reviews.csv", ["review", "stars"], reviews(100))
+
+
+# ----------------------------------------------------------------------------------------------------- columns
+
+
+def test_a_single_file_becomes_a_plan(reviews_csv):
+    plan = preflight(CLASSIFY, data=reviews_csv)
+    assert plan.columns == {"text": "review", "label": "stars"}
+    assert plan.guesses == ("text='review' (guessed by its name)", "label='stars' (guessed by its name)")
+    assert plan.labels.names == ("neg", "pos") and plan.labels.kind == "class"
+    assert list(plan.splits) == ["train", "validation"]
+    assert len(plan.splits["train"]) + len(plan.splits["validation"]) == 100
+    assert 10 <= len(plan.splits["validation"]) <= 30
+    for name, split in plan.splits.items():
+        assert sum(plan.counts[name].values()) == len(split) == len(plan.rows(name))
+    assert plan.lengths["text"] == {
+        "characters": {"p50": 16, "p95": 16, "max": 16},
+        "words": {"p50": 3, "p95": 3, "max": 3},
+    }
+    row = plan.rows("train")[0]
+    assert row == {"text": f"review number {plan.splits['train'].parts[0].rows[0]}", "label": row["label"]}
+    assert row["label"] == int(row["text"].split()[-1]) % 2
+
+
+def test_columns_that_are_named_are_taken(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", ["a", "b", "c"], [[f"x {k}", f"y {k}", k % 2] for k in range(20)])
+    plan = preflight(CLASSIFY, data=path, columns={"text": "b", "label": "c"})
+    assert plan.columns == {"text": "b", "label": "c"} and plan.guesses == ()
+    assert plan.rows("train")[0]["text"].startswith("y ")
+
+
+def test_columns_are_guessed_by_elimination(tmp_path):
+    rows = [[k, f"some words {k}", ["up", "down"][k % 2]] for k in range(20)]
+    plan = preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", ["nr", "satz", "urteil"], rows))
+    assert plan.columns == {"text": "satz", "label": "urteil"}
+    assert all("no other column is left that fits" in guess for guess in plan.guesses)
+
+
+def test_a_column_that_does_not_exist_is_refused_with_all_columns(reviews_csv):
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=reviews_csv, columns={"text": "text"})
+    assert refusal.error.what == "--text_column 'text': no such column"
+    assert refusal.error.saw[0] == "columns in reviews.csv:"
+    assert "review  e.g. 'review number 0'" in refusal.error.saw[1] and "100 distinct" in refusal.error.saw[1]
+    assert "2 distinct" in refusal.error.saw[2]
+    assert refusal.error.fix == "--text_column review"
+
+
+def test_columns_that_would_both_do_are_not_guessed(tmp_path):
+    rows = [[f"one {k}", f"two {k}", k % 2] for k in range(20)]
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", ["review", "content", "label"], rows))
+    assert "'review' and 'content' would both do" in refusal
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", ["one", "two", "label"], rows))
+    assert "'one' and 'two' would both do" in refusal
+    preferred = write_csv(tmp_path / "rows.csv", ["content", "text", "label"], rows)
+    assert preflight(CLASSIFY, data=preferred).columns["text"] == "text"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(st.sampled_from("ab |\ud83d"), max_size=3),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.sampled_from(["text", "answer_start"]), values),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("task", sorted(SCHEMAS))
+def test_whatever_the_values_are_rows_are_planned_or_refused(task, tmp_path_factory):
+    path = tmp_path_factory.mktemp("any") / "rows.jsonl"
+    columns = {role.name: role.name for role in SCHEMAS[task].roles}
+
+    @given(
+        st.lists(st.fixed_dictionaries({name: VALUES for name in columns}), min_size=1, max_size=5),
+        st.sampled_from([None, "class", "multi", "float"]),
+        st.sampled_from(["refuse", "drop"]),
+    )
+    @settings(max_examples=100)
+    def check(rows, label_kind, policy):
+        options = DataOptions(label_kind=label_kind, missing_values=policy, unknown_labels=policy, validation_ratio=0)
+        try:
+            plan = preflight(SCHEMAS[task], data=write_jsonl(path, rows), columns=columns, options=options)
+        except InputError as error:
+            assert error.code in CODES
+            return
+        found = plan.rows("train")
+        assert len([found[k] for k in range(len(found))]) == len(plan.splits["train"])
+        assert DataPlan.from_json(plan.to_json()).to_json() == plan.to_json()
+
+    check()
+
+
+def test_a_role_that_a_task_does_not_have_is_refused(reviews_csv):
+    with assert_refused("args.value") as refusal:
+        preflight(CLASSIFY, data=reviews_csv, columns={"lable": "stars"})
+    assert refusal.error.fix == "--label_column stars"
+
+
+def test_a_validation_file_with_other_columns_is_refused(reviews_csv, tmp_path):
+    other = write_csv(tmp_path / "val.csv", ["text", "stars"], reviews(5))
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, train_file=reviews_csv, validation_file=other)
+    assert "val.csv has no column 'review'" in refusal
+
+
+def test_choices_and_entries_of_objects_are_columns_too(tmp_path):
+    rows = [
+        {
+            "translation": {"en": f"hello {k}", "de": f"hallo {k}"},
+            "sent1": "s",
+            "ending1": "b",
+            "ending0": "a",
+            "label": k % 2,
+        }
+        for k in range(20)
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    plan = preflight(
+        SCHEMAS["translation"], data=path, columns={"source": "translation.de", "target": "translation.en"}
+    )
+    first = plan.splits["train"].parts[0].rows[0]
+    assert plan.rows("train")[0] == {"source": f"hallo {first}", "target": f"hello {first}"}
+    schema, options = SCHEMAS["multiple-choice"], DataOptions(validation_ratio=0)
+    plan = preflight(schema, data=path, options=options)
+    assert plan.columns["choices"] == ("ending0", "ending1")
+    assert plan.rows("train")[1] == {"context": "s", "choices": ["a", "b"], "label": 1}
+    told = preflight(
+        SCHEMAS["multiple-choice"],
+        data=path,
+        columns={"choices": "ending1, ending0"},
+        options=DataOptions(validation_ratio=0),
+    )
+    assert told.rows("train")[0]["choices"] == ["b", "a"]
+
+
+def test_a_schema_of_its_own_and_one_without_labels(reviews_csv):
+    schema = Schema("own", (Role("text", names=("review",)), Role("note", names=("note",), is_required=False)))
+    assert preflight(schema, data=reviews_csv).columns == {"text": "review"}
+    plan = preflight(CLASSIFY.for_prediction(), test_file=reviews_csv)
+    assert plan.columns == {"text": "review"} and list(plan.splits) == ["test"] and plan.labels is None
+    assert plan.rows("test")[3] == {"text": "review number 3"}
+    assert CLASSIFY.with_names({"text": ("stars",)}).roles[0].names == ("stars",)
+
+
+# ------------------------------------------------------------------------------------------------------ labels
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["10", "9", "-1"], ("-1", "9", "10")),
+        (["b", "a", "C"], ("C", "a", "b")),
+        ([True, False], ("false", "true")),
+        ([3, 20, 1], ("1", "3", "20")),
+        ([" x", "x ", "y"], ("x", "y")),
+    ],
+    ids=["numerals", "words", "booleans", "integers", "blanks"],
+)
+def test_labels_are_sorted_numbers_by_value(tmp_path, values, names):
+    rows = [{"text": f"row {k}", "label": values[k % len(values)]} for k in range(30)]
+    plan = preflight(CLASSIFY, data=write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert plan.labels.names == names
+    train = plan.rows("train")
+    for k in range(len(train)):
+        original = values[int(train[k]["text"].split()[1]) % len(values)]
+        text = str(original).lower() if isinstance(original, bool) else str(original).strip()
+        assert names[train[k]["label"]] == text
+
+
+def test_numbers_that_are_not_whole_are_predicted_as_numbers(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", ["text", "score"], [[f"t {k}", f"{k / 4:.2f}"] for k in range(20)])
+    plan = preflight(CLASSIFY, data=path)
+    assert plan.labels.kind == "float" and plan.labels.names == () and plan.counts == {}
+    assert plan.label_range == (0.0, 4.75)
+    assert plan.rows("train")[0]["label"] == int(plan.rows("train")[0]["text"].split()[1]) / 4
+    late = write_csv(
+        tmp_path / "late.csv", ["text", "score"], [[f"t {k}", "0.5" if k == 700 else k % 3] for k in range(800)]
+    )
+    plan = preflight(CLASSIFY, data=late)
+    assert plan.labels.kind == "float" and plan.label_range == (0.0, 2.0)
+    whole = write_csv(tmp_path / "whole.csv", ["text", "label"], [[f"t {k}", f"{k % 2}.0"] for k in range(20)])
+    plan = preflight(CLASSIFY, data=whole)
+    assert plan.labels.kind == "float" and "--label_kind class" in plan.warnings[0]
+    assert preflight(CLASSIFY, data=whole, options=DataOptions(label_kind="class")).labels.names == ("0.0", "1.0")
+
+
+def test_several_labels_per_row_are_lists_or_separated(tmp_path):
+    rows = [{"text": f"t {k}", "labels": [["a", "b"], ["b"], ["c", "a"]][k % 3]} for k in range(30)]
+    plan = preflight(CLASSIFY, data=write_jsonl(tmp_path / "rows.jsonl", rows), options=DataOptions(validation_ratio=0))
+    assert plan.labels.kind == "multi" and plan.labels.names == ("a", "b", "c")
+    assert plan.counts == {"train": {"a": 20, "b": 20, "c": 10}}
+    assert plan.rows("train")[2] == {"text": "t 2", "label": [2, 0]}
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], [["x", "a;b"], ["y", "b"], ["z", "a"]])
+    options = DataOptions(label_kind="multi", label_separator=";", validation_ratio=0)
+    assert preflight(CLASSIFY, data=path, options=options).rows("train")[0]["label"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "values", [[1, "pos"], [True, 1], ["1", "2", "pos"], [[1], 2]], ids=["json", "boolean", "numerals", "list"]
+)
+def test_labels_of_several_kinds_are_refused(tmp_path, values):
+    rows = [{"text": f"row {k}", "label": values[k % len(values)]} for k in range(30)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    if isinstance(values[0], list):
+        with assert_refused("data.value"):
+            preflight(CLASSIFY, data=path)
+        return
+    with assert_refused("data.label_type") as refusal:
+        preflight(CLASSIFY, data=path)
+    assert "first in line 2" in refusal or "first in line 3" in refusal
+    assert len(preflight(CLASSIFY, data=path, options=DataOptions(label_kind="class")).labels.names) >= 2
+
+
+def test_a_word_among_numbers_is_refused_with_its_line(tmp_path):
+    rows = [[f"t {k}", "n/a" if k == 8 else k / 8] for k in range(20)]
+    with assert_refused("data.label_type") as refusal:
+        preflight(
+            CLASSIFY,
+            data=write_csv(tmp_path / "rows.csv", ["text", "label"], rows),
+            options=DataOptions(label_kind="float"),
+        )
+    assert "line 10" in refusal and "'n/a'" in refusal
+
+
+def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_path):
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], reviews(60))
+    val = write_csv(tmp_path / "val.csv", ["text", "label"], [["a b c", "positive"], ["d e f", "neg"]])
+    with assert_refused("data.labels") as refusal:
+        preflight(CLASSIFY, train_file=train, validation_file=val)
+    assert str(refusal.error) == (
+        "error[data.labels]: 1 label of val.csv never occurs in train.csv\n"
+        "  train: neg 30, pos 30   validation: neg 1, positive 1\n"
+        "  unknown 'positive': 1 row, first in line 2 -- did you mean 'pos'?\n"
+        "  fix: --label_map positive=pos   or   --unknown_labels drop"
+    )
+    mapped = preflight(
+        CLASSIFY, train_file=train, validation_file=val, options=DataOptions(label_map={"positive": "pos"})
+    )
+    assert mapped.rows("validation")[0] == {"text": "a b c", "label": 1}
+    dropped = preflight(CLASSIFY, train_file=train, validation_file=val, options=DataOptions(unknown_labels="drop"))
+    assert len(dropped.splits["validation"]) == 1 and dropped.dropped == {"unknown_labels": 1}
+    assert dropped.rows("validation")[0] == {"text": "d e f", "label": 0}
+
+
+def test_unknown_tags_are_refused_or_their_rows_dropped(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", [{"tokens": ["a", f"b{k}"], "tags": ["O", "B-X"]} for k in range(5)])
+    val = write_jsonl(tmp_path / "val.jsonl", [{"tokens": ["c"], "tags": ["O"]}, {"tokens": ["d"], "tags": ["B-x"]}])
+    with assert_refused("data.labels") as refusal:
+        preflight(TAG, train_file=train, validation_file=val)
+    assert "first in line 2 -- did you mean 'B-X'?" in refusal
+    plan = preflight(TAG, train_file=train, validation_file=val, options=DataOptions(unknown_labels="drop"))
+    assert plan.counts == {"train": {"B-X": 5, "O": 5}, "validation": {"B-X": 0, "O": 1}}
+    assert plan.rows("train")[0] == {"tokens": ["a", "b0"], "tags": [1, 0]}
+
+
+def test_labels_of_a_trained_model_carry_over(tmp_path):
+    path = write_csv(tmp_path / "new.csv", ["text", "label"], [["a b c", "pos"], ["d e f", "pos"]])
+    options = DataOptions(label_names=("pos", "neg"))
+    plan = preflight(CLASSIFY, test_file=path, options=options)
+    assert plan.labels.names == ("pos", "neg") and plan.counts == {"test": {"pos": 2, "neg": 0}}
+    with assert_refused("data.labels") as refusal:
+        preflight(CLASSIFY, test_file=path, options=DataOptions(label_names=("good", "bad")))
+    assert "is none of the labels that there can be" in refusal
+
+
+def test_one_class_only_is_refused(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], [[f"t {k}", "same"] for k in range(10)])
+    with assert_refused("data.one_class"):
+        preflight(CLASSIFY, data=path)
+
+
+def test_more_labels_than_there_can_be_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("loopwright.sources.labels.MOST_LABELS", 50)
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], [[f"t {k}", f"id{k}"] for k in range(60)])
+    with assert_refused("data.labels") as refusal:
+        preflight(CLASSIFY, data=path)
+    assert "more than 50 different values" in refusal
+
+
+def test_a_label_beyond_the_choices_is_refused(tmp_path):
+    rows = [{"sent1": f"s {k}", "ending0": "a", "ending1": "b", "label": k % 3} for k in range(9)]
+    with assert_refused("data.labels") as refusal:
+        preflight(SCHEMAS["multiple-choice"], data=write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert "unknown '2'" in refusal
+
+
+def test_names_of_classes_in_parquet_are_kept_with_their_order(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["pos", "neg"])})
+    rows = {"text": [f"t {k}" for k in range(20)], "label": [k % 2 for k in range(20)]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    plan = preflight(CLASSIFY, data=tmp_path, options=DataOptions(validation_ratio=0))
+    assert plan.labels.names == ("pos", "neg") and plan.counts == {"train": {"pos": 10, "neg": 10}}
+    assert plan.rows("train")[1] == {"text": "t 1", "label": 1}
+
+
+def test_an_unknown_kind_of_label_is_refused(reviews_csv):
+    with assert_refused("args.value"):
+        preflight(CLASSIFY, data=reviews_csv, options=DataOptions(label_kind="classes"))
+
+
+def test_the_label_that_was_meant_is_found():
+    names = ["pos", "neg", "B-ORG"]
+    assert [did_you_mean(text, names) for text in ("positive", "POS", "ne", "B-0RG", "zzz")] == [
+        "pos",
+        "pos",
+        "neg",
+        "B-ORG",
+        None,
+    ]
+    assert ordered(["10", "9"]) == ("9", "10") and ordered(["10", "9", "a"]) == ("10", "9", "a")
+    assert [is_number(value) for value in ("1e3", "-2.5", "1_0", "nan", "inf", "x", None, True, 3)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ values
+
+
+def test_missing_values_are_refused_or_dropped(tmp_path):
+    rows = [["a text", "1"], ["  ", "0"], ["b text", ""], ["c text", "0"], ["d text", "1"]]
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
+    with assert_refused("data.missing") as refusal:
+        preflight(CLASSIFY, data=path)
+    assert "2 of 5 rows of rows.csv lack a value" in refusal
+    assert refusal.error.saw == ("text: 1 row, first in line 3", "label: 1 row, first in line 4")
+    plan = preflight(CLASSIFY, data=path, options=DataOptions(missing_values="drop", validation_ratio=0))
+    assert [plan.rows("train")[k]["text"] for k in range(3)] == ["a text", "c text", "d text"]
+    assert plan.dropped == {"missing_values": 2} and plan.labels.names == ("0", "1")
+    empty = write_csv(tmp_path / "empty.csv", ["text", "label"], [["x y", ""], ["", "1"]])
+    with assert_refused("data.split"):
+        preflight(CLASSIFY, data=empty, options=DataOptions(missing_values="drop"), columns={"text": "text"})
+
+
+def test_values_of_the_wrong_kind_are_refused(tmp_path):
+    rows = [{"text": "fine", "label": 0}, {"text": ["not", "fine"], "label": 1}]
+    with assert_refused("data.value") as refusal:
+        preflight(CLASSIFY, data=write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert "the text in line 2 cannot be used" in refusal
+
+
+def test_as_many_tags_as_tokens_are_needed(tmp_path):
+    rows = [{"tokens": ["a", "b"], "ner_tags": ["O", "O"]}, {"tokens": ["c", "d"], "ner_tags": ["O"]}]
+    with assert_refused("data.tags") as refusal:
+        preflight(TAG, data=write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert "line 2 has 2 tokens and 1 tags" in refusal
+
+
+def question(answers, context="The cat sat on the mat."):
+    return {"id": "1", "question": "Who sat?", "context": context, "answers": answers}
+
+
+@pytest.mark.parametrize(
+    ("answers", "what"),
+    [
+        ({"text": ["dog"], "answer_start": [4]}, "'dog' does not occur in the context"),
+        ({"text": ["cat"], "answer_start": [5]}, "'cat' is at 4, not at 5, where the context has 'at '"),
+        ([{"text": "cat"}], "an answer needs a text and a start"),
+        ({"text": ["cat", "mat"], "answer_start": [4]}, "is needed, not"),
+        (7, "is needed, not 7"),
+        ('{"text": [', "no JSON"),
+    ],
+    ids=["absent", "elsewhere", "start", "lengths", "number", "json"],
+)
+def test_an_answer_that_is_not_in_its_context_is_refused(tmp_path, answers, what):
+    good = question({"text": ["cat"], "answer_start": [4]})
+    with assert_refused("data.answers") as refusal:
+        preflight(ANSWER, data=write_jsonl(tmp_path / "rows.jsonl", [good, question(answers), good]))
+    assert what in refusal and "line 2:" in refusal
+
+
+def test_answers_in_all_forms_are_one(tmp_path):
+    columns = {"text": ["cat"], "answer_start": [4]}
+    forms = [columns, [{"text": "cat", "answer_start": 4}], "cat", json.dumps(columns), [], None]
+    path = write_jsonl(tmp_path / "rows.jsonl", [question(form, f"The cat {k}.") for k, form in enumerate(forms)])
+    rows = preflight(ANSWER, data=path, options=DataOptions(validation_ratio=0)).rows("train")
+    found = [rows[k]["answers"] for k in range(6)]
+    assert found == [columns] * 4 + [{"text": [], "answer_start": []}] * 2
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=200), st.integers(0, 199))
+def test_lengths_are_counted_exactly(lengths, cut):
+    whole, first, second = LengthHistogram(), LengthHistogram(), LengthHistogram()
+    whole.add(lengths)
+    first.add(lengths[:cut])
+    second.add(lengths[cut:])
+    first.merge(second)
+    expected = [int(np.percentile(lengths, share, method="inverted_cdf")) for share in (50, 95)]
+    assert whole.summary() == first.summary() == {"p50": expected[0], "p95": expected[1], "max": max(lengths)}
+
+
+# ------------------------------------------------------------------------------------------------------ splits
+
+
+def sides(plan):
+    """Return the side of each text."""
+    return {plan.rows(split)[k]["text"]: split for split in plan.splits for k in range(len(plan.rows(split)))}
+
+
+def test_a_row_lands_on_the_same_side_whatever_the_file_looks_like(tmp_path):
+    rows = reviews(60)
+    first = sides(preflight(CLASSIFY, data=write_csv(tmp_path / "a.csv", ["text", "label"], rows)))
+    random.Random(1).shuffle(rows)
+    assert sides(preflight(CLASSIFY, data=write_csv(tmp_path / "b.csv", ["text", "label"], rows))) == first
+    objects = [{"label": label, "text": text, "more": 1} for text, label in rows[:40]]
+    fewer = sides(preflight(CLASSIFY, data=write_jsonl(tmp_path / "c.jsonl", objects)))
+    assert len(fewer) == 40 and fewer == {text: first[text] for text in fewer}
+    # The rule itself may never change: a repeated run would be validated on rows that the first one has trained on.
+    hashes = {text: hashlib.blake2b(text.encode(), digest_size=8).digest() for text in first}
+    expected = {text for text, digest in hashes.items() if int.from_bytes(digest, "little") < 0.2 * 2**64}
+    assert {text for text in first if first[text] == "validation"} == expected and "review number 13" in expected
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=50, unique=True), st.floats(0.01, 0.99))
+@settings(max_examples=200)
+def test_both_sides_have_rows_and_equal_content_stays_together(keys, ratio):
+    hashes = np.array(keys * 2, np.uint64)
+    held_back = is_held_back(hashes, ratio)
+    assert held_back.any() and not held_back.all()
+    assert (held_back[: len(keys)] == held_back[len(keys) :]).all()
+
+
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_duplicates_are_those_that_are_in_training(content, training):
+    found = duplicated_in(np.array(content, np.uint64), np.array(training, np.uint64))
+    assert found.tolist() == [value in set(training) for value in content]
+
+
+def test_the_share_that_is_held_back_is_that_which_was_asked_for(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], reviews(2000))
+    for ratio in (0.05, 0.2, 0.5):
+        plan = preflight(CLASSIFY, data=path, options=DataOptions(validation_ratio=ratio))
+        assert abs(len(plan.splits["validation"]) - 2000 * ratio) < 4 * (2000 * ratio * (1 - ratio)) ** 0.5
+    assert list(preflight(CLASSIFY, data=path, options=DataOptions(validation_ratio=0)).splits) == ["train"]
+    with assert_refused("args.value"):
+        preflight(CLASSIFY, data=path, options=DataOptions(validation_ratio=1.5))
+
+
+def test_questions_about_one_context_stay_together(tmp_path):
+    rows = [question([], f"Context {k % 10}.") | {"question": f"What is {k}?"} for k in range(60)]
+    plan = preflight(ANSWER, data=write_jsonl(tmp_path / "rows.jsonl", rows))
+    contexts = {split: {plan.rows(split)[k]["context"] for k in range(len(plan.rows(split)))} for split in plan.splits}
+    assert contexts["train"] and contexts["validation"] and not contexts["train"] & contexts["validation"]
+
+
+def test_a_class_never_lies_in_validation_only(tmp_path):
+    rows = reviews(40) + [[f"rare {k}", f"rare{k}"] for k in range(12)]
+    plan = preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", ["text", "label"], rows))
+    assert all(plan.counts["train"][name] >= 1 for name in plan.labels.names)
+    assert any("stay in training" in warning for warning in plan.warnings)
+
+
+def test_too_few_rows_to_split_are_refused(tmp_path):
+    same = write_csv(tmp_path / "same.csv", ["text", "label"], [["x y", "1"], ["x y", "0"]])
+    with assert_refused("data.split"):
+        preflight(CLASSIFY, data=same, columns={"text": "text"})
+    two = write_csv(tmp_path / "two.csv", ["text", "label"], [["x y", "1"], ["z", "0"]])
+    with assert_refused("data.split"):
+        preflight(CLASSIFY, data=two, columns={"text": "text"})
+
+
+def test_duplicates_in_validation_move_to_training_or_stay(tmp_path):
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], reviews(20))
+    val = write_csv(tmp_path / "val.csv", ["text", "label"], [*reviews(8, start=15), ["unlike", "neg"]])
+    test = write_csv(tmp_path / "test.csv", ["text"], [["review number 3"], ["something else"]])
+    given = {"train_file": train, "validation_file": val, "test_file": test}
+    plan = preflight(CLASSIFY, **given)
+    assert plan.duplicates == {"validation": 5, "test": 1}
+    assert {name: len(split) for name, split in plan.splits.items()} == {"train": 25, "validation": 4, "test": 2}
+    assert [plan.rows("train")[k]["text"] for k in (19, 20, 24)] == [f"review number {k}" for k in (19, 15, 19)]
+    assert plan.rows("train").place(20) == "line 2 of val.csv"
+    assert plan.rows("validation")[0]["text"] == "review number 20"
+    assert plan.rows("test")[1] == {"text": "something else"}
+    assert sum(plan.counts["train"].values()) == 25
+    assert len(plan.warnings) == 3 and "moved to train" in plan.warnings[1]
+    kept = preflight(CLASSIFY, **given, options=DataOptions(keep_duplicates=True))
+    assert {name: len(split) for name, split in kept.splits.items()} == {"train": 20, "validation": 9, "test": 2}
+    with assert_refused("data.split"):
+        preflight(
+            CLASSIFY, train_file=train, validation_file=write_csv(tmp_path / "v.csv", ["text", "label"], reviews(3))
+        )
+
+
+# -------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_plan_survives_as_json(tmp_path):
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], reviews(300))
+    test = write_csv(tmp_path / "test.csv", ["text", "label"], reviews(10, start=500))
+    plan = preflight(CLASSIFY, train_file=train, test_file=test)
+    text = plan.to_json()
+    again = DataPlan.from_json(text)
+    assert again.to_json() == text and len(text) < 5000
+    for split in plan.splits:
+        assert [again.rows(split)[k] for k in range(len(again.rows(split)))] == [
+            plan.rows(split)[k] for k in range(len(plan.rows(split)))
+        ]
+    assert again.labels == plan.labels and again.columns == plan.columns
+    assert json.loads(text)["files"][0]["sha256"] == plan.files[0].sha256
+    for damaged in ("", "{}", text[: len(text) // 2], text.replace('"format": 1', '"format": 99')):
+        with assert_refused("resume.data"):
+            DataPlan.from_json(damaged)
+
+
+def test_files_that_changed_are_refused_with_both_hashes(reviews_csv):
+    plan = preflight(CLASSIFY, data=reviews_csv)
+    check_unchanged(plan)
+    content = reviews_csv.read_bytes()
+    reviews_csv.write_bytes(content.replace(b"number 7,pos", b"number 7,neg"))
+    with assert_refused("resume.data") as refusal:
+        check_unchanged(plan)
+    assert "reviews.csv changed since the run started" in refusal
+    assert f"then: {plan.files[0].sha256}" in refusal.error.saw and "--allow_changed_data" in refusal.error.fix
+    reviews_csv.write_bytes(content)
+    check_unchanged(plan)
+    reviews_csv.unlink()
+    with assert_refused("resume.data") as refusal:
+        check_unchanged(plan)
+    assert "is gone" in refusal
+
+
+def test_a_folder_is_read_as_its_splits_and_progress_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 500)
+    write_csv(tmp_path / "train.csv", ["text", "label"], reviews(60))
+    write_csv(tmp_path / "valid.csv", ["text", "label"], reviews(10, start=100))
+    told = []
+    plan = preflight(CLASSIFY, data=tmp_path, say=told.append)
+    assert {name: len(split) for name, split in plan.splits.items()} == {"train": 60, "validation": 10}
+    assert {stage for _, stage, _, _ in told} == {"indexing", "checking"}
+    assert all(done <= total for _, _, done, total in told)
+
+
+def test_a_split_is_a_dataset_for_loaders_with_workers(reviews_csv):
+    from torch.utils.data import DataLoader
+
+    plan = preflight(CLASSIFY, data=reviews_csv)
+    rows = plan.rows("train")
+    expected = [rows[k] for k in range(len(rows))]
+    loader = DataLoader(rows, batch_size=16, num_workers=2, collate_fn=list)
+    assert [row for batch in loader for row in batch] == expected
+    assert pickle.loads(pickle.dumps(rows))[3] == expected[3]
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+def test_rows_keep_their_settings_when_a_plan_is_opened_again(tmp_path):
+    path = write(tmp_path / "odd.data", 'text;label\n"a;1\n"b;0\n')
+    options = DataOptions(file_kind="csv", delimiter="semicolon", quoting="none", validation_ratio=0)
+    plan = DataPlan.from_json(preflight(CLASSIFY, data=path, options=options, columns={"text": "text"}).to_json())
+    assert plan.rows("train")[0] == {"text": '"a', "label": 1}
+
+
+@pytest.mark.parametrize("task", sorted(SCHEMAS))
+def test_each_task_reads_its_small_real_sample(shared_data, task):
+    samples = shared_data / "samples"
+    data, given, options = {
+        "text-classification": (shared_data / "mrpc", {}, DataOptions()),
+        "token-classification": (samples / "conll", {}, DataOptions()),
+        "question-answering": (samples / "SQUAD", {}, DataOptions()),
+        "causal-lm": (samples / "wiki_text" / "wiki_00", {}, DataOptions(file_kind="txt")),
+        "masked-lm": (samples / "wiki_text" / "wiki_00", {}, DataOptions(file_kind="txt", text_unit="paragraph")),
+        "multiple-choice": (samples / "swag", {}, DataOptions()),
+        "summarization": (samples / "xsum", {}, DataOptions()),
+        "translation": (samples / "wmt16", {"source": "translation.en"}, DataOptions()),
+        "sentence-embedding": (samples / "STS-B", {}, DataOptions()),
+    }[task]
+    plan = preflight(SCHEMAS[task], data=data, columns=given, options=options)
+    again = DataPlan.from_json(plan.to_json())
+    check_unchanged(again)
+    required = {role.name for role in SCHEMAS[task].roles if role.is_required}
+    for split in again.splits:
+        rows = again.rows(split)
+        assert len(rows) >= 1
+        for k in range(min(len(rows), 50)):
+            assert required <= set(rows[k])
+    if task == "text-classification":
+        assert {name: len(split) for name, split in plan.splits.items() if name != "test"} == {
+            "train": 3281,
+            "validation": 796,
+        }
+        assert plan.counts["test"] == {"0": 578, "1": 1147}
+
+
+def test_glue_style_names_need_no_columns(shared_data):
+    mrpc = shared_data / "mrpc"
+    plan = preflight(CLASSIFY, train_file=mrpc / "train.csv", validation_file=mrpc / "test.csv")
+    assert plan.columns == {"text": "sentence1", "text_pair": "sentence2", "label": "label"}
+    assert {name: len(split) for name, split in plan.splits.items()} == {"train": 4077, "validation": 1725}
+    assert plan.duplicates == {} and plan.warnings == ()
