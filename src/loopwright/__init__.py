@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from accelerate import notebook_launcher
     from accelerate.utils import set_seed
 
+    from loopwright.api import Run, check, evaluate, predict, resume, train
     from loopwright.checkpoint import Checkpointing
     from loopwright.errors import LoopwrightError, StopTrainingError
     from loopwright.trainer import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
@@ -20,25 +21,37 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpointing": "loopwright.checkpoint",
     "LoopwrightError": "loopwright.errors",
+    "Run": "loopwright.api",
     "StopTrainingError": "loopwright.errors",
     "Trainer": "loopwright.trainer",
     "TrainerPlaceholderValues": "loopwright.schedulers",
     "TrainerWithTimmScheduler": "loopwright.trainer",
+    "check": "loopwright.api",
+    "evaluate": "loopwright.api",
     "notebook_launcher": "accelerate",
+    "predict": "loopwright.api",
+    "resume": "loopwright.api",
     "set_seed": "accelerate.utils",
+    "train": "loopwright.api",
 }
 
 __all__ = [
     "Checkpointing",
     "LoopwrightError",
+    "Run",
     "StopTrainingError",
     "Trainer",
     "TrainerPlaceholderValues",
     "TrainerWithTimmScheduler",
     "__version__",
+    "check",
+    "evaluate",
     "logger",
     "notebook_launcher",
+    "predict",
+    "resume",
     "set_seed",
+    "train",
 ]
 
 

@@ -225,9 +225,7 @@ def find_run(name: str | Path) -> RunFolder:
         for entry in reversed(entries):
             if (root / entry["path"] / _RUN).is_file():
                 return RunFolder(root / entry["path"])
-        raise InputError(
-            "run.unknown", f"there is no run yet in {root}", fix="loopwright train TASK --data FILE"
-        )
+        raise InputError("run.unknown", f"there is no run yet in {root}", fix="loopwright train TASK --data FILE")
     paths = {entry["id"]: root / entry["path"] for entry in entries}
     if root.is_dir():
         paths |= {path.name: path for path in root.iterdir() if (path / _RUN).is_file() and not path.is_symlink()}

@@ -1,0 +1,69 @@
+"""The command `loopwright`, and `lw`, which is the same: one verb, then its words.
+
+`main` returns the exit code: 0 done, 1 a bug, 2 your input, 3 out of memory, 4 diverged, 65 no valid checkpoint,
+74 cannot write, 75 ended before its end and resumable, 130 Ctrl-C and saved. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
+
+__all__ = ["main"]
+
+# For each verb: the module of this package that has the function of its name, and a line about it.
+VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "demo": ("training", "[TASK]              train something now, offline; no TASK: list the demos"),
+        "train": ("training", "TASK --data D ...   train a model; also: train cfg.yaml, train RUN (the same again)"),
+        "check": ("training", "TASK ...            everything but the training; --files for the data alone"),
+        "resume": ("training", "RUN [--flags]       go on with a run; RUN is a folder, an id, or last"),
+        "evaluate": ("using", "RUN [--data FILE]   the metrics of a run's best model"),
+        "predict": ("using", "RUN INPUT...        predictions for texts, a csv or jsonl file, or - for stdin"),
+        "export": ("using", "RUN --to FOLDER     the best model as a folder that transformers opens"),
+        "runs": ("looking", "                    the runs so far"),
+        "stop": ("looking", "RUN                 end a run in order at its next update, saved"),
+        "verify": ("looking", "RUN                 check every byte of a run's checkpoints"),
+        "tasks": ("looking", "                    the tasks"),
+        "explain": ("looking", "TASK | errors       data, flags and an example of a task; or all error codes"),
+        "doctor": ("looking", "                    what is installed, and what this machine has"),
+    }
+)
+_ALIASES = {"eval": "evaluate"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; the process's own by default."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_help()
+        return 0 if words else 2
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        _print(f"loopwright {version('loopwright')}")
+        return 0
+    verb = _ALIASES.get(words[0], words[0])
+    if verb not in VERBS:
+        near = get_close_matches(verb, [*VERBS, *_ALIASES], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
+        sys.stderr.write(f"error[args.unknown]: {verb!r} is not a verb\n  fix: {hint}\n")
+        return 2
+    from loopwright.cli.outcomes import guarded
+
+    module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
+    return guarded(getattr(module, verb), words[1:])
+
+
+def _print_help() -> None:
+    _print("usage: loopwright VERB ...   (lw is the same)\n")
+    for verb, (_, text) in VERBS.items():
+        _print(f"  {verb:<9} {text}")
+    _print("\n  loopwright VERB --help says more; loopwright explain TASK lists every flag of a task.")
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")

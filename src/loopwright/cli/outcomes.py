@@ -1,0 +1,85 @@
+"""From what a verb returned or raised to an exit code, and to what a person reads."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, Preempted
+
+DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
+NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
+
+
+def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run a verb, say what went wrong, and return the exit code."""
+    try:
+        return verb(words)
+    except SystemExit as error:  # argparse's --help and errors of the small verbs
+        return error.code if isinstance(error.code, int) else INPUT
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read the output has seen enough
+        return DONE
+    except KeyboardInterrupt:
+        _say("interrupted; a run that had begun to train is saved, go on with: loopwright resume last")
+        return INTERRUPTED
+    except Preempted as error:
+        _say(f"{error}\n  go on with: loopwright resume last")
+        return PREEMPTED
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the one place where every error becomes a code
+        return _code_of(error)
+
+
+def _code_of(error: BaseException) -> int:
+    kind = type(error).__name__
+    if kind == "NoCheckpointError":
+        _say_error("checkpoint.none", str(error), "loopwright verify RUN says what is wrong with each")
+        return NO_CHECKPOINT
+    if isinstance(error, CheckpointError):
+        _say_error("checkpoint.write", str(error), "make room, or give the folder back its permissions, and resume")
+        return CANNOT_WRITE
+    if isinstance(error, (ConfigError, DataError)):
+        text = str(error)
+        _say(text if text.startswith("error[") else f"error[args.value]: {text}")
+        return INPUT
+    if kind == "OutOfMemoryError" or isinstance(error, MemoryError):
+        remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
+        _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)
+        return MEMORY
+    if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
+        _say_error("disk.write", str(error), "make room, and resume")
+        return CANNOT_WRITE
+    if isinstance(error, LoopwrightError):
+        _say(f"error: {error}")
+        return INPUT
+    traceback.print_exception(error)
+    _say("this is a bug of loopwright, or of a library that it uses: please report it with the lines above")
+    return BUG
+
+
+def code_of_run(outcome: Any) -> int:
+    """Return the exit code of a training run that has ended in order."""
+    if outcome.state == "diverged":
+        reason = outcome.result.stop_reason if outcome.result is not None else ""
+        remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
+        _say_error("loss.nan", reason, f"{remedies}; the last good state is in {outcome.run.checkpoints}")
+        return DIVERGED
+    if outcome.state == "stopped":
+        _say(f"stopped and saved; go on with: loopwright resume {outcome.run.path}")
+        return PREEMPTED
+    return DONE
+
+
+def _say_error(code: str, what: str, fix: str) -> None:
+    _say(f"error[{code}]: {what}\n  fix: {fix}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

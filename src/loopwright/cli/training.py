@@ -1,0 +1,143 @@
+"""The verbs that train: train, check, resume, demo."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from loopwright.api import check_files, check_settings, go_on, start
+from loopwright.cli.outcomes import DONE, INPUT, code_of_run
+from loopwright.errors import InputError
+from loopwright.run_folder import find_run, runs_root
+from loopwright.tasks import TASKS, get_task, task_names
+from loopwright.tasks.screen import Screen
+from loopwright.tasks.settings import Settings, create_parser, settle, task_of, words_of
+
+_FILES = (".yaml", ".yml", ".json")
+
+
+def train(words: list[str]) -> int:
+    """Train a model; --check stops before the first update, --print_config before anything."""
+    settings, asked = _settings("train", words)
+    if settings is None:
+        return DONE
+    if asked["check"]:
+        check_settings(settings, _screen())
+        return DONE
+    return code_of_run(start(settings, _screen(), ["loopwright", "train", *words]))
+
+
+def check(words: list[str]) -> int:
+    """Check data and model without training; --files checks the data alone, without torch."""
+    settings, asked = _settings("check", words)
+    if settings is None:
+        return DONE
+    if asked["files"]:
+        check_files(get_task(settings.args.task), settings, _screen())
+    else:
+        check_settings(settings, _screen())
+    return DONE
+
+
+def resume(words: list[str]) -> int:
+    """Go on with a run."""
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(
+            "usage: loopwright resume RUN [--flags of its task]   (flags win over the run's config.yaml)\n"
+        )
+        return DONE if words else INPUT
+    return code_of_run(go_on(find_run(words[0]), words[1:], _screen()))
+
+
+def demo(words: list[str]) -> int:
+    """Train on data that comes with Python, or list what there is."""
+    if not words:
+        for name in task_names():
+            note = get_task(name).demo_note
+            if note:
+                sys.stdout.write(f"  loopwright demo {name:<22} {note}\n")
+        return DONE
+    if words[0] in ("-h", "--help"):
+        sys.stdout.write("usage: loopwright demo [TASK] [--flags of the task]\n")
+        return DONE
+    from loopwright.data.embedded import find_minilm, write_demo
+
+    task = get_task(words[0])
+    folder = runs_root() / "demo-data" / task.name
+    write_demo(task.name, folder)
+    flags = {"data": folder, **task.demo}
+    minilm = find_minilm() if task.demo_model == "minilm" else None
+    if minilm is not None and minilm.folder is not None:
+        flags["model"] = minilm.folder
+    elif minilm is not None:
+        sys.stdout.write(f"{minilm.problem}: a small model from scratch is trained instead\n")
+        flags = {name: value for name, value in flags.items() if name != "freeze"}
+    settings = settle(task, [*words_of(flags), *words[1:]])
+    return code_of_run(start(settings, _screen(), ["loopwright", "demo", *words]))
+
+
+def _screen() -> Screen:
+    return Screen(is_main=os.environ.get("RANK", "0") == "0")
+
+
+def _settings(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
+    """Return the settings that the words of `train` or `check` ask for; None where they were only to be shown."""
+    asked = {name: f"--{name}" in words for name in ("check", "files", "print_config", "print-config")}
+    words = [word for word in words if word.removeprefix("--") not in asked]
+    name, config, rest = _target(verb, words)
+    if name is None:
+        sys.stdout.write(f"usage: loopwright {verb} TASK --data FILE [--flags]\n")
+        sys.stdout.write(f"       loopwright {verb} cfg.yaml [--flags]   |   loopwright {verb} RUN [--flags]\n")
+        sys.stdout.write(f"tasks: {', '.join(TASKS)}; loopwright explain TASK lists the flags\n")
+        return None, asked
+    task = get_task(name)
+    if "--help" in rest or "-h" in rest:
+        sys.stdout.write(create_parser(task).format_help())
+        return None, asked
+    settings = settle(task, rest, config)
+    if asked["print_config"] or asked["print-config"]:
+        sys.stdout.write("\n".join(settings.lines()) + "\n")
+        return None, asked
+    return settings, asked
+
+
+def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[str]]:
+    """Return the task, the file of settings, and the flags."""
+    if not words or words[0] in ("-h", "--help"):
+        return None, None, []
+    if words[0].startswith("-"):
+        if "--config" in words[:-1]:
+            return _task_in(Path(words[words.index("--config") + 1])), None, words
+        raise InputError(
+            "args.task",
+            f"loopwright {verb} needs a task, a file of settings or a run before its flags",
+            saw=[f"got {words[0]}"],
+            fix=f"loopwright {verb} {next(iter(TASKS))} {' '.join(words[:4])}",
+        )
+    first, rest = words[0], words[1:]
+    if first.endswith(_FILES) and Path(first).is_file():
+        return _task_in(Path(first)), Path(first), rest
+    if first not in TASKS and not first.endswith(_FILES):
+        try:
+            run = find_run(first)
+        except InputError:
+            get_task(first)  # says which tasks there are
+        else:
+            return str(run.about["task"]), run.config, rest
+    if first.endswith(_FILES):
+        raise InputError("data.file", f"the file of settings {first} does not exist", fix="give its path")
+    if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():
+        return first, Path(rest[0]), rest[1:]
+    return first, None, rest
+
+
+def _task_in(config: Path) -> str:
+    named = task_of(config)
+    if named is None:
+        raise InputError(
+            "args.task",
+            f"{config} does not say which task it is of",
+            fix=f"write a line such as task: {next(iter(TASKS))} into it, or loopwright train TASK {config}",
+        )
+    return named

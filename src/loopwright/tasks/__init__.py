@@ -1,0 +1,61 @@
+"""The tasks: from a data file to a trained model. Looking at this package imports no torch and no model library.
+
+    get_task("text-classification")     the task of a name (`loopwright.tasks.base.Task`)
+    task_names()                        all names
+    summaries()                         a line about each
+
+Each task is one file with what is true of that task alone. `base` says what a task defines, `arguments` has the flags
+that all tasks share, `text` what text tasks share, `scoring` what an evaluation collects, `trainer` the Trainer of all
+tasks, `job` the way from settings to a finished run folder, and `rehearsal` the trial before the first update.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from loopwright.errors import InputError
+
+if TYPE_CHECKING:
+    from loopwright.tasks.base import Task
+
+__all__ = ["TASKS", "get_task", "summaries", "task_names"]
+
+TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "text-classification": ("text_classification", "a label, several labels or a number for a text or a pair"),
+    }
+)
+"""For each task: its module in this package, and a line about it."""
+
+
+def task_names() -> list[str]:
+    """Return the names of all tasks."""
+    return list(TASKS)
+
+
+def summaries() -> dict[str, str]:
+    """Return a line about each task, without importing any of them."""
+    return {name: summary for name, (_, summary) in TASKS.items()}
+
+
+def get_task(name: str) -> Task:
+    """Return the task of a name; its module is imported when it is first asked for.
+
+    Raises:
+        InputError: there is no such task; it names the nearest.
+    """
+    if name not in TASKS:
+        near = get_close_matches(name, TASKS, n=1, cutoff=0.3)
+        raise InputError(
+            "args.task",
+            f"{name!r} is not a task",
+            saw=[f"the tasks are {', '.join(TASKS)}"],
+            fix=f"did you mean {near[0]}?" if near else "loopwright tasks says what each is for",
+        )
+    module = importlib.import_module(f"loopwright.tasks.{TASKS[name][0]}")
+    task: Task = module.TASK
+    return task

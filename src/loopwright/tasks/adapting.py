@@ -1,0 +1,101 @@
+"""Training a part of a model: frozen layers, and low-rank adapters."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+from loopwright.errors import InputError
+
+
+def freeze(model: Any, what: str) -> int:
+    """Freeze a part of a transformers model, and return how many parameters that are.
+
+    Args:
+        model: with `base_model`.
+        what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head; anything else is
+            patterns of parameter names, with commas between them.
+
+    Raises:
+        InputError: nothing fits, or nothing would be left to train.
+    """
+    base = model.base_model
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if what == "backbone":
+        chosen = list(base.parameters())
+    elif what.isdigit():
+        chosen = [*base.get_input_embeddings().parameters(), *_lowest(base, int(what))]
+        chosen += [one for name, module in base.named_children() if "embed" in name for one in module.parameters()]
+    else:
+        patterns = [pattern.strip() for pattern in what.split(",") if pattern.strip()]
+        chosen = [
+            parameter
+            for parameter in model.parameters()
+            if any(fnmatchcase(names[id(parameter)], pattern) for pattern in patterns)
+        ]
+    for parameter in chosen:
+        parameter.requires_grad_(False)
+    if not chosen or not any(parameter.requires_grad for parameter in model.parameters()):
+        shown = list(names.values())
+        raise InputError(
+            "args.value",
+            f"--freeze {what} leaves nothing to train" if chosen else f"--freeze {what} fits no weight of the model",
+            saw=[f"its weights are {', '.join(shown[:3])}, ... {shown[-1]}"],
+            fix="--freeze 2   or   --freeze backbone   or   patterns such as 'bert.encoder.layer.0.*'",
+        )
+    return sum(parameter.numel() for parameter in {id(one): one for one in chosen}.values())
+
+
+def _lowest(base: Any, count: int) -> list[Any]:
+    from torch import nn
+
+    stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList)]
+    layers = max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
+    if layers is None or count > len(layers):
+        raise InputError(
+            "args.value",
+            f"--freeze {count} is more layers than the model has",
+            saw=[f"it has {0 if layers is None else len(layers)}"],
+            fix=f"--freeze {max(0, (0 if layers is None else len(layers)) - 1)}",
+        )
+    return [parameter for layer in layers[:count] for parameter in layer.parameters()]
+
+
+def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
+    """Return a model that trains low-rank adapters and its head alone.
+
+    Args:
+        model: of transformers.
+        args: with `lora_rank`, `lora_alpha`, `lora_dropout` and `lora_target`.
+        kind: what peft calls the task, such as "SEQ_CLS"; its head is trained too.
+
+    Raises:
+        InputError: peft is not installed, or no layer has such a name.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise InputError("install.extra", "--lora needs peft", fix="pip install 'loopwright[lora]'") from error
+    config = LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules=list(args.lora_target) or "all-linear",
+        task_type=kind,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        layers = sorted({re.sub(r"\d+", "N", name) for name, _ in model.named_modules() if name})
+        raise InputError(
+            "args.value",
+            f"--lora_target {' '.join(args.lora_target)} fits no layer of the model",
+            saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
+            fix="leave --lora_target out: every linear layer gets an adapter",
+        ) from error
+
+
+def merged(model: Any) -> Any:
+    """Return a model with its adapters added into its weights; a model without adapters as it is."""
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model

@@ -1,0 +1,128 @@
+"""The flags of every task: about the model and the data, and those of `TrainingArguments` with their short names.
+
+A value comes from a flag, else from a file, else from the task, else from its field. Making these imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from loopwright.config import TrainingArguments
+from loopwright.config.old_names import AcceptsOldNames, OldName
+from loopwright.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def flag(default: T, help_text: str, **metadata: Any) -> T:
+    """Declare a flag of a task: its default, and what `--help` says about it."""
+    return field(default=default, metadata={"help": help_text, **metadata})
+
+
+def flag_list(help_text: str) -> list[str]:
+    """Declare a flag that takes several words and is empty by default."""
+    return field(default_factory=list, metadata={"help": help_text})
+
+
+class ShortName(OldName):
+    """Another name of a field, as good as its own: no notice is given.
+
+    Args:
+        new: the field.
+        hint: the type of its values.
+        spread: from a value to the values of several fields, where one name means more than one.
+    """
+
+    def __init__(self, new: str, hint: Any, spread: Callable[[Any], dict[str, Any]] | None = None) -> None:
+        super().__init__(new, hint)
+        self._spread = spread
+
+    def translate(self, value: Any, given: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
+        """Return the fields that are meant.
+
+        Raises:
+            ConfigError: a field is given under both names, with two values.
+        """
+        if value is None:
+            return {}
+        meant = {str(self.new): value} if self._spread is None else self._spread(value)
+        for name, each in meant.items():
+            if name in given and given[name] != each:
+                raise ConfigError(
+                    f"{self.name}={value!r} and {name}={given[name]!r} contradict each other, and the first is another "
+                    f"name of the second: give only {name}"
+                )
+        return meant
+
+
+def _saving(value: Any) -> dict[str, Any]:
+    """Return what `--checkpointing_steps` means: a number of updates, or "epoch"."""
+    if str(value) == "epoch":
+        return {"save_strategy": "epoch"}
+    if not str(value).isdigit() or int(value) < 1:
+        raise ConfigError(f"checkpointing_steps must be a number of updates or 'epoch', got {value!r}")
+    return {"save_strategy": "steps", "save_steps": int(value)}
+
+
+@dataclass(repr=False)
+class TaskTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with short names, and with those of the no_trainer scripts."""
+
+    lr = ShortName("learning_rate", float)
+    epochs = ShortName("num_train_epochs", float)
+    batch = ShortName("per_device_train_batch_size", int)
+    out = ShortName("output_dir", str)
+    max_train_steps = ShortName("max_steps", int)
+    num_warmup_steps = ShortName("warmup_steps", float)
+    checkpointing_steps = ShortName("save_steps", str, _saving)
+
+
+@dataclass
+class TaskArguments(metaclass=AcceptsOldNames):
+    """What every task takes beside `TrainingArguments`; a task derives from it to add its own."""
+
+    task: str = flag("", "The task; the first word after the verb.", is_hidden=True)
+
+    model: str | None = flag(None, "Model: a folder, a run, or a Hub id; unset trains a small one from scratch.")
+    data: str | None = flag(None, "Data: a file, a folder with train and validation files, or a Hub id.")
+    train_file: str | None = flag(None, "File of the training data, instead of --data.")
+    validation_file: str | None = flag(None, "File of the validation data; unset splits the training data.")
+    test_file: str | None = flag(None, "File of the test data, evaluated once at the end.")
+    validation_ratio: float = flag(0.2, "Share of the training data that is validated on where there is no file of it.")
+    keep_duplicates: bool = flag(False, "Leave rows of the validation data where they are if training has them too.")
+    label_map: list[str] = flag_list("Labels to be read as others: positive=pos negative=neg.")
+    unknown_labels: str = flag("refuse", "What is done about labels that training has not.", choices=("refuse", "drop"))
+    missing_values: str = flag("refuse", "What is done about rows without a value.", choices=("refuse", "drop"))
+    file_kind: str | None = flag(None, "Kind of the files, where their names do not say it: csv, json, jsonl, txt, ...")
+    delimiter: str | None = flag(None, "What stands between two fields of a csv file; unset looks at it.")
+    allow_changed_data: bool = flag(False, "Go on with data that has changed since the run began.")
+    max_train_samples: int | None = flag(None, "Train on so many rows at most.")
+    max_eval_samples: int | None = flag(None, "Evaluate on so many rows at most.")
+
+    freeze: str | None = flag(
+        None, "What stays as it is: N (the embeddings and the lowest N layers), backbone, or patterns of names."
+    )
+    lora: bool = flag(False, "Train low-rank adapters instead of all weights (extra: lora).")
+    lora_rank: int = flag(8, "Rank of the adapters.")
+    lora_alpha: int = flag(16, "Scale of the adapters.")
+    lora_dropout: float = flag(0.0, "Dropout of the adapters.")
+    lora_target: list[str] = flag_list("Names of the layers that get adapters; unset is every linear one.")
+
+    eval_on_train: bool = flag(False, "After each epoch tell the metrics on the training data too.")
+    early_stopping_patience: int | None = flag(None, "End after so many epochs without improvement of the metric.")
+    early_stopping_threshold: float = flag(0.0, "How much counts as an improvement.")
+    rehearsal: bool = flag(True, "Before the first update try an update, an evaluation, a save and a load.")
+    threads: int | None = flag(None, "CPU threads; a resumed run takes as many as before.")
+
+    model_name_or_path = ShortName("model", str)
+    dataset_name = ShortName("data", str)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_ratio < 1:
+            raise ConfigError(f"validation_ratio must be between 0 and 1, got {self.validation_ratio}")
+        for name in ("max_train_samples", "max_eval_samples", "early_stopping_patience", "threads", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,261 @@
+"""What a task is. A new task is one module with a subclass of `Task` and `TASK = ThatClass()`; see docs/tasks.md.
+
+A task is stateless: what one run needs is in a `Job`. No torch and no model library at the top level of a task's
+module: they are imported inside the methods that need them, so that looking at a task costs nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from loopwright.errors import InputError
+from loopwright.sources import SCHEMAS, DataOptions, DataPlan, Schema, preflight
+from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import Scorer
+
+Rows = Any
+"""Rows by number, each a dict by role, labels encoded: a split of a plan, or a list."""
+
+COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "save_total_limit": 3,
+        "logging_steps": 50,
+        "per_device_eval_batch_size": 32,
+    }
+)
+"""What every task sets in `TrainingArguments`, unless a file or a flag says otherwise."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from.
+
+    Attributes:
+        path: a folder or a Hub id; None builds a small model for the data.
+        is_run: whether it is the `model` folder of the run that goes on: its tokenizer and its config hold, and the
+            weights are loaded from a checkpoint unless they are there.
+    """
+
+    path: str | None
+    is_run: bool = False
+
+
+@dataclass
+class Job:
+    """Everything one run needs: `Task.build` makes it, and `datasets` are added where data is needed.
+
+    Attributes:
+        task: the task.
+        data: the plan of the data, and its rows.
+        args: the task's settings.
+        training: the settings of the training.
+        model: the model.
+        processor: the tokenizer, to be saved beside the model.
+        collate_fn: from features to a batch; a batch holds "position", the place of each sample in its dataset.
+        notes: lines for the start block.
+        new_weights: the names of weights that no file had.
+        train_dataset: rows to train on, as features by position.
+        eval_dataset: rows to evaluate on.
+    """
+
+    task: Task
+    data: RunData
+    args: Any
+    training: TaskTrainingArguments
+    model: Any
+    processor: Any
+    collate_fn: Callable[[Sequence[Any]], Any]
+    notes: list[str] = field(default_factory=list)
+    new_weights: list[str] = field(default_factory=list)
+    train_dataset: Any = None
+    eval_dataset: Any = None
+
+    @property
+    def plan(self) -> DataPlan:
+        """The plan of the data."""
+        return self.data.plan
+
+
+class Task(ABC):
+    """One task: what data it takes, how a model is made and scored.
+
+    Attributes:
+        name: on the command line.
+        summary: one line.
+        explanation: what `loopwright explain` says about its data, as lines.
+        example: a command line that works.
+        arguments: the dataclass of its flags.
+        defaults: values of `TrainingArguments` and of its own flags that are right for it.
+        adapter_kind: what peft calls the task.
+        demo: the flags of its demo.
+        demo_model: "minilm", or "" for one made from scratch.
+        demo_note: what the demo shows, and how long it takes.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    explanation: ClassVar[tuple[str, ...]] = ()
+    example: ClassVar[str]
+    arguments: ClassVar[type[TaskArguments]] = TaskArguments
+    defaults: ClassVar[Mapping[str, Any]] = COMMON_DEFAULTS
+    adapter_kind: ClassVar[str | None] = None
+    demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    demo_model: ClassVar[str] = "minilm"
+    demo_note: ClassVar[str] = ""
+
+    # --- before torch is imported -------------------------------------------------------------------------------
+
+    def schema(self, args: Any) -> Schema:
+        """Return the roles of the columns; called before the files are opened."""
+        return SCHEMAS[self.name]
+
+    def columns(self, args: Any) -> dict[str, str]:
+        """Return the columns that the user has named, by role: every flag `<role>_column` that is set."""
+        named = {}
+        for name in vars(args):
+            if name.endswith("_column") and getattr(args, name) is not None:
+                named[name.removesuffix("_column")] = getattr(args, name)
+        return named
+
+    def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
+        """Open and check the data files, and return the plan of the run's data; imports no torch.
+
+        Raises:
+            InputError: the data cannot be trained on; it says why and what to do.
+        """
+        return preflight(
+            self.schema(args),
+            data=args.data,
+            train_file=args.train_file,
+            validation_file=args.validation_file,
+            test_file=args.test_file,
+            columns=self.columns(args),
+            options=self.data_options(args),
+            say=say,
+        )
+
+    def data_options(self, args: Any) -> DataOptions:
+        """Return how the data is read: every flag that is an option of `DataOptions`."""
+        named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
+        return DataOptions(**{**named, "label_map": label_map(args.label_map)})
+
+    def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:
+        """Return what trivial methods reach, as metrics by the method's name; called once, without torch."""
+        return {}
+
+    @abstractmethod
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a row, by role, is written beside its prediction."""
+
+    # --- with torch ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Make the model and the collator; the generators are seeded before it is called.
+
+        Whatever it chooses by looking at the data, such as `max_length`, it writes into `args`: config.yaml keeps it,
+        and for the model of a run (`origin.is_run`) no data is looked at.
+
+        Raises:
+            InputError: the model does not fit; it says why and what to do.
+        """
+
+    @abstractmethod
+    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, limit: int | None = None) -> Any:
+        """Return a dataset of rows as features; its items have a "position".
+
+        Args:
+            job: as `build` made it.
+            rows: dicts by role, by number.
+            is_labelled: False for `predict`.
+            limit: take so many rows only.
+        """
+
+    @abstractmethod
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return rows, by role, of what was typed after `loopwright predict RUN`."""
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the mean loss of a batch and the model's outputs; called for training and evaluation."""
+        outputs = model(**self.model_inputs(batch))
+        return outputs.loss, outputs
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a batch the model takes: everything but the positions."""
+        return {name: value for name, value in batch.items() if name != "position"}
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        """Return how many items the loss of a batch is a mean of; None if they are its samples."""
+        return None
+
+    @abstractmethod
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return what collects the metrics of one evaluation."""
+
+    @abstractmethod
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return one dict per sample of an evaluation batch, on the host; called without gradients.
+
+        It has "position", what the scorer takes (such as "prediction" and "reference"), "loss" if samples have one,
+        and "sure" (from 0 to 1) if the model is sure that the label is wrong.
+        """
+
+    @abstractmethod
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return a prediction per sample of a batch without labels, as it is printed and written."""
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield a prediction for each row without a label, in order; called with the model in evaluation mode.
+
+        Override it where a row becomes several features.
+        """
+        import torch
+
+        from loopwright.engine.nested import to_device
+
+        dataset = self.create_dataset(job, rows, is_labelled=False)
+        size, device = job.training.eval_batch_size, next(job.model.parameters()).device
+        for start in range(0, len(dataset), size):
+            features = [dataset[index] for index in range(start, min(start + size, len(dataset)))]
+            with torch.inference_mode():
+                yield from self.predict_batch(job, job.model, to_device(job.collate_fn(features), device))
+
+    def readable(self, job: Job, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a scored sample as it is written to files: with names instead of numbers."""
+        return dict(sample)
+
+    def save(self, job: Job, folder: Path) -> None:
+        """Write the model and its tokenizer so that transformers opens them; called with the best weights."""
+        from loopwright.tasks.text import quiet
+
+        with quiet():
+            job.model.save_pretrained(folder)
+        job.processor.save_pretrained(folder)
+
+    def save_skeleton(self, job: Job, folder: Path) -> None:
+        """Write what a run needs to make its model again before the weights are loaded: config and tokenizer."""
+        inner = job.model.get_base_model() if job.args.lora else job.model
+        inner.config.architectures = [type(inner).__name__]
+        inner.config.save_pretrained(folder)
+        job.processor.save_pretrained(folder)
+
+
+def label_map(words: Sequence[str]) -> dict[str, str]:
+    """Return `--label_map positive=pos negative=neg` as a dict.
+
+    Raises:
+        InputError: a word has no equals sign.
+    """
+    pairs = [word.partition("=") for word in words]
+    for word, (_, equals, _) in zip(words, pairs, strict=True):
+        if not equals:
+            raise InputError("args.value", f"--label_map {word!r} says nothing", fix="--label_map positive=pos")
+    return {old.strip(): new.strip() for old, _, new in pairs}

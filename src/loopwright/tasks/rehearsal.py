@@ -1,0 +1,173 @@
+"""The dress rehearsal: everything that a run does once, before its first update, and then everything put back.
+
+One update, two evaluation batches with the metric, a save, a load, and a comparison bit by bit. What cannot work fails
+here, after seconds, and not after the first epoch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from loopwright.callbacks import LimitEvalStepsCallback
+from loopwright.checkpoint import Checkpointing, read
+from loopwright.checkpoint.named import optimizer_state, parameter_names
+from loopwright.engine.nested import iter_tensors
+from loopwright.engine.processes import world_process_zero_only
+from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.errors import CheckpointError
+from loopwright.run_folder import RunFolder
+from loopwright.tasks.base import Job
+from loopwright.tasks.screen import Screen, size
+from loopwright.tasks.trainer import TaskTrainer, loader_options
+
+_ROWS_LOOKED_AT = 512
+_EVAL_BATCHES = 2
+_FAULT = "the disk or the memory is at fault"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal has found.
+
+    Attributes:
+        seconds: how long it took.
+        loss: of the one update.
+        memory: the most bytes in use; of the device where there is one, of the process otherwise.
+        checkpoint_bytes: the size of a checkpoint.
+        free_bytes: what is free on the disk of the run.
+    """
+
+    seconds: float
+    loss: float
+    memory: int
+    checkpoint_bytes: int
+    free_bytes: int
+
+
+def rehearse(
+    job: Job, make_optimizer: Callable[[Job], Any], run: RunFolder, screen: Screen, num_kept: int
+) -> Rehearsal:
+    """Rehearse a run, leave everything as it was, and say what was found.
+
+    Args:
+        job: with its datasets.
+        make_optimizer: makes an optimizer for the job.
+        run: the folder; what is written there is removed again.
+        screen: what is said.
+        num_kept: how many checkpoints the run will keep.
+
+    Raises:
+        CheckpointError: what was saved is not what was loaded.
+    """
+    started = time.monotonic()
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
+    modes = [(module, module.training) for module in job.model.modules()]
+    limits = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False)]
+    trainer = TaskTrainer(job, make_optimizer(job), limits, say=_say_nothing, is_rehearsal=True)
+    device = trainer.device
+    generators = generator_states(device)
+    folder = run.path / ".rehearsal"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        loss, num_bytes = _one_update(job, trainer, folder)
+    finally:
+        world_process_zero_only(shutil.rmtree)(folder, ignore_errors=True)
+        job.model.load_state_dict(kept)
+        for parameter in job.model.parameters():
+            parameter.grad = None
+        for module, mode in modes:
+            module.training = mode
+        restore_generator_states(generators, device)
+    found = Rehearsal(
+        seconds=time.monotonic() - started,
+        loss=loss,
+        memory=_memory(device),
+        checkpoint_bytes=num_bytes,
+        free_bytes=shutil.disk_usage(run.path).free,
+    )
+    where = "on the GPU" if device.type == "cuda" else "of this process"
+    needed = (num_kept + 2) * num_bytes
+    screen.block(
+        "memory",
+        f"{size(found.memory)} {where} · disk {num_kept + 2} checkpoints × {size(num_bytes)} = {size(needed)} of "
+        f"{size(found.free_bytes)} free",
+    )
+    screen.block(
+        "check",
+        f"1 step (loss {loss:.4g}), eval {_EVAL_BATCHES} batches, save, load, compare: bit for bit the same · "
+        f"{found.seconds:.1f} s",
+    )
+    return found
+
+
+def _one_update(job: Job, trainer: TaskTrainer, folder: Any) -> tuple[float, int]:
+    """Train one update on long rows, evaluate, save, load and compare; return its loss and the checkpoint's bytes."""
+    training = job.training
+    num_rows = training.train_batch_size * training.gradient_accumulation_steps * trainer.num_processes
+    result = trainer.train(
+        Subset(job.train_dataset, longest_rows(job.train_dataset, num_rows)),
+        num_epochs=1,
+        eval_dataset=job.eval_dataset,
+        per_device_batch_size=training.train_batch_size,
+        max_num_train_steps=1,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        gradient_clip_norm=training.max_grad_norm or None,
+        train_dataloader_kwargs={**loader_options(training), "num_workers": 0},
+        eval_dataloader_kwargs={**loader_options(training), "num_workers": 0, "batch_size": training.eval_batch_size},
+        collate_fn=job.collate_fn,
+        seed=training.seed,
+        mixed_precision=training.mixed_precision,
+        checkpoints=Checkpointing(folder, keep_best=None, asynchronous=False),
+    )
+    num_bytes = world_process_zero_only(_compare)(job, trainer, folder / "step-0000000001")
+    return float(result.metrics["train_loss_epoch"]), int(num_bytes or 0)
+
+
+def _compare(job: Job, trainer: TaskTrainer, path: Any) -> int:
+    saved = read(path)
+    weights = {**saved.model, **saved.state["model_extra"]}
+    for name, tensor in job.model.state_dict().items():
+        if name in weights and not _are_same(tensor, weights[name]):
+            raise CheckpointError(
+                f"the rehearsal saved {name} and loaded something else: the disk or memory is at fault"
+            )
+    names = parameter_names(model=job.model)
+    current = list(iter_tensors(optimizer_state(trainer.optimizer, names)))
+    loaded = list(iter_tensors(saved.state["optimizer"]))
+    if len(current) != len(loaded) or not all(map(_are_same, current, loaded)):
+        raise CheckpointError(
+            "the rehearsal saved the optimizer and loaded something else: the disk or memory is at fault"
+        )
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.equal(first.detach().cpu(), second.cpu())
+
+
+def longest_rows(dataset: Any, count: int) -> list[int]:
+    """Return the positions of rows that need much memory: the longest of those at the start of the data."""
+    features = [
+        (len(dataset[index].get("input_ids", ())), -index) for index in range(min(len(dataset), _ROWS_LOOKED_AT))
+    ]
+    return [-index for _, index in sorted(features, reverse=True)[:count]]
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _say_nothing(line: str) -> None:
+    """Keep what the trainer prints to itself."""

@@ -1,0 +1,229 @@
+"""What an evaluation collects while its batches pass: metrics, the worst examples, suspected labels, predictions.
+
+Nothing here grows with the data, apart from the predictions, which go to a file as they come. numpy only.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loopwright.metrics import Bootstrap, CountingMetric, Metric
+from loopwright.metrics.base import Combined
+from loopwright.run_folder import write_atomically
+
+NUM_WORST = 50
+NUM_SUSPECTS = 200
+
+
+class Scorer(ABC):
+    """The metrics of one evaluation; a new one is made for each.
+
+    Attributes:
+        directions: for each metric that a best model can be chosen by, whether more is better; the first one decides
+            unless told otherwise.
+    """
+
+    directions: Mapping[str, bool]
+
+    @abstractmethod
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Take in the samples of a batch, as the task's `score_batch` returned them; return those that are complete.
+
+        What is complete goes to the predictions and the worst examples. Where one row has several features, these are
+        the rows whose last feature has come.
+        """
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the samples that are complete only now that all batches have come; called before `compute`."""
+        return []
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Return the metrics by name; called once, at the end."""
+
+    @abstractmethod
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return (low, high) of the metrics that have an interval; called before `compute`."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, to be merged on another process."""
+
+    @abstractmethod
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Take in the state of a scorer of another process."""
+
+
+class MetricScorer(Scorer):
+    """Scores by a metric of `loopwright.metrics`.
+
+    A sample is a dict; its "position" numbers it in the evaluated data, and the metric's columns are taken from its
+    keys of the same names without their last s ("prediction", "reference").
+
+    Args:
+        make: makes the metric.
+        directions: for each of its results, whether more is better.
+    """
+
+    def __init__(self, make: Any, directions: Mapping[str, bool]) -> None:
+        self._make = make
+        self._metric: Any = self._wrapped()
+        self.directions = directions
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the samples to the metric."""
+        if not samples:
+            return []
+        metric: Metric = self._metric.metric if isinstance(self._metric, Bootstrap) else self._metric
+        columns = {name: [sample[name.removesuffix("s")] for sample in samples] for name in metric.columns}
+        if isinstance(self._metric, Bootstrap):
+            self._metric.add_batch(positions=[sample["position"] for sample in samples], **columns)
+        else:
+            self._metric.add_batch(**columns)
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        """Return the metric's results."""
+        return {name: float(value) for name, value in self._metric.compute().items()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the bootstrap's intervals, where the metric has one."""
+        return self._metric.interval() if isinstance(self._metric, Bootstrap) else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metric's state."""
+        state: dict[str, Any] = self._metric.state_dict()
+        return state
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Merge the state of another process."""
+        other = self._wrapped()
+        other.load_state_dict(state)
+        self._metric.merge(other)
+
+    def _wrapped(self) -> Any:
+        metric: Metric = self._make()
+        parts = metric.parts if isinstance(metric, Combined) else [metric]
+        return Bootstrap(metric) if all(isinstance(part, CountingMetric) for part in parts) else metric
+
+
+class Examples:
+    """The samples with the largest losses, and those whose label the model is sure is wrong.
+
+    Args:
+        num_worst: how many of the first kind to keep.
+        num_suspects: how many of the second.
+    """
+
+    def __init__(self, num_worst: int = NUM_WORST, num_suspects: int = NUM_SUSPECTS) -> None:
+        self._worst = Top(num_worst, "loss")
+        self._suspects = Top(num_suspects, "sure")
+
+    def add(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Take in samples; those without a loss are passed over, those with "sure" are suspected."""
+        for sample in samples:
+            self._worst.add(sample)
+            self._suspects.add(sample)
+
+    @property
+    def worst(self) -> list[dict[str, Any]]:
+        """The samples with the largest losses, the largest first."""
+        return self._worst.sorted()
+
+    @property
+    def suspects(self) -> list[dict[str, Any]]:
+        """The suspected samples, the surest first."""
+        return self._suspects.sorted()
+
+
+class Top:
+    """The samples with the largest values of a key; ties go to the lower position, so the order of batches is nothing.
+
+    Args:
+        size: how many to keep.
+        key: of the samples; one that lacks it is passed over.
+    """
+
+    def __init__(self, size: int, key: str) -> None:
+        self._size = size
+        self._key = key
+        self._heap: list[tuple[float, int, dict[str, Any]]] = []
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Keep the sample if it is among the largest so far."""
+        value = sample.get(self._key)
+        if value is None:
+            return
+        entry = (float(value), -int(sample["position"]), dict(sample))
+        if len(self._heap) < self._size:
+            heapq.heappush(self._heap, entry)
+        elif entry[:2] > self._heap[0][:2]:
+            heapq.heapreplace(self._heap, entry)
+
+    def sorted(self) -> list[dict[str, Any]]:
+        """Return the samples, the largest first."""
+        return [sample for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+
+
+class PredictionFile:
+    """Writes predictions as JSON lines while they come; the file has its name only when it is whole.
+
+    Args:
+        path: the file, whose folder is made; None writes nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: Any = None
+
+    def add(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Write samples, one line each."""
+        if self._file is not None:
+            self._file.writelines(_line(sample) for sample in samples)
+
+    def __enter__(self) -> PredictionFile:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.with_name(f".{self._path.name}.part").open("w", encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is None or self._path is None:
+            return
+        self._file.close()
+        aside = Path(self._file.name)
+        if kind is None:
+            aside.replace(self._path)
+        else:
+            aside.unlink(missing_ok=True)
+
+
+def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write samples as JSON lines, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(map(_line, samples)))
+
+
+def write_table(path: Path, samples: list[dict[str, Any]]) -> None:
+    """Write samples as csv, atomically; the columns are the keys of all of them, in the order they come."""
+    columns = list(dict.fromkeys(key for sample in samples for key in sample))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(samples)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, buffer.getvalue())
+
+
+def _line(sample: Mapping[str, Any]) -> str:
+    return json.dumps(dict(sample), ensure_ascii=False, default=str) + "\n"

@@ -1,0 +1,401 @@
+"""What the text tasks share: finding and loading models and tokenizers, small ones from scratch, lengths, datasets.
+
+torch and transformers are imported inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from loopwright.errors import InputError
+from loopwright.tasks.base import Origin
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+# Heads whose weights mean something else under the same names.
+_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+_NO_LIMIT = 100_000  # what tokenizers without a limit say is larger
+_LENGTH_ROWS = 2_000
+_TOKENIZER_ROWS = 50_000
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+# ------------------------------------------------------------------------------------------------------- finding
+
+
+def find_model(name: str) -> str:
+    """Return the folder or Hub id that a `--model` means; imports neither torch nor transformers.
+
+    Raises:
+        InputError: it is a folder that holds no model, or a path that does not exist.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if (folder / "run.json").is_file():
+            folder = folder / "model"
+        if (folder / "config.json").is_file():
+            return str(folder)
+        held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
+        is_adapter = "adapter_config.json" in held
+        raise InputError(
+            "model.folder",
+            f"--model {name} holds no model that can be opened: there is no config.json in it",
+            saw=[f"it has {', '.join(held) or 'no files'}"],
+            fix="--model with the base model that the adapter was made for" if is_adapter else _near_folder(folder),
+        )
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(
+            "model.folder",
+            f"--model {name} is not a folder" if folder.exists() else f"--model {name} does not exist",
+            saw=[f"looked in {folder.absolute().parent}"],
+            fix=_near_folder(folder),
+        )
+    return name
+
+
+def _near_folder(folder: Path) -> str:
+    parent = folder.absolute().parent
+    names = [entry.name for entry in parent.iterdir() if (entry / "config.json").is_file()] if parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=0.4)
+    return f"--model {parent / near[0]}" if near else "--model with a folder that save_pretrained has written"
+
+
+def load_config(name: str, **changes: Any) -> Any:
+    """Return the config of a model in a folder, in the Hub's cache, or on the Hub, with changes.
+
+    Raises:
+        InputError: it is in none of them.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True, **changes)
+    except (OSError, ValueError) as error:
+        if Path(name).is_dir():
+            raise InputError(
+                "model.folder",
+                f"--model {name}: its config.json cannot be used",
+                saw=[str(error).splitlines()[0][:200]],
+                fix="--model with a folder that save_pretrained has written",
+            ) from error
+    if _is_off():
+        raise _offline(name, "and the network is off (HF_HUB_OFFLINE)")
+    if not _can_reach_hub():
+        raise _offline(name, "and the Hub cannot be reached")
+    try:
+        return AutoConfig.from_pretrained(name, **changes)
+    except (OSError, ValueError) as error:
+        raise _offline(name, f"and the Hub did not give it: {str(error).splitlines()[0][:200]}") from error
+
+
+def _is_off() -> bool:
+    return any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def _can_reach_hub() -> bool:
+    """Whether the Hub answers within seconds: asked once, since transformers would try for most of a minute."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    address = urlsplit(ENDPOINT)
+    try:
+        socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _offline(name: str, why: str) -> InputError:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    cached = [path.name[8:].replace("--", "/") for path in cache.glob("models--*")] if cache.is_dir() else []
+    near = difflib.get_close_matches(name, cached, n=3, cutoff=0.5)
+    return InputError(
+        "model.offline",
+        f"{name!r} is neither a folder here nor in the Hub cache, {why}",
+        saw=[f"near names in the cache: {', '.join(near)}" if near else f"the cache has {len(cached)} models"],
+        fix=f"--model {near[0]}" if near else "--model with a folder that holds a model, or leave it out",
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off the screen while a block runs: what matters is said by us."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclass
+class Loaded:
+    """A model that was loaded or made.
+
+    Attributes:
+        model: it.
+        new: the names of weights that no file had.
+    """
+
+    model: Any
+    new: list[str] = field(default_factory=list)
+
+
+def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
+    """Return the model of an origin with the head that a task needs.
+
+    Args:
+        origin: with a path.
+        auto_class: the class of transformers, such as "AutoModelForSequenceClassification".
+        changes: of the config.
+
+    Raises:
+        InputError: there is no such model, or it is one of another task.
+    """
+    import transformers
+
+    path = str(origin.path)
+    config = load_config(path, **changes)
+    kind = getattr(transformers, auto_class)
+    suffix = auto_class.removeprefix("AutoModel")
+    if type(config) not in kind._model_mapping:
+        raise InputError(
+            "model.task",
+            f"{path} is a {config.model_type} model, for which there is no {suffix.removeprefix('For')}",
+            saw=[f"it was saved as {', '.join(config.architectures or ['no known class'])}"],
+            fix="--model with another kind, such as a BERT",
+        )
+    _check_head(path, config, suffix)
+    if origin.is_run and not any((Path(path) / name).is_file() for name in _WEIGHTS):
+        return Loaded(kind.from_config(config))
+    with quiet():
+        model, info = kind.from_pretrained(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True)
+    mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys", ())]
+    return Loaded(model, sorted({*info["missing_keys"], *mismatched}))
+
+
+def _check_head(path: str, config: Any, suffix: str) -> None:
+    for architecture in config.architectures or ():
+        head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
+        if head is not None and not suffix.endswith(head):
+            raise InputError(
+                "model.task",
+                f"{path} is a model of another task: it was saved as {architecture}",
+                saw=[f"this task needs a {suffix.removeprefix('For')} head, whose weights have the same names"],
+                fix="--model with the base model that it was made from",
+            )
+
+
+def load_tokenizer(path: str, **options: Any) -> Any:
+    """Return the tokenizer of a folder or a Hub id, with a pad token.
+
+    Raises:
+        InputError: there is none, or it has neither a pad token nor one that can stand for it.
+    """
+    from transformers import AutoTokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked after it was used
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise InputError(
+            "model.tokenizer",
+            f"the tokenizer of {path} cannot be opened",
+            saw=[str(error).splitlines()[0][:200]],
+            fix="put tokenizer.json and tokenizer_config.json into the folder of the model",
+        ) from error
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError(
+                "model.pad_token",
+                f"the tokenizer of {path} has no pad token, and no end token that could stand for it",
+                saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
+                fix='set "pad_token" in its tokenizer_config.json',
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def match_pad_token(model: Any, tokenizer: Any) -> None:
+    """Tell a model the pad token of its tokenizer, where its config has none of its own."""
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+
+
+# -------------------------------------------------------------------------------------------------- from scratch
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = 8_000, max_length: int = 512, lowercase: bool = True) -> Any:
+    """Return a small tokenizer trained on texts: byte pairs within words, with BERT's special tokens.
+
+    The same texts give the same tokenizer. (A prefix for the inner parts of words would not: its alphabet comes in an
+    order that differs from process to process.)
+    """
+    from itertools import islice
+
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(islice(texts, _TOKENIZER_ROWS), trainer)
+    ids = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=list(ids.items())
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **SPECIAL_TOKENS)
+
+
+def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
+    """Return a small encoder with random weights, for data without a pretrained model.
+
+    It normalises before each layer and rotates positions (ModernBERT's shape): that learns within a few hundred updates
+    where a BERT of this size does not.
+    """
+    import transformers
+
+    config = transformers.ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=192,
+        max_position_embeddings=tokenizer.model_max_length,
+        global_attn_every_n_layers=1,
+        classifier_pooling="mean",
+        pad_token_id=tokenizer.pad_token_id,
+        cls_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        **changes,
+    )
+    return Loaded(getattr(transformers, auto_class).from_config(config))
+
+
+# ------------------------------------------------------------------------------------------------------- lengths
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long texts are in tokens, and where they are cut.
+
+    Attributes:
+        max_length: tokens that are kept.
+        note: a line about it for the start block.
+    """
+
+    max_length: int
+    note: str
+
+
+def longest_allowed(tokenizer: Any, config: Any) -> int | None:
+    """Return how many tokens a model can take; None where it does not say."""
+    limits = []
+    if tokenizer.model_max_length < _NO_LIMIT:
+        limits.append(int(tokenizer.model_max_length))
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        # Models of RoBERTa's kind number positions from the pad token on.
+        taken = (config.pad_token_id or 0) + 1 if "roberta" in str(config.model_type) else 0
+        limits.append(positions - taken)
+    return min(limits) if limits else None
+
+
+def choose_length(
+    asked: int | None,
+    count_tokens: Callable[[Mapping[str, Any]], int],
+    rows: Any,
+    limit: int | None,
+) -> Lengths:
+    """Return how many tokens to keep: what was asked for, or so many that few rows are cut.
+
+    Args:
+        asked: `--max_length`.
+        count_tokens: of a row, uncut.
+        rows: of the training data; a sample of them is counted.
+        limit: of the model.
+
+    Raises:
+        InputError: more is asked for than the model allows.
+    """
+    if asked is not None and limit is not None and asked > limit:
+        raise InputError(
+            "model.length",
+            f"--max_length {asked} is longer than the model allows",
+            saw=[f"it has positions for {limit} tokens"],
+            fix=f"--max_length {limit}",
+        )
+    step = max(1, len(rows) // _LENGTH_ROWS)
+    counted = sorted(count_tokens(rows[index]) for index in range(0, len(rows), step))
+    half, most, longest = (counted[math.ceil(share * len(counted)) - 1] for share in (0.5, 0.95, 1.0))
+    length = asked
+    if length is None:
+        # Batches are padded to their own longest row: a high limit costs only where rows are long.
+        length = -(-longest // 8) * 8 if longest <= 128 else -(-most // 32) * 32
+        length = length if limit is None else min(length, limit)
+    num_cut = sum(count > length for count in counted)
+    about = "about " if step > 1 else ""
+    cut = f"cuts {about}{100 * num_cut / len(counted):.1f} % of rows" if num_cut else "cuts nothing"
+    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest} -> max_length {length} {cut}")
+
+
+# ------------------------------------------------------------------------------------------------------ datasets
+
+
+class RowDataset:
+    """Rows of a table as features, made when they are asked for; the table itself is not copied.
+
+    Args:
+        rows: what `encode` takes, by number: a split of a plan, or a list.
+        encode: makes the features of a row; called in loader workers.
+        limit: take so many rows only.
+    """
+
+    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], dict[str, Any]], limit: int | None = None) -> None:
+        self.rows = rows
+        self._encode = encode
+        self._size = len(rows) if limit is None else min(limit, len(rows))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < self._size:
+            raise IndexError(position)
+        return {**self._encode(self.rows[position]), "position": position}

@@ -1,0 +1,208 @@
+"""The Trainer of all tasks: the core's loop, with a task's loss, streaming metrics and worst examples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from loopwright.callbacks import CallbackHandler
+from loopwright.engine.nested import num_rows
+from loopwright.engine.processes import gather_objects
+from loopwright.evaluation import run_eval_epoch, swapped
+from loopwright.results import EvaluationResult
+from loopwright.tasks.base import Job
+from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
+from loopwright.trainer import Trainer
+
+TRAIN_LOSS = "train_eval_loss"
+
+
+class TaskTrainer(Trainer):
+    """Trains and evaluates the model of a job.
+
+    Args:
+        job: the task's model and data.
+        optimizer: None where nothing is trained.
+        callbacks: of the core.
+        say: prints a line.
+        is_rehearsal: leave the training data out of evaluations.
+
+    Attributes:
+        intervals: (low, high) of the metrics of the last evaluation.
+        examples: the worst and the suspected samples of the last `evaluate_fully`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        optimizer: Any = None,
+        callbacks: Iterable[Any] = (),
+        say: Callable[[str], None] = print,
+        *,
+        is_rehearsal: bool = False,
+    ) -> None:
+        self.job = job
+        self._evaluates_training = job.args.eval_on_train and not is_rehearsal
+        self.intervals: dict[str, tuple[float, float]] = {}
+        self.examples = Examples()
+        self._say = say
+        self._prefix = "eval_"
+        self._scorer: Scorer = job.task.create_scorer(job)
+        self._file: PredictionFile | None = None
+        self._is_full = False
+        super().__init__(job.model, None, optimizer, callbacks)
+
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def count_batch_items(self, batch: Any) -> float | None:
+        """Return what the task's loss is a mean of."""
+        return self.job.task.count_items(batch)
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Return the task's loss."""
+        loss, outputs = self.job.task.compute_loss(self.job, self.model, batch)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Return the task's loss, and give the samples to the scorer."""
+        task = self.job.task
+        with torch.no_grad():
+            loss, outputs = task.compute_loss(self.job, self.model, batch)
+            samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
+        complete = self._scorer.add(samples)
+        if self._is_full:
+            self._keep(complete)
+        return {"loss": loss, "model_outputs": None, "batch_size": num_rows(batch)}
+
+    def _keep(self, samples: list[dict[str, Any]]) -> None:
+        everyone = [sample for one in gather_objects(samples) for sample in one]
+        task, rows = self.job.task, getattr(self.eval_dataset, "rows", None)
+        readable = [task.readable(self.job, sample) for sample in everyone]
+        if rows is not None:
+            readable = [{**sample, **task.describe_row(rows[sample["position"]])} for sample in readable]
+        self.examples.add(readable)
+        if self._file is not None:
+            self._file.add(readable)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def eval_epoch_start(self) -> None:
+        """Begin to score."""
+        super().eval_epoch_start()
+        self._scorer = self.job.task.create_scorer(self.job)
+
+    def eval_epoch_end(self) -> None:
+        """Put the metrics of all processes together, and into the history."""
+        super().eval_epoch_end()
+        late = self._scorer.finish()
+        if self._is_full:
+            self._keep(late)
+        mine, *others = gather_objects(self._scorer.state_dict()) if self.num_processes > 1 else [None]
+        if mine is not None:
+            self._scorer = self.job.task.create_scorer(self.job)
+            for state in (mine, *others):
+                self._scorer.merge_state(state)
+        self.intervals = self._scorer.intervals()
+        metrics = self._scorer.compute()
+        for name, value in metrics.items():
+            self.run_history.update_metric(f"{self._prefix}{name}", value)
+        if self._prefix == "eval_":
+            for name, (low, high) in self.intervals.items():
+                self.run_history.update_metric(f"eval_{name}_low", low)
+                self.run_history.update_metric(f"eval_{name}_high", high)
+
+    def training_run_epoch_end(self) -> None:
+        """Evaluate on the training data too, where that is asked for."""
+        super().training_run_epoch_end()
+        if not self._evaluates_training:
+            return
+        training = self.job.training
+        loader = self._as_loader(
+            DataLoader(self.job.train_dataset, batch_size=training.eval_batch_size, collate_fn=self.job.collate_fn),
+            is_evaluation=True,
+        )
+        intervals, self._prefix = self.intervals, "train_"
+        try:
+            with swapped(self, self.model, CallbackHandler([]), ""):
+                run_eval_epoch(self, self._engine, loader, TRAIN_LOSS, is_intermediate=True)
+        finally:
+            self.intervals, self._prefix = intervals, "eval_"
+
+    def evaluate_fully(self, dataset: Any, predictions: Path | None) -> EvaluationResult:
+        """Evaluate with everything that is kept: predictions in a file, the worst and the suspected samples.
+
+        Args:
+            dataset: as the job's datasets are.
+            predictions: the file to write, None for none; only the first process writes.
+        """
+        training = self.job.training
+        self.examples = Examples()
+        self._is_full = True
+        try:
+            with PredictionFile(predictions if self.is_first else None) as self._file:
+                return self.evaluate(
+                    dataset,
+                    per_device_batch_size=training.eval_batch_size,
+                    dataloader_kwargs=loader_options(training),
+                    collate_fn=self.job.collate_fn,
+                )
+        finally:
+            self._is_full, self._file = False, None
+
+    # --- small tools --------------------------------------------------------------------------------------------
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process, which writes files."""
+        return self._engine.rank == 0
+
+    # --- what the core offers to override -----------------------------------------------------------------------
+
+    def checkpoint_path(self) -> Path | None:
+        """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
+        return None if self._saver is None else self._saver.path(self.progress.update)
+
+    def improves(self) -> bool:
+        """Whether the latest evaluation is the best so far; asked right after it."""
+        if self._saver is None:
+            return False
+        return self._saver.best_with(self.run_history.latest(), self._saver.directory) is not None
+
+    def _create_accelerator(self) -> Any:
+        if not self.job.training.use_cpu:
+            return super()._create_accelerator()
+        before = os.environ.get("ACCELERATE_USE_CPU")
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # read once, while the accelerator is made
+        try:
+            return super()._create_accelerator()
+        finally:
+            if before is None:
+                del os.environ["ACCELERATE_USE_CPU"]
+            else:
+                os.environ["ACCELERATE_USE_CPU"] = before
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Say it, once per node."""
+        if self._accelerator.is_local_main_process:
+            self._say(" ".join(map(str, args)).strip())
+
+
+def loader_options(training: Any) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that the settings ask for."""
+    workers = training.dataloader_num_workers
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": training.dataloader_pin_memory and torch.cuda.is_available() and not training.use_cpu,
+    }
+    if workers:
+        options |= {
+            "persistent_workers": training.dataloader_persistent_workers,
+            "prefetch_factor": training.dataloader_prefetch_factor,
+            "multiprocessing_context": training.dataloader_multiprocessing_context,
+        }
+    return options

@@ -1,0 +1,240 @@
+"""The command line in this process: verbs, flags, files, errors and exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from tasks.reviews import rows, write_csv
+
+from loopwright import failpoints
+from loopwright.cli import VERBS, main
+from loopwright.errors import Preempted
+
+FLAGS = ["--lr", "2e-3", "--epochs", "1", "--threads", "1"]
+
+
+def run(capsys, *words):
+    """Run a command line; return its exit code, and what it printed to both streams."""
+    code = main(list(map(str, words)))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def read_text(path):
+    return Path(path).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """Return a copy of the finished run, to be changed."""
+    return shutil.copytree(finished.path, tmp_path / "copied")
+
+
+def test_help_names_every_verb(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0 and len(VERBS) == 13
+    assert all(f"  {verb} " in out for verb in VERBS)
+    assert run(capsys)[0] == 2
+    assert run(capsys, "--version")[1].startswith("loopwright ")
+
+
+@pytest.mark.parametrize("verb", ["train", "check", "resume", "demo", "evaluate", "predict", "export", "stop", "verify"])
+def test_each_verb_says_how_it_is_used(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0 and "usage: loopwright" in out
+
+
+def test_training_by_flags_and_using_the_model(capsys, reviews):
+    code, out, _ = run(capsys, "train", "text-classification", "--data", reviews, "--out", "first", *FLAGS)
+    assert code == 0
+    for word in ("data ", "model ", "batch ", "floor ", "check ", "best ", "files "):
+        assert word in out
+    code, out, _ = run(capsys, "predict", "last", "great lovely film", "dull awful plot")
+    assert code == 0 and [set(json.loads(line)) for line in out.splitlines()] == [{"label", "score"}] * 2
+    code, out, _ = run(capsys, "eval", "last", "--json")
+    metrics = json.loads(out)["metrics"]
+    assert code == 0 and metrics["accuracy"] == json.loads(read_text("first/result.json"))["metrics"]["accuracy"]
+    assert run(capsys, "evaluate", "first", "--data", reviews)[0] == 0
+    code, out, _ = run(capsys, "runs")
+    assert code == 0 and "text-classification" in out and "done" in out
+    assert run(capsys, "runs", "--sort", "metric")[0] == 0
+    code, out, _ = run(capsys, "verify", "first")
+    assert code == 0 and "valid" in out
+    assert run(capsys, "export", "first", "--to", "exported")[0] == 0
+    code, out, _ = run(capsys, "stop", "first")
+    assert code == 0 and "not running" in out
+
+
+def test_predictions_are_written_as_csv_and_jsonl_and_read_from_stdin(capsys, finished, tmp_path, monkeypatch):
+    data = write_csv(tmp_path / "new.csv", rows(10, seed=2))
+    assert run(capsys, "predict", finished.path, data, "--out", "found.csv")[0] == 0
+    assert run(capsys, "predict", finished.path, data, "--out", "found.jsonl")[0] == 0
+    lines = read_text("found.csv").splitlines()
+    found = [json.loads(line) for line in read_text("found.jsonl").splitlines()]
+    assert lines[0] == "label,score" and lines[1:] == [f"{each['label']},{each['score']}" for each in found]
+    monkeypatch.setattr("sys.stdin", io.StringIO("great lovely film\n\ndull plot\n"))
+    assert len(run(capsys, "predict", finished.path, "-")[1].splitlines()) == 2
+    assert run(capsys, "predict", finished.path, data, "--out", "found.txt")[0] == 2
+    assert run(capsys, "predict", finished.path, "absent.csv")[0] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.jsonl", "new.csv"]
+
+
+def test_a_value_comes_from_the_flag_else_the_file_else_the_task_else_the_default(capsys, reviews):
+    Path("settings.yaml").write_text("task: text-classification\nlr: 3e-4\nepochs: 7\nseed: 5\nbatch: 8\n")
+    words = ["train", "settings.yaml", "--data", reviews, "--seed", "42", "--epochs", "2", "--print_config"]
+    code, out, _ = run(capsys, *words)
+    said = dict(line.split(":", 1) for line in out.splitlines())
+    assert code == 0
+    assert said["learning_rate"] == " 0.0003  # file"
+    assert said["num_train_epochs"] == " 2.0  # flag"
+    assert said["seed"] == " 42  # flag"  # also where it is the default
+    assert said["per_device_train_batch_size"] == " 8  # file"
+    assert said["eval_strategy"] == ' "epoch"  # task'
+    assert said["adam_beta2"] == " 0.999  # default"
+    assert yaml.safe_load(out)["task"] == "text-classification"
+    assert run(capsys, *words[:1], "--config", *words[1:])[1] == out
+    assert run(capsys, "train", "text-classification", *words[1:])[1] == out
+
+
+def test_the_spellings_of_the_no_trainer_scripts_are_taken(capsys, reviews):
+    flags = ["--max_train_steps", "9", "--num_warmup_steps", "3", "--checkpointing_steps", "4", "--max-seq-length", "12"]
+    flags += ["--model_name_or_path", "some/model", "--train_file", reviews]
+    out = run(capsys, "train", "text-classification", *flags, "--print_config")[1]
+    found = yaml.safe_load(out)
+    wanted = {"max_steps": 9, "warmup_steps": 3, "save_strategy": "steps", "save_steps": 4, "max_length": 12}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["model"] == "some/model" and found["train_file"] == str(reviews)
+    by_epoch = run(capsys, "train", "text-classification", "--checkpointing_steps", "epoch", "--print_config")[1]
+    assert yaml.safe_load(by_epoch)["save_strategy"] == "epoch"
+    code, _, err = run(capsys, "train", "text-classification", "--lr", "1", "--learning_rate", "2", "--print_config")
+    assert code == 2 and "contradict each other" in err
+
+
+def test_a_run_is_trained_again_from_its_folder(capsys, finished):
+    code, _, _ = run(capsys, "train", finished.path, "--out", "again")
+    assert code == 0
+    weights = [folder / "model" / "model.safetensors" for folder in (finished.path, Path("again"))]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    code, out, _ = run(capsys, "check", "text-classification", "--data", reviews)
+    assert code == 0 and "bit for bit the same" in out and "disk" in out
+    code, out, _ = run(capsys, "train", "text-classification", "--data", reviews, "--check")
+    assert code == 0 and "bit for bit the same" in out
+    code, out, _ = run(capsys, "check", "text-classification", "--data", reviews, "--files")
+    assert code == 0 and "labels neg" in out and "model" not in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["trian"], ["'trian' is not a verb", "did you mean train?"]),
+        (["train", "text-clasification"], ["error[args.task]", "did you mean text-classification?"]),
+        (["train", "--lr", "1"], ["error[args.task]", "loopwright train text-classification --lr 1"]),
+        (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),
+        (["train", "text-classification", "--learnig_rate", "1"], ["args.unknown", "--learning_rate (Peak learning rate"]),
+        (["train", "text-classification", "--lr", "fast"], ["error[args.value]", "fast"]),
+        (["train", "text-classification", "--data", "rewievs.csv"], ["error[data.file]", "fix: --data reviews.csv"]),
+        (["train", "text-classification", "--data", "reviews.csv", "--text_column", "txt"], ["error[data.column]"]),
+        (["train", "text-classification", "--data", "reviews.csv", "--label_map", "x"], ["says nothing"]),
+        (["resume", "nowhere"], ["error[run.unknown]", "'nowhere'"]),
+        (["predict", "last", "text"], ["error[run.unknown]", "there is no run yet"]),
+        (["explain", "sumarization"], ["error[args.task]"]),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) and "[" not in value[0] else "told",
+)
+def test_what_cannot_work_ends_with_2_and_the_nearest_fix(capsys, reviews, tmp_path, words, told):
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert [text for text in told if text not in err] == []
+    assert sorted(tmp_path.iterdir()) == [reviews]
+
+
+def test_a_file_of_settings_with_an_unknown_name_or_no_task_is_refused(capsys, tmp_path):
+    for text, told in (("task: text-classification\nlearnig_rate: 1\n", "args.unknown"), ("lr: 1\n", "args.task")):
+        (tmp_path / "settings.yaml").write_text(text)
+        code, _, err = run(capsys, "train", "settings.yaml")
+        assert code == 2 and told in err
+
+
+def test_a_folder_that_is_in_use_is_refused(capsys, copied, reviews, tmp_path):
+    code, _, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", copied, *FLAGS)
+    assert code == 2 and "error[run.exists]" in err and f"loopwright resume {copied}" in err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    code, _, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", "full", *FLAGS)
+    assert code == 2 and "letter.txt" in err
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_ends_with_65(capsys, copied):
+    for file in copied.glob("checkpoints/*/model.safetensors"):
+        file.write_bytes(b"damaged")
+    code, _, err = run(capsys, "resume", copied, "--epochs", "3")
+    assert code == 65 and "checkpoint.none" in err
+    assert run(capsys, "verify", copied)[0] == 65
+    assert run(capsys, "predict", copied, "still there: the model folder is whole")[0] == 0
+
+
+def test_a_disk_that_refuses_ends_with_74(capsys, reviews):
+    failpoints.arm("pre_manifest:*:raise:ENOSPC")
+    try:
+        code, _, err = run(capsys, "train", "text-classification", "--data", reviews, "--no_rehearsal", *FLAGS)
+    finally:
+        failpoints.disarm()
+    assert code == 74 and "error[checkpoint.write]" in err
+
+
+def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
+    words = ["train", "text-classification", "--data", reviews, "--lr", "1e30", "--max_grad_norm", "0", "--no_rehearsal"]
+    code, _, err = run(capsys, *words, "--logging_steps", "2")
+    assert code == 4 and "error[loss.nan]" in err and "a smaller --lr" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError("too much"), 3),
+        (KeyboardInterrupt(), 130),
+        (Preempted("SIGTERM"), 75),
+        (OSError(28, "No space left on device"), 74),
+        (ZeroDivisionError("a bug"), 1),
+    ],
+    ids=["memory", "interrupt", "preempted", "disk", "bug"],
+)
+def test_each_end_has_its_code(capsys, monkeypatch, error, code):
+    import loopwright.cli.looking as looking
+
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(looking, "doctor", fail)
+    assert main(["doctor"]) == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 1)
+
+
+def test_tasks_explain_and_doctor_say_what_there_is(capsys):
+    assert "text-classification" in run(capsys, "tasks")[1]
+    code, out, _ = run(capsys, "explain", "text-classification")
+    assert code == 0 and "--label_column" in out and "--learning_rate" in out and "example:" in out
+    code, out, _ = run(capsys, "explain", "errors")
+    assert code == 0 and len(out.splitlines()) >= 40 and "data.column" in out and "model.offline" in out
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and "torch" in out and "GPUs" in out
+    code, out, _ = run(capsys, "demo")
+    assert code == 0 and "loopwright demo text-classification" in out
+
+
+def test_a_demo_is_an_ordinary_run_that_flags_may_shorten(capsys, monkeypatch):
+    monkeypatch.setattr("loopwright.data.embedded.find_minilm", lambda: type("None_", (), {"folder": None, "problem": "no"}))
+    code, out, _ = run(
+        capsys, "demo", "text-classification", "--max_train_samples", "32", "--max_eval_samples", "32", "--epochs", "1"
+    )
+    assert code == 0 and "a small model from scratch" in out and "best " in out

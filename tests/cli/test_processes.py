@@ -1,0 +1,126 @@
+"""The command line in processes of its own: what it imports, and what a kill, a signal and a stop leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tasks.reviews import events, rows, write_csv
+
+from loopwright.cli import main
+
+COMMAND = [sys.executable, "-m", "loopwright.cli"]
+FLAGS = ["--lr", "2e-3", "--batch", "8", "--save_strategy", "steps", "--save_steps", "3", "--threads", "1"]
+HEAVY = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "peft", "sklearn", "pandas")
+
+
+def lw(*words, failpoint=None, **options):
+    """Run a command line to its end."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **({"LW_FAILPOINT": failpoint} if failpoint else {})}
+    line = [*COMMAND, *map(str, words)]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100, **options)
+
+
+def started(*words):
+    """Start a command line, and return it once it trains: its first log is written."""
+    line = [*COMMAND, *map(str, words)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if " · epoch " in line:
+            return process
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["tasks"],
+        ["runs"],
+        ["explain", "text-classification"],
+        ["explain", "errors"],
+        ["train", "text-classification", "--print_config"],
+        ["check", "text-classification", "--data", "reviews.csv", "--files"],
+        ["train", "text-classification", "--data", "absent.csv"],
+    ],
+    ids=lambda words: "-".join(words).replace("--", "").replace(".", "-"),
+)
+def test_what_needs_no_model_imports_no_torch(reviews, words):
+    code = f"""
+import sys
+from loopwright.cli import main
+code = main({words!r})
+print(code, [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    expected = "2 []" if "absent.csv" in words else "0 []"
+    assert done.stderr.splitlines()[-1] == expected, done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_model_and_metrics_where_it_was_moved_to(capsys, reviews, tmp_path):
+    words = ["train", "text-classification", "--data", str(reviews), "--epochs", "2", *FLAGS]
+    assert main([*words, "--out", "whole"]) == 0
+    assert lw(*words, "--out", "killed", failpoint="after_optimizer_step:14:kill").returncode == -signal.SIGKILL
+    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert main(["predict", "moved", "great lovely film"]) == 0
+    assert "label" in json.loads(capsys.readouterr().out)
+    resumed = lw("resume", "moved")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Resumed training state" in resumed.stdout
+    for name in ("model/model.safetensors", "eval/predictions.jsonl"):
+        assert (moved / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert events(moved) == events(tmp_path / "whole")
+    assert main(["evaluate", "moved"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["interrupt", "term"])
+def test_a_signal_ends_a_run_saved_and_with_its_code(reviews, tmp_path, number, code):
+    process = started("train", "text-classification", "--data", reviews, "--epochs", "9999", "--out", "run", *FLAGS)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "loopwright resume last" in err
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "preempted" and status["last_checkpoint"]
+    assert main(["resume", "last", "--max_steps", str(status["update"] + 2)]) == 0
+
+
+@pytest.mark.slow
+def test_stop_ends_a_run_in_order_within_a_second(reviews, tmp_path):
+    process = started("train", "text-classification", "--data", reviews, "--epochs", "9999", "--out", "run", *FLAGS)
+    begun = time.monotonic()
+    assert main(["stop", "run"]) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 75 and time.monotonic() - begun < 30
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+    index = [json.loads(line) for line in Path("runs/index.jsonl").read_text().splitlines()]
+    assert index[-1]["state"] == "stopped"
+    assert main(["resume", "run", "--max_steps", "1"]) == 0  # the file does not stop it again
+
+
+@pytest.mark.slow
+def test_the_real_pairs_of_mrpc_train_and_predict(shared_data, tmp_path):
+    lines = (shared_data / "mrpc" / "train.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.csv").write_text("".join(lines[:200]), encoding="utf-8")
+    words = ["--train_file", "train.csv", "--validation_file", shared_data / "mrpc" / "test.csv", "--max_eval_samples", "50"]
+    words = ["train", "text-classification", *map(str, words), "--glue", "mrpc", "--epochs", "1", "--out", "run", *FLAGS]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(result["metrics"]) == {"accuracy", "f1", "loss"} and set(result["baselines"]["majority"]) == {"accuracy", "f1"}
+    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert main(["predict", str(moved), "a", "b"]) == 0
+    assert main(["resume", str(moved), "--epochs", "2"]) == 0
+
+
+def test_small_files_are_checked_fast(tmp_path):
+    write_csv(tmp_path / "reviews.csv", rows(2_000))
+    done = lw("check", "text-classification", "--data", "reviews.csv", "--files")
+    assert done.returncode == 0 and "2,000 rows" in done.stdout

@@ -1,0 +1,297 @@
+"""text-classification end to end: training, scoring, predicting, other kinds of labels, bad models."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from tasks.conftest import FLAGS
+from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
+
+import loopwright
+from loopwright import api
+from loopwright.errors import ConfigError, InputError
+
+
+def tiny_bert(folder, **options):
+    """Write a BERT of a few thousand weights with a tokenizer, and return its folder."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from loopwright.tasks.text import train_tokenizer
+
+    tokenizer = train_tokenizer([row["review"] for row in rows()], 400, max_length=64)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        **options,
+    )
+    kind = options.pop("kind", BertForSequenceClassification)
+    kind(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_small_model_learns_words_and_predicts_them(finished):
+    assert finished.status == "done"
+    assert finished.metrics["accuracy"] >= 0.9
+    assert set(finished.result["baselines"]) == {"majority", "word-count"}
+    low, high = finished.result["intervals"]["accuracy"]
+    assert low <= finished.metrics["accuracy"] <= high
+    predicted = finished.predict(["great lovely superb film", "awful dull boring plot"])
+    assert [each["label"] for each in predicted] == ["pos", "neg"]
+
+
+def test_the_run_folder_holds_what_it_should(finished):
+    names = {path.name for path in finished.path.iterdir()}
+    assert names >= {"run.json", "config.yaml", "command.txt", "data.json", "metrics.jsonl", "log.txt", "result.json"}
+    assert not [name for name in names if name.startswith(".") and name != ".lock"]
+    predictions = read_lines(finished.path / "eval" / "predictions.jsonl")
+    assert [each["position"] for each in predictions] == list(range(len(predictions)))
+    shares = [each["prediction"] == each["reference"] for each in predictions]
+    assert sum(shares) / len(shares) == pytest.approx(finished.metrics["accuracy"], abs=1e-12)
+    worst = [each["loss"] for each in read_lines(finished.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
+    assert "accuracy" in (finished.path / "model" / "README.md").read_text()
+
+
+def test_the_model_folder_is_one_that_transformers_opens(finished, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = finished.export(tmp_path / "exported")
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(**tokenizer("great lovely superb film", return_tensors="pt")).logits
+    assert model.config.id2label[int(logits.argmax())] == "pos"
+    assert logits.softmax(-1).max().item() == pytest.approx(finished.predict(["great lovely superb film"])[0]["score"], 1e-4)
+    with pytest.raises(InputError, match="is not empty"):
+        finished.export(folder)
+
+
+def test_evaluating_again_gives_the_same_metrics(finished):
+    assert finished.evaluate() == finished.metrics
+
+
+def test_other_data_is_evaluated_with_the_labels_of_the_model(finished, tmp_path):
+    only_good = [row for row in rows(40, seed=5) if row["stars"] == "pos"]
+    metrics = finished.evaluate(write_csv(tmp_path / "good.csv", only_good))
+    assert metrics["accuracy"] >= 0.9
+    assert (finished.path / "eval" / "good" / "predictions.jsonl").is_file()
+
+
+def test_a_file_and_rows_are_predicted_in_their_order(finished, tmp_path):
+    made = rows(20, seed=3)
+    from_file = finished.predict(write_csv(tmp_path / "new.csv", [{"review": row["review"]} for row in made]))
+    from_rows = finished.predict([{"text": row["review"]} for row in made])
+    assert from_file == from_rows == finished.predict([row["review"] for row in made])
+    assert sum(each["label"] == row["stars"] for each, row in zip(from_file, made, strict=True)) >= 17
+
+
+def test_the_same_flags_give_the_same_weights(reviews, tmp_path):
+    flags = {**FLAGS, "data": reviews, "epochs": 1}
+    first = api.train("text-classification", output_dir=tmp_path / "first", **flags)
+    second = api.train("text-classification", output_dir=tmp_path / "second", rehearsal=False, **flags)
+    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (first, second)]
+    assert weights[0] == weights[1]  # the rehearsal leaves no trace
+    again = api.train("text-classification", config=first.path / "config.yaml", output_dir=tmp_path / "third", quiet=True)
+    assert (again.path / "model" / "model.safetensors").read_bytes() == weights[0]
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(reviews, tmp_path):
+    flags = {**FLAGS, "data": reviews, "eval_on_train": True, "save_strategy": "steps", "save_steps": 2}
+    flags["lr_scheduler_type"] = "constant"  # a schedule that goes down would depend on the length of the run
+    api.train("text-classification", output_dir=tmp_path / "part", **flags)
+    longer = api.train("text-classification", output_dir=tmp_path / "longer", **{**flags, "epochs": 3})
+    moved = (tmp_path / "part").rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=3, quiet=True)
+    for name in ("model.safetensors", "config.json"):
+        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+    assert resumed.metrics == longer.metrics
+    assert events(resumed.path) == events(longer.path)
+    assert [event for event in events(moved) if "train_accuracy" in event]
+
+
+def test_pairs_are_read_and_predicted_as_pairs(tmp_path):
+    chosen = random.Random(1)
+    words = [f"w{number}" for number in range(12)]
+    made = []
+    for number in range(80):
+        first = chosen.choice(words)
+        is_same = number % 2 == 0
+        made.append({"sentence1": f"{first} {number}", "sentence2": first if is_same else "other", "label": int(is_same)})
+    data = write_jsonl(tmp_path / "pairs.jsonl", made)
+    run = api.train("text-classification", data=data, task_name="mrpc", **FLAGS)
+    assert set(run.metrics) == {"accuracy", "f1", "loss"}
+    assert len(run.predict(["w1", "w1", "w2", "other"])) == len(run.predict(["w1\tw1", "w2\tother"])) == 2
+    with pytest.raises(InputError, match="pairs of texts"):
+        run.predict(["alone"])
+
+
+def test_numbers_are_predicted_as_numbers(tmp_path):
+    made = [{"text": row["review"], "score": 1.5 if row["stars"] == "pos" else -0.5} for row in rows()]
+    run = api.train("text-classification", data=write_jsonl(tmp_path / "numbers.jsonl", made), **FLAGS)
+    assert set(run.metrics) == {"pearsonr", "spearmanr", "mse", "loss"}
+    assert run.metrics["mse"] == pytest.approx(run.metrics["loss"], rel=1e-4)
+    good, bad = run.predict(["great lovely superb", "awful dull boring"])
+    assert good["value"] > bad["value"]
+
+
+def test_several_labels_per_row_are_each_decided(tmp_path):
+    made = [
+        {"text": row["review"], "labels": [row["stars"], *(["film"] if "film" in row["review"] else [])]} for row in rows()
+    ]
+    flags = {**FLAGS, "epochs": 5}
+    run = api.train("text-classification", data=write_jsonl(tmp_path / "several.jsonl", made), **flags)
+    assert set(run.metrics) == {"f1_micro", "f1_macro", "subset_accuracy", "loss"}
+    assert run.metrics["f1_micro"] >= 0.8
+    (found,) = run.predict(["great lovely superb film"])
+    assert set(found) == {"labels", "scores"} and set(found["scores"]) == {"film", "neg", "pos"}
+
+
+def test_labels_that_the_model_is_sure_are_wrong_are_listed(tmp_path):
+    made = rows(160)
+    wrong = rows(30, seed=9)
+    for row in wrong[:3]:
+        row["stars"] = "neg" if row["stars"] == "pos" else "pos"
+    run = api.train(
+        "text-classification",
+        train_file=write_csv(tmp_path / "train.csv", made),
+        validation_file=write_csv(tmp_path / "validation.csv", wrong),
+        **{**FLAGS, "epochs": 4},
+    )
+    listed = (run.path / "eval" / "suspects.csv").read_text()
+    assert all(row["review"] in listed for row in wrong[:3])
+    assert run.result["num_suspects"] == len(listed.splitlines()) - 1 <= 6
+
+
+def test_adapters_are_trained_and_merged_into_the_model(reviews, tmp_path):
+    folder = tiny_bert(tmp_path / "bert")
+    run = api.train("text-classification", data=reviews, model=folder, lora=True, **{**FLAGS, "epochs": 1})
+    from transformers import AutoModelForSequenceClassification
+
+    names = set(AutoModelForSequenceClassification.from_pretrained(run.path / "model").state_dict())
+    assert not [name for name in names if "lora" in name]
+    assert "trained" in (run.path / "log.txt").read_text()
+    before = run.predict(["great film"])
+    resumed = api.resume(run, epochs=2, quiet=True)
+    assert resumed.status == "done" and len(before) == len(resumed.predict(["great film"])) == 1
+
+
+def test_frozen_layers_stay_as_they_were(reviews, tmp_path):
+    from safetensors.torch import load_file
+
+    folder = tiny_bert(tmp_path / "bert")
+    run = api.train("text-classification", data=reviews, model=folder, freeze="1", **{**FLAGS, "epochs": 1})
+    before, after = load_file(folder / "model.safetensors"), load_file(run.path / "model" / "model.safetensors")
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed and not [name for name in changed if "embeddings" in name or "layer.0." in name]
+    assert any("layer.1." in name for name in changed)
+    with pytest.raises(InputError, match="more layers than the model has"):
+        api.train("text-classification", data=reviews, model=folder, freeze="9", **FLAGS)
+    with pytest.raises(InputError, match="fits no weight"):
+        api.train("text-classification", data=reviews, model=folder, freeze="nothing.*", **FLAGS)
+
+
+def test_early_stopping_ends_a_run_that_does_not_improve(reviews):
+    run = api.train(
+        "text-classification", data=reviews, early_stopping_patience=1, **{**FLAGS, "epochs": 30, "lr": 0.0}
+    )
+    assert run.result["epochs"] == 2 and "no improvement" in run.result["stop_reason"]
+
+
+def test_evaluations_within_an_epoch_keep_the_best_model(reviews):
+    run = api.train("text-classification", data=reviews, eval_strategy="steps", eval_steps=2, **FLAGS)
+    told = read_lines(run.path / "metrics.jsonl")
+    values = [event["eval_accuracy"] for event in told if event["event"] == "evaluation"]
+    assert len(values) >= 5 and run.metrics["accuracy"] == max(values)
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+def refused(code, **flags):
+    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
+    from pathlib import Path
+
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(InputError) as caught:
+        api.train("text-classification", **{**FLAGS, **flags})
+    assert caught.value.code == code
+    assert sorted(Path().rglob("*")) == before
+    return str(caught.value)
+
+
+def test_a_model_that_is_not_there_is_refused_with_the_nearest_name(reviews, tmp_path):
+    tiny_bert(tmp_path / "bert")
+    assert f"--model {tmp_path / 'bert'}" in refused("model.folder", data=reviews, model="./brt")
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refused("model.folder", data=reviews, model="empty")
+    assert "nor in the Hub cache" in refused("model.offline", data=reviews, model="some-model")
+
+
+def test_a_model_of_another_task_is_refused(reviews, tmp_path):
+    from transformers import BertForTokenClassification
+
+    folder = tiny_bert(tmp_path / "tagger")
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [BertForTokenClassification.__name__]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "BertForTokenClassification" in refused("model.task", data=reviews, model=folder)
+
+
+def test_a_tokenizer_without_a_pad_token_is_refused_unless_it_has_an_end_token(reviews, tmp_path):
+    folder = tiny_bert(tmp_path / "bert")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    refused("model.pad_token", data=reviews, model=folder)
+    settings["eos_token"] = "[SEP]"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert api.train("text-classification", data=reviews, model=folder, **{**FLAGS, "epochs": 1}).status == "done"
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text("{")
+    refused("model.tokenizer", data=reviews, model=folder)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(reviews, tmp_path):
+    folder = tiny_bert(tmp_path / "bert")
+    assert "fix: --max_length 64" in refused("model.length", data=reviews, model=folder, max_length=128)
+
+
+def test_a_metric_that_the_task_has_not_is_refused(reviews):
+    assert "accuracy, f1, loss" in refused("args.metric", data=reviews, metric_for_best_model="bleu")
+
+
+def test_settings_that_would_change_nothing_are_refused(reviews):
+    with pytest.raises(ConfigError, match="label_smoothing_factor=0.1 is not supported"):
+        api.train("text-classification", data=reviews, label_smoothing_factor=0.1, **FLAGS)
+
+
+def test_one_class_and_no_data_are_refused(tmp_path):
+    alike = write_csv(tmp_path / "alike.csv", [{**row, "stars": "pos"} for row in rows(20)])
+    refused("data.one_class", data=alike)
+    assert "loopwright demo text-classification" in refused("data.file")
+
+
+def test_changed_data_is_refused_unless_it_is_allowed(reviews):
+    run = api.train("text-classification", data=reviews, **{**FLAGS, "epochs": 1})
+    write_csv(reviews, rows(96, seed=1))
+    for act in (run.resume, run.evaluate):
+        with pytest.raises(InputError, match="resume.data"):
+            act()
+    assert run.predict(["great film"])  # needs no data
+    assert api.resume(run, epochs=2, allow_changed_data=True, quiet=True).status == "done"
+    write_csv(reviews, rows())
+    with pytest.raises(InputError, match="resume.data"):
+        api.resume(run, epochs=3, quiet=True)
+
+
+def test_the_names_are_offered_by_the_package():
+    assert loopwright.train is api.train and loopwright.Run is api.Run
+    assert {"train", "check", "resume", "evaluate", "predict", "Run"} <= set(dir(loopwright))
