@@ -286,24 +286,46 @@ def test_save_model_and_save_state_write_what_loads(tmp_path):
     assert len(losses(trainer)) == 5
 
 
-def test_a_peft_model_saves_its_adapter(tmp_path):
+def lora(seed=0):
     peft = pytest.importorskip("peft")
     pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    base = bert()
+    if seed:
+        with torch.no_grad():
+            base.bert.encoder.layer[0].output.dense.weight.add_(seed)
+    return peft.get_peft_model(base, peft.LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS"))
 
-    def model():
-        torch.manual_seed(0)
-        config = peft.LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS")
-        return peft.get_peft_model(bert(), config)
 
-    data = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
-    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = Trainer(model(), arguments(tmp_path, **options), train_dataset=data, eval_dataset=data)
-    trainer.train()
-    assert "eval_loss" in trainer.state.log_history[1]
+TOKENS = [{"input_ids": torch.arange(3, 9), "labels": index % 3} for index in range(8)]
+EVERY_UPDATE = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+
+
+def test_a_peft_model_saves_its_adapter_without_the_base_model(tmp_path):
+    peft = pytest.importorskip("peft")
+    trainer = trained(tmp_path, model=lora(), data=TOKENS, eval_data=TOKENS, **EVERY_UPDATE)
     loaded = peft.PeftModel.from_pretrained(bert(), tmp_path / "checkpoint-2")
     adapter = {name: value for name, value in weights(trainer).items() if "lora" in name}
     assert adapter and all(torch.equal(loaded.state_dict()[name], value) for name, value in adapter.items())
-    resumed = Trainer(
-        model(), arguments(tmp_path, num_train_epochs=2, **options), train_dataset=data, eval_dataset=data
+    saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    frozen = {name for name, value in trainer.model.named_parameters() if not value.requires_grad}
+    assert adapter.keys() <= saved.keys() and not frozen & saved.keys()
+    assert not (tmp_path / "checkpoint-2" / "config.json").exists()
+
+
+def test_a_peft_model_is_resumed_and_its_best_adapter_loaded_exactly(tmp_path):
+    scores = iter([1.0, 3.0, 2.0, 0.0])
+    options = {**EVERY_UPDATE, "num_train_epochs": 2, "data": TOKENS, "eval_data": TOKENS}
+    whole = trained(tmp_path / "whole", model=lora(), **options)
+    resumed = trained(tmp_path / "resumed", model=lora(), resume=tmp_path / "whole" / "checkpoint-2", **options)
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
+    best = trained(
+        tmp_path / "best",
+        model=lora(),
+        compute_metrics=lambda _: {"score": next(scores)},
+        **{**options, "load_best_model_at_end": True, "metric_for_best_model": "score"},
     )
-    assert resumed.train(resume_from_checkpoint=True).global_step == 4
+    kept = load_file(tmp_path / "whole" / "checkpoint-2" / "model.safetensors")
+    assert kept and all(torch.equal(value, weights(best)[name]) for name, value in kept.items())
+    with pytest.raises(CheckpointError, match="trained on another base model"):
+        trained(tmp_path / "whole", model=lora(seed=1), resume=True, **options)

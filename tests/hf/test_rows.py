@@ -243,7 +243,9 @@ def test_the_processing_class_pads_aligns_special_tokens_and_is_saved(tmp_path):
 def test_columns_that_the_model_does_not_take_are_left_out(tmp_path):
     data = [{**sample, "text": "a", "index": 3} for sample in rows(8)]
     assert fit(tmp_path, data=data).state.global_step == 2
-    with pytest.raises(TypeError, match="index"):
+    with pytest.raises(
+        DataError, match="the batch has index, which Classifier.forward does not take; it takes x, labels"
+    ):
         fit(tmp_path, data=data, remove_unused_columns=False)
     with pytest.raises(DataError, match="text.*forward takes x, labels"):
         fit(tmp_path, data=[{"text": "a", "label": 1}] * 8)
@@ -848,10 +850,11 @@ def test_speed_is_measured(tmp_path):
 @row(133)
 def test_metrics_are_printed_and_written(tmp_path, capsys):
     trainer = made(tmp_path)
-    trainer.log_metrics("eval", {"eval_loss": 0.5})
+    trainer.log_metrics("eval", {"eval_loss": 0.123456, "eval_runtime": 3723.456, "eval_samples": 12})
     trainer.save_metrics("eval", {"eval_loss": 0.5})
     trainer.save_metrics("test", {"test_loss": np.float32(0.25)}, combined=False)
-    assert "eval_loss = 0.5000" in capsys.readouterr().out
+    expected = ["eval_loss    =     0.1235", "eval_runtime = 1:02:03.46", "eval_samples =         12"]
+    assert capsys.readouterr().out.splitlines() == ["***** eval metrics *****", *(f"  {line}" for line in expected)]
     assert json.loads((tmp_path / "eval_results.json").read_text()) == {"eval_loss": 0.5}
     assert json.loads((tmp_path / "all_results.json").read_text()) == {"eval_loss": 0.5}
     assert json.loads((tmp_path / "test_results.json").read_text()) == {"test_loss": 0.25}
@@ -863,7 +866,7 @@ def test_the_best_value_is_tracked(tmp_path):
     options = {"eval_dataset": rows(4), "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score"}
     trainer = fit(tmp_path, compute_metrics=lambda _: {"score": next(values)}, greater_is_better=False, **options)
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (1.0, 2)
-    with pytest.raises(ConfigError, match="eval_other.*It has eval_score, eval_loss"):
+    with pytest.raises(ConfigError, match="eval_other.*It has eval_loss, eval_score"):
         fit(tmp_path, compute_metrics=lambda _: {"score": 1.0}, **{**options, "metric_for_best_model": "other"})
 
 

@@ -197,6 +197,7 @@ def test_every_honoured_field_is_read_by_the_layer_above():
         "warmup_steps": ".get_warmup_steps",
         "bf16": ".mixed_precision",
         "fp16": ".mixed_precision",
+        "logging_steps": '{kind}_steps"',
         "eval_steps": '{kind}_steps"',
         "save_steps": '{kind}_steps"',
         "generation_max_length": 'f"generation_{name}"',

@@ -35,6 +35,7 @@ from loopwright.hf.callbacks import (
     ProgressCallback,
     TrainerCallback,
 )
+from loopwright.hf.columns import DataCollator
 from loopwright.hf.outputs import (
     EvalLoopOutput,
     EvalPrediction,
@@ -51,6 +52,7 @@ from loopwright.schedulers import get_scheduler
 
 __all__ = [
     "CallbackHandler",
+    "DataCollator",
     "DataCollatorForLanguageModeling",
     "DataCollatorForMultipleChoice",
     "DataCollatorForSeq2Seq",

@@ -130,9 +130,12 @@ class CallbackHandler:
         self.callbacks.append(instance)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove the first callback of this class, or this instance, and return it; None if there is none."""
+        """Remove the first callback of this class, or this instance, and return it; None if there is none.
+
+        A class of transformers also stands for the one of the same name here.
+        """
         for found in self.callbacks:
-            if isinstance(found, callback) if isinstance(callback, type) else found == callback:
+            if _is_of(found, callback) if isinstance(callback, type) else found == callback:
                 self.callbacks.remove(found)
                 return found
         return None
@@ -177,6 +180,11 @@ class CallbackHandler:
             if result is not None:
                 control = checked_control(result, event, callback)
         return control
+
+
+def _is_of(callback: Any, kind: type) -> bool:
+    is_namesake = kind.__module__.partition(".")[0] == "transformers" and type(callback).__name__ == kind.__name__
+    return isinstance(callback, kind) or is_namesake
 
 
 class DefaultFlowCallback(TrainerCallback):

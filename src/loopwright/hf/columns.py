@@ -17,6 +17,8 @@ from loopwright.errors import DataError
 
 _LABELS = ("label", "label_ids", "labels")
 
+DataCollator = Callable[[list[Any]], Any]
+
 
 class KeptColumns(dict[str, Any]):
     """A mapping with further entries that are found by name, but not listed.
@@ -68,7 +70,7 @@ class ColumnCollator:
     """
 
     def __init__(
-        self, collate: Callable[[list[Any]], Any], names: Iterable[str], label_names: Iterable[str], keeps_others: bool
+        self, collate: DataCollator, names: Iterable[str], label_names: Iterable[str], keeps_others: bool
     ) -> None:
         self.collate = collate
         self.names = list(names)

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from loopwright.checkpoint import Checkpointing
+from loopwright.checkpoint import Checkpoint, Checkpointing
+from loopwright.checkpoint.saver import Captured
 from loopwright.checkpoint.store import check_savable
 from loopwright.data import Share, Window, adopt
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_over_processes, world_process_zero_only
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
+from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
 from loopwright.hf.resuming import prepare_folder
 from loopwright.losses import check_batch_output
 from loopwright.settings import RunSettings
@@ -54,7 +57,9 @@ class Core(CoreTrainer):
         self._items: list[Tensor | None] = []
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
-        self._has_run_backward = False
+        self._backward_loss: Tensor | None = None
+        self._returned_share: int | None = None
+        self._base: str | None = None
         self._evaluation_step: EvaluationStep | None = None
         super().__init__(owner.model, None, None, callbacks=[bridge])
         self.seed = owner.args.seed
@@ -92,6 +97,7 @@ class Core(CoreTrainer):
         self.samples_seen = 0
         self.logged = (0.0, 0.0, 0)
         self.last_saved = None
+        self._returned_share = self._base = None
 
     def mean_loss(self) -> float:
         """Return the mean loss of the whole run, over all processes."""
@@ -138,7 +144,7 @@ class Core(CoreTrainer):
         if self._run.is_first_batch:
             check_batch_output({"loss": loss, "batch_size": 1}, "compute_loss", is_training=True)
             self._run.is_first_batch = False
-        self._has_run_backward = True
+        self._backward_loss = loss.detach()
         if self._weight is not None:
             loss = loss * self._weight.to(torch.promote_types(loss.dtype, torch.float32))
         self.backward_step(loss)
@@ -251,7 +257,7 @@ class Core(CoreTrainer):
         loss = torch.ones((), device=self.device)
         weighted = self._losses.weighted({"loss": loss, "batch_size": rows}, index)
         self._weight = None if weighted is loss else weighted
-        self._has_run_backward = False
+        self._backward_loss = None
         try:
             loss.copy_(self._training_step(batch, torch.tensor(num_rows(batch)) if items is None else items))
         except StopTrainingError as error:
@@ -265,12 +271,26 @@ class Core(CoreTrainer):
         loss = self.owner.flow.training_step(self.model, batch, items)
         if not isinstance(loss, Tensor):
             raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
-        if not self._has_run_backward and self._weight is not None:
+        if self._backward_loss is None and self._weight is not None:
             raise BatchLossError(
                 "training_step did not run its backward pass through self.accelerator.backward(loss), which weighs "
                 "the loss for its update of several micro-batches. Call that instead of loss.backward()."
             )
-        return loss.detach()
+        share = self._share_of_returned(loss)
+        return loss.detach() if share == 1 else loss.detach() * share
+
+    def _share_of_returned(self, loss: Tensor) -> int:
+        """Return what the losses of `training_step` are to be multiplied by to be means over their micro-batches.
+
+        Steps of transformers 4 return their loss divided by `gradient_accumulation_steps`; the first one tells.
+        """
+        if self._returned_share is None:
+            parts, given = self._settings.gradient_accumulation_steps, self._backward_loss
+            code = getattr(self.owner.training_step, "__code__", None)
+            may_divide = parts > 1 and code is not None and "gradient_accumulation_steps" in code.co_names
+            is_share = may_divide and given is not None and bool(torch.isclose(loss.detach() * parts, given))
+            self._returned_share = parts if is_share else 1
+        return self._returned_share
 
     def _skips_update(self) -> bool:
         is_skipped = super()._skips_update()
@@ -316,28 +336,33 @@ class Core(CoreTrainer):
             self._record.tell(update=update, epoch=self.run_history.current_epoch)
             self.record("log", self.owner.flow.log_update(loss / items if items else 0.0))
             self.take_requests()
-        finite = self._losses.num_finite_batches()
-        if finite is None:
+        index = self._losses.first_nonfinite_window(self._settings.gradient_accumulation_steps)
+        if index is None:
             return
-        index = finite // self._settings.gradient_accumulation_steps
         first = self._run.first_update_of_epoch + index
         samples = self._report_nonfinite(first, index)
         named = "" if samples is None else f" (samples {', '.join(map(str, samples[:8]))})"
-        reason = f"Stopping training: the loss of update {first}{named} is not finite"
-        if not self._engine.is_distributed:
-            raise StopTrainingError(reason)
-        self.request_stop(reason)
+        raise StopTrainingError(f"Stopping training: the loss of update {first}{named} is not finite")
 
     def _rehearse_saving(self) -> None:
         if self.owner.args.save_total_limit is not None:
             super()._rehearse_saving()
         elif self._saver is not None:  # without a limit there is no number of checkpoints to find space for
-            model, state, _ = self._capture({})
-            world_process_zero_only(check_savable)(model, state)
+            world_process_zero_only(check_savable)(*self._capture({}))
+
+    def _capture(self, metadata: dict[str, Any]) -> Captured:
+        model, state, files = super()._capture(metadata)
+        if is_adapter(self.owner.model):
+            self._base = base_digest(self.owner.model) if self._base is None else self._base
+            model, state["adapter_base"] = changing(self.owner.model, model), self._base
+        return model, state, files
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        super()._restore(completed(self.owner.model, checkpoint))
 
 
 class AcceleratorView:
-    """`trainer.accelerator`: accelerate's object, with a `backward` that weighs the loss for its update."""
+    """`trainer.accelerator`: accelerate's object, which has no say in the loss of an update and in the data."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -345,6 +370,14 @@ class AcceleratorView:
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run backward on the mean loss of a micro-batch; called by `training_step`, yours or ours."""
         self._core.backward(loss)
+
+    def prepare(self, *objects: Any, **options: Any) -> Any:
+        """Return loaders as they are, since the loop shares out their data; what else there is, accelerate prepares."""
+        others = [each for each in objects if not isinstance(each, DataLoader)]
+        prepared = self._core.accelerator.prepare(*others, **options) if others else ()
+        rest = iter(prepared if len(others) > 1 else (prepared,))
+        result = tuple(each if isinstance(each, DataLoader) else next(rest) for each in objects)
+        return result[0] if len(result) == 1 else result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core.accelerator, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import logging
@@ -12,24 +13,26 @@ from typing import Any
 from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.store import stored, write_file
 from loopwright.errors import CheckpointError, ConfigError
+from loopwright.hf.adapters import is_adapter
 
 _logger = logging.getLogger("loopwright.hf")
 
 WEIGHTS = "model.safetensors"
 
 
-def save_model(folder: Path, model: Any, processing_class: Any, args: Any) -> None:
+def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state_dict: Any = None) -> None:
     """Write the model as `from_pretrained` reads it, its tokenizer, and the arguments as JSON.
 
-    A module without `save_pretrained` gets its weights alone, as model.safetensors.
+    A module without `save_pretrained` gets its weights alone, as model.safetensors. `state_dict` is saved instead of
+    the model's own weights, where it is given.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if callable(getattr(model, "save_pretrained", None)):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
     else:
         from safetensors.torch import save_file
 
-        weights, _ = untied({name: value for name, value in model.state_dict().items()})
+        weights, _ = untied(dict(model.state_dict() if state_dict is None else state_dict))
         write_file(folder / WEIGHTS, lambda aside: save_file(stored(weights), aside, {"format": "pt"}))
     if callable(getattr(processing_class, "save_pretrained", None)):
         processing_class.save_pretrained(folder)
@@ -37,44 +40,38 @@ def save_model(folder: Path, model: Any, processing_class: Any, args: Any) -> No
 
 
 class FolderFiles:
-    """The files of a model folder that training does not change: configuration and tokenizer, read once.
+    """The files of a model folder beside its weights.
 
-    The adapter of a peft model changes with every update and is written anew each time.
+    Those of the tokenizer are made once. A configuration is written anew for each checkpoint, since a forward pass may
+    change it (the kind of problem is settled by the first labels), and so is the adapter of a peft model.
     """
 
     def __init__(self, model: Any, processing_class: Any, args: Any) -> None:
         self._model = model
-        self._files: dict[str, bytes] = {"training_args.json": args.to_json_string().encode()}
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for part in ("config", "generation_config"):
-                configuration = getattr(model, part, None)
-                if callable(getattr(configuration, "save_pretrained", None)):
-                    self._save(configuration, folder)
-            if callable(getattr(processing_class, "save_pretrained", None)):
-                self._save(processing_class, folder)
-            self._files |= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-    @staticmethod
-    def _save(what: Any, folder: Path) -> None:
-        try:
-            what.save_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"the {type(what).__name__} cannot be saved with checkpoints: {error}") from error
+        self._files = {"training_args.json": args.to_json_string().encode(), **_saved(processing_class)}
 
     def current(self) -> dict[str, bytes]:
         """Return the files by name."""
-        if not is_adapter(self._model):
-            return dict(self._files)
-        with tempfile.TemporaryDirectory() as name:
-            self._model.save_pretrained(name)
-            adapter = {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
-        return {**self._files, **adapter}
+        if is_adapter(self._model):
+            return {**self._files, **_saved(self._model)}
+        configuration: Any = copy.deepcopy(getattr(self._model, "config", None))
+        if hasattr(configuration, "architectures") and callable(getattr(self._model, "save_pretrained", None)):
+            # What that would write into the configuration.
+            configuration.architectures = [type(self._model).__name__]
+            configuration.dtype = str(self._model.dtype).partition(".")[2]
+        return {**self._files, **_saved(configuration), **_saved(getattr(self._model, "generation_config", None))}
 
 
-def is_adapter(model: Any) -> bool:
-    """Whether a model is a peft model, whose `save_pretrained` writes the adapter alone."""
-    return hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None))
+def _saved(what: Any) -> dict[str, bytes]:
+    """Return the files that `save_pretrained` of a configuration, tokenizer or adapter writes; none without it."""
+    if not callable(getattr(what, "save_pretrained", None)):
+        return {}
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            what.save_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"the {type(what).__name__} cannot be saved with checkpoints: {error}") from error
+        return {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:
@@ -94,11 +91,20 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
 
 
 def log_metrics(split: str, metrics: dict[str, Any]) -> None:
-    """Print metrics, a line each, sorted."""
-    shown = {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in metrics.items()}
-    width = max((len(name) for name in shown), default=0)
-    lines = [f"***** {split} metrics *****", *(f"  {name:{width}} = {shown[name]}" for name in sorted(shown))]
-    print("\n".join(lines))  # noqa: T201 - what it is for
+    """Print metrics, a line each, sorted: numbers with four digits, times as hours, minutes and seconds."""
+    shown = {name: _shown(name, value) for name, value in metrics.items()}
+    width, widest = (max(map(len, texts), default=0) for texts in (shown, shown.values()))
+    lines = [f"  {name:{width}} = {shown[name]:>{widest}}" for name in sorted(shown)]
+    print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201 - what it is for
+
+
+def _shown(name: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    if not name.endswith("_runtime"):
+        return str(round(value, 4))
+    minutes, seconds = divmod(value, 60)
+    return f"{int(minutes) // 60}:{int(minutes) % 60:02}:{seconds:05.2f}"
 
 
 def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bool) -> None:

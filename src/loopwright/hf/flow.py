@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.errors import ConfigError
+from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
 from loopwright.hf.files import FolderFiles, align_special_tokens
 from loopwright.hf.outputs import TrainOutput
@@ -103,7 +105,10 @@ class Flow:
         """Return the updates and the epochs of the run."""
         args = self._trainer.args
         if per_epoch == 0:
-            raise ConfigError("there is nothing to train on: the training loader has no batch")
+            raise ConfigError(
+                "there is nothing to train on: the training loader has no batch. The dataset is empty, or smaller than "
+                "a batch with dataloader_drop_last=True."
+            )
         if args.max_steps > 0:
             return args.max_steps, sys.maxsize if per_epoch is None else math.ceil(args.max_steps / per_epoch)
         if per_epoch is None:
@@ -207,7 +212,7 @@ class Flow:
         state.best_metric, state.best_global_step = value, state.global_step
         if self._keeps_best():
             path = self.checkpoint_path(state.global_step)
-            state.best_model_checkpoint = str(path)
+            state.best_model_checkpoint = self._told(path)
             trainer.core.request_save(path)
 
     @staticmethod
@@ -238,7 +243,11 @@ class Flow:
         """Take note of a checkpoint that was written, which may be that of the best model so far."""
         state = self._trainer.state
         if state.best_global_step == state.global_step:
-            state.best_model_checkpoint = str(path)
+            state.best_model_checkpoint = self._told(path)
+
+    def _told(self, path: Path) -> str:
+        """Return a checkpoint's folder as people compare it: `output_dir` as they wrote it, and its name."""
+        return os.path.join(self._trainer.args.output_dir, path.name)
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return the arguments that decide a run's result, as its checkpoints keep them."""
@@ -271,5 +280,5 @@ class Flow:
                 f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
             )
             return
-        best = read(path)
+        best = completed(self._trainer.model, read(path))
         self._trainer.model.load_state_dict({**best.model, **best.state["model_extra"]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from loopwright.data.order import Permutation
 from loopwright.errors import ConfigError, DataError
+from loopwright.hf.columns import DataCollator
 from loopwright.keys import key
 
 # Batches that are sorted together: more make lengths more alike, fewer keep the order more random.
@@ -74,6 +75,8 @@ def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | No
     """Return the order of a training dataset as the arguments want it; None for data without random access."""
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
+    if isinstance(dataset, Mapping) or len(dataset) == 0:
+        return None  # refused when its loader is made
     if args.train_sampling_strategy == "sequential":
         return SequentialSampler(dataset)
     if args.train_sampling_strategy == "group_by_length":
@@ -88,7 +91,7 @@ def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | No
 
 
 def create_dataloader(
-    dataset: Any, args: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Sampler[int] | None
+    dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler: Sampler[int] | None
 ) -> Any:
     """Return the DataLoader of a dataset; one that is a DataLoader already is returned as it is.
 
@@ -97,6 +100,11 @@ def create_dataloader(
     """
     if isinstance(dataset, DataLoader):
         return dataset
+    if isinstance(dataset, Mapping):
+        names = list(map(str, dataset)) or ["train"]
+        raise ConfigError(
+            f"a dict of datasets ({', '.join(names)}) is not a dataset: pass one of them, as in datasets[{names[0]!r}]"
+        )
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
         raise ConfigError(f"a dataset must have __getitem__ and __len__, or __iter__; got a {type(dataset).__name__}")
     workers = args.dataloader_num_workers

@@ -9,14 +9,15 @@ passed to the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from loopwright.errors import BatchLossError, ConfigError
+from loopwright.errors import BatchLossError, ConfigError, DataError
 
 IGNORED = -100
 _CAUSAL_LOSS = "ForCausalLMLoss"
@@ -149,26 +150,50 @@ def found_logits(outputs: Any) -> Any:
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
 
 
-def smoothed_loss(outputs: Any, labels: Tensor, factor: float, shifts: bool) -> Tensor:
-    """Return the cross entropy with smoothed labels: a mean over the labels that are not -100.
+@dataclass(frozen=True)
+class LabelSmoother:
+    """The cross entropy with smoothed labels: a mean over the labels that are not -100.
 
-    Args:
-        outputs: of the model, with logits (..., classes).
-        labels: the classes.
-        factor: how much of each label is spread evenly over all classes.
-        shifts: each position predicts the label after it.
+    Attributes:
+        epsilon: how much of each label is spread evenly over all classes.
     """
-    logits = found_logits(outputs)
-    if logits is None:
-        raise BatchLossError("label_smoothing_factor needs logits, and the model's outputs have none")
-    if shifts:
-        logits, labels = logits[..., :-1, :], labels[..., 1:]
-    return functional.cross_entropy(
-        logits.float().reshape(-1, logits.shape[-1]),
-        labels.reshape(-1),
-        ignore_index=IGNORED,
-        label_smoothing=factor,
-    )
+
+    epsilon: float
+
+    def __call__(self, model_output: Any, labels: Tensor, shift_labels: bool = False) -> Tensor:
+        """Return the loss of a model's outputs, with logits (..., classes).
+
+        Args:
+            model_output: what the model returned.
+            labels: the classes.
+            shift_labels: each position predicts the label after it.
+        """
+        logits = found_logits(model_output)
+        if logits is None:
+            raise BatchLossError("label_smoothing_factor needs logits, and the model's outputs have none")
+        if shift_labels:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        return functional.cross_entropy(
+            logits.float().reshape(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            ignore_index=IGNORED,
+            label_smoothing=self.epsilon,
+        )
+
+
+def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
+    """Return the loss with this much label smoothing, or None for none; refuse it where labels are no classes.
+
+    Raises:
+        ConfigError: for multi-label classification.
+    """
+    problem = getattr(getattr(base_model(model), "config", None), "problem_type", None)
+    if factor and problem == "multi_label_classification":
+        raise ConfigError(
+            f"label_smoothing_factor={factor} cannot be used with multi-label classification, whose labels are no "
+            "classes. Set it to 0."
+        )
+    return LabelSmoother(factor) if factor else None
 
 
 class LossCall:
@@ -198,26 +223,56 @@ class LossCall:
         return result, None
 
 
-def missing_loss(outputs: Any, inputs: Mapping[str, Any], label_names: list[str]) -> BatchLossError:
-    """Return the error for a model that gave no loss; it shows what went in and what came out."""
-    given = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
+def missing_loss(outputs: Any, inputs: Mapping[str, Any], label_names: list[str], dataset: Any) -> BatchLossError:
+    """Return the error for a model that gave no loss: what went in, what came out, what was left out of the data.
+
+    Args:
+        outputs: what the model returned.
+        inputs: what it was given.
+        label_names: the parameters of its forward that are labels.
+        dataset: the training data.
+    """
+    given = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    text = (
+        f"the model returned no loss: it was given {', '.join(inputs) or 'nothing'} and returned {given or 'nothing'}. "
+    )
+    sample = _first_sample(dataset)
+    unused = [name for name in sample if name not in inputs and name not in ("label", "label_ids")]
+    words = [name for name in ("label", "labels", "label_ids") if isinstance(sample.get(name), str)]
+    if words:
+        return BatchLossError(
+            f"{text}The column {words[0]} holds text ({sample[words[0]]!r}), which is no label for a loss: make whole "
+            f"numbers of it, for example with dataset.class_encode_column({words[0]!r})."
+        )
+    if not label_names:
+        return BatchLossError(f"{text}Its forward takes no labels: override compute_loss, or pass compute_loss_func.")
+    others = f" (the data also has {', '.join(map(str, unused))})" if unused else ""
     return BatchLossError(
-        f"the model returned no loss: it was given {', '.join(inputs) or 'nothing'} and returned {given or 'nothing'}; "
-        f"its labels are called {', '.join(label_names) or 'nothing that its forward would show'}: "
-        "name a column so, or override compute_loss, or pass compute_loss_func."
+        f"{text}It computes one when it is given {' and '.join(label_names)}: rename the column that holds them"
+        f"{others}; or override compute_loss, or pass compute_loss_func."
     )
 
 
-def check_label_smoothing(model: Any, factor: float) -> float:
-    """Return the label smoothing to use; refuse it where labels are no classes.
+def unexpected_inputs(model: Any, inputs: Any) -> DataError | None:
+    """Return the error for a batch with names that the model's forward does not take; None if there is no such name."""
+    parameters = inspect.signature(base_model(model).forward).parameters.values()
+    if not isinstance(inputs, Mapping) or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    names = [each.name for each in parameters]
+    unexpected = [str(name) for name in inputs if name not in names]
+    if not unexpected:
+        return None
+    return DataError(
+        f"the batch has {', '.join(unexpected)}, which {type(base_model(model)).__name__}.forward does not take; it "
+        f"takes {', '.join(names) or 'nothing'}. Add it to the forward (one that is given labels returns a loss), or "
+        "pass compute_loss_func(outputs, labels), or override compute_loss."
+    )
 
-    Raises:
-        ConfigError: for multi-label classification.
-    """
-    problem = getattr(getattr(base_model(model), "config", None), "problem_type", None)
-    if factor and problem == "multi_label_classification":
-        raise ConfigError(
-            f"label_smoothing_factor={factor} cannot be used with multi-label classification, whose labels are no "
-            "classes. Set it to 0."
-        )
-    return factor
+
+def _first_sample(dataset: Any) -> Mapping[str, Any]:
+    """Return the first sample of a dataset with random access, to tell what is in it; empty if it is no mapping."""
+    if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized) or len(dataset) == 0:
+        return {}
+    samples: Any = dataset
+    sample = samples[0]
+    return sample if isinstance(sample, Mapping) else {}

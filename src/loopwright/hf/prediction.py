@@ -12,7 +12,7 @@ from torch import Tensor
 from loopwright.engine.nested import map_tensors, num_rows
 from loopwright.engine.processes import sum_over_processes
 from loopwright.errors import ConfigError, DataError
-from loopwright.hf.loss import IGNORED
+from loopwright.hf.loss import IGNORED, found_loss
 from loopwright.hf.outputs import EvalLoopOutput, EvalPrediction, plain_metrics
 
 if TYPE_CHECKING:
@@ -110,12 +110,9 @@ class EvaluationPass:
         loss = trainer.core.run_evaluation(dataloader, self._step)
         joins = trainer.args.eval_do_concat_batches
         predictions, labels = self._predictions.result(joins), self._labels.result(joins)
-        metrics = plain_metrics(self._metrics(predictions, labels, joins))
-        if self._has_loss:
-            metrics[f"{prefix}_loss"] = loss
-        metrics = {
-            name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in metrics.items()
-        }
+        metrics: dict[str, Any] = {f"{prefix}_loss": loss} if self._has_loss else {}
+        for name, value in plain_metrics(self._metrics(predictions, labels, joins)).items():
+            metrics.setdefault(name if name.startswith(f"{prefix}_") else f"{prefix}_{name}", value)
         num_samples = int(sum_over_processes([self._num_samples], trainer.core.device)[0])
         return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
@@ -191,8 +188,31 @@ class EvaluationPass:
         if compute_metrics is None or self._loss_only:
             return {}
         if self._by_batch:
-            return dict(self._compute_by_batch(is_last=True) or {})
+            return _checked(self._compute_by_batch(is_last=True) or {})
         if predictions is None or labels is None:
             return {}
         inputs, losses = self._inputs.result(joins), self._losses.result(joins)
-        return dict(compute_metrics(EvalPrediction(predictions, labels, inputs, losses)))
+        return _checked(compute_metrics(EvalPrediction(predictions, labels, inputs, losses)))
+
+
+def _checked(metrics: Any) -> dict[str, Any]:
+    """Return what `compute_metrics` returned, if it is a dict."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"compute_metrics must return a dict of metrics by name, it returned a {type(metrics).__name__}: "
+            'write return {"accuracy": ...}'
+        )
+    return dict(metrics)
+
+
+def model_predictions(outputs: Any, ignored: list[str], has_loss: bool) -> Any:
+    """Return the predictions among a model's outputs: one tensor, or a tuple of what is not ignored."""
+    if isinstance(outputs, Mapping):
+        found = tuple(value for name, value in outputs.items() if name not in ignored)
+    elif isinstance(outputs, (tuple, list)):
+        # Where the loss is the model's own, it comes first.
+        found = tuple(outputs[1:] if has_loss and found_loss(outputs) is not None else outputs)
+    else:
+        return map_tensors(outputs, Tensor.detach)
+    found = map_tensors(found, Tensor.detach)
+    return found[0] if len(found) == 1 else found

@@ -35,10 +35,24 @@ def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
         raise _of_transformers(Path(last))
     folder = Path(resume_from_checkpoint)
     if not folder.is_dir():
-        raise ConfigError(f"resume_from_checkpoint={str(folder)!r} is not a folder")
-    if not (folder / store.MANIFEST).exists() and (folder / STATE_FILE).exists():
-        raise _of_transformers(folder)
+        raise ConfigError(f"resume_from_checkpoint={str(folder)!r} is not a folder. {_whole_ones(output_dir)}")
+    if not (folder / store.MANIFEST).exists():
+        if (folder / STATE_FILE).exists():
+            raise _of_transformers(folder)
+        if not store.has_checkpoints(folder):
+            raise ConfigError(
+                f"resume_from_checkpoint={str(folder)!r} holds no checkpoint: there is no {store.MANIFEST} in it, nor "
+                f"in a folder below it. {_whole_ones(output_dir)}"
+            )
     return str(folder)
+
+
+def _whole_ones(output_dir: str) -> str:
+    """Say which checkpoints there are in the folder of the run."""
+    names = sorted((path.name for path in store.checkpoint_folders(output_dir)), key=lambda name: (len(name), name))
+    if not names:
+        return f"There is no checkpoint in {output_dir} either: leave it out for a first run."
+    return f"In {output_dir} there are {', '.join(names)}; True takes the newest."
 
 
 def _of_transformers(folder: Path) -> CheckpointError:

@@ -96,8 +96,6 @@ class TrainerState:
         """Resolve the intervals of the arguments: below 1 they are a ratio of all updates."""
         for kind in ("logging", "eval", "save"):
             steps = getattr(args, f"{kind}_steps")
-            if steps is None and kind == "eval":
-                steps = args.logging_steps
             if steps is not None:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps))
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from loopwright.config import TrainingArguments
 from loopwright.data.collators import DataCollatorWithPadding, default_data_collator
-from loopwright.engine.nested import map_tensors, to_device
+from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import files, loaders
@@ -32,19 +32,20 @@ from loopwright.hf.callbacks import (
     PrinterCallback,
     ProgressCallback,
 )
-from loopwright.hf.columns import ColumnCollator
+from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
 from loopwright.hf.flow import Flow
+from loopwright.hf.habits import TransformersHabits
 from loopwright.hf.loss import (
     ItemCounter,
     LossCall,
     can_return_loss,
-    check_label_smoothing,
+    create_label_smoother,
     find_label_names,
     forward_parameters,
     found_loss,
     missing_loss,
-    smoothed_loss,
+    unexpected_inputs,
 )
 from loopwright.hf.outputs import (
     EvalLoopOutput,
@@ -54,7 +55,7 @@ from loopwright.hf.outputs import (
     set_seed,
     speed_metrics,
 )
-from loopwright.hf.prediction import EvaluationPass
+from loopwright.hf.prediction import EvaluationPass, model_predictions
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import check_trainer, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
@@ -63,7 +64,7 @@ from loopwright.schedulers import get_scheduler
 _LABEL_COLUMNS = ("labels", "label", "label_ids", "start_positions", "end_positions")
 
 
-class Trainer:
+class Trainer(TransformersHabits):
     """Trains, evaluates and runs a model of transformers, or any module whose forward takes the batch's keys.
 
     Attributes:
@@ -73,6 +74,7 @@ class Trainer:
         callback_handler: holds the callbacks.
         optimizer, lr_scheduler: as given, or as made by `create_optimizer` and `create_scheduler`.
         label_names: keys of a batch that are labels.
+        label_smoother: the loss with smoothed labels, if `label_smoothing_factor` is set.
         core: the core trainer that runs the loop.
         prediction_padding: fills up predictions of several lengths; None is -100.
         item_counter: counts what the loss of a batch is a mean of.
@@ -84,7 +86,7 @@ class Trainer:
         self,
         model: nn.Module | None = None,
         args: Any = None,
-        data_collator: Callable[[list[Any]], Any] | None = None,
+        data_collator: DataCollator | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
@@ -127,7 +129,7 @@ class Trainer:
         self.processing_class = tokenizer if processing_class is None else processing_class
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        check_trainer(self, model)
+        check_trainer(self, model, callbacks or [])
         if self.args.log_level != "passive":
             logging.getLogger("loopwright").setLevel(self.args.get_process_log_level())
         set_seed(self.args.seed, self.args.full_determinism)
@@ -162,16 +164,17 @@ class Trainer:
         names = self.args.label_names
         self.label_names: list[str] = find_label_names(self.model) if names is None else list(names)
         self.can_return_loss = can_return_loss(self.model)
-        self.label_smoothing = check_label_smoothing(self.model, self.args.label_smoothing_factor)
+        self.label_smoother = create_label_smoother(self.model, self.args.label_smoothing_factor)
         uses_model_loss = self.uses_default("compute_loss") and self.compute_loss_func is None
-        self.item_counter = ItemCounter(self.model, uses_model_loss and not self.label_smoothing)
+        self.item_counter = ItemCounter(self.model, uses_model_loss and self.label_smoother is None)
         self.core.model = self.callback_handler.model = self.model
         if getattr(self.model, "config", None) is not None:
             self.model.config.use_cache = self.args.use_cache
 
     def uses_default(self, method: str) -> bool:
-        """Whether a method is this class's own, neither overridden nor replaced."""
-        return getattr(type(self), method) is getattr(Trainer, method) and method not in vars(self)
+        """Whether a method is this class's own, or there is none: neither overridden nor replaced."""
+        own = getattr(Trainer, method, None)
+        return getattr(type(self), method, None) is own and method not in vars(self)
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -251,18 +254,24 @@ class Trainer:
         `num_items_in_batch`, which is the number of items of this micro-batch alone.
         """
         labels = None
-        if (self.label_smoothing or self.compute_loss_func is not None) and "labels" in inputs:
+        if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
             labels = inputs["labels"]
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        outputs = model(**inputs)
+        try:
+            outputs = model(**inputs)
+        except TypeError as error:
+            unexpected = unexpected_inputs(self.model, inputs)
+            if unexpected is None:
+                raise
+            raise unexpected from error
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        elif labels is not None:
-            loss = smoothed_loss(outputs, labels, self.label_smoothing, self.item_counter.shifts_labels())
+        elif self.label_smoother is not None and labels is not None:
+            loss = self.label_smoother(outputs, labels, self.item_counter.shifts_labels())
         else:
             loss = found_loss(outputs)
             if loss is None:
-                raise missing_loss(outputs, inputs, self.label_names)
+                raise missing_loss(outputs, inputs, self.label_names, self.train_dataset)
         return (loss, outputs) if return_outputs else loss
 
     def _loss_of(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
@@ -288,9 +297,7 @@ class Trainer:
     def get_train_dataloader(self) -> Any:
         """Return the training loader; called once per `train`. Its order becomes resumable in the loop."""
         sampler = self._get_train_sampler()
-        return loaders.create_dataloader(
-            self.train_dataset, self.args, self.args.train_batch_size, self._collator(), sampler
-        )
+        return self._create_dataloader(self.train_dataset, self.args.train_batch_size, sampler)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the order of the training data; called by `get_train_dataloader`."""
@@ -304,11 +311,19 @@ class Trainer:
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass eval_dataset to the Trainer or to evaluate")
-        return loaders.create_dataloader(dataset, self.args, self.args.eval_batch_size, self._collator(), None)
+        return self._create_dataloader(dataset, self.args.eval_batch_size, self._get_eval_sampler(dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return the loader of a prediction; called by `predict`."""
-        return loaders.create_dataloader(test_dataset, self.args, self.args.eval_batch_size, self._collator(), None)
+        return self._create_dataloader(test_dataset, self.args.eval_batch_size, self._get_eval_sampler(test_dataset))
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """Return the order of evaluation data, None for that in which it comes; called for each of its loaders."""
+        return None
+
+    def _create_dataloader(self, dataset: Any, batch_size: int, sampler: Any) -> Any:
+        collator = self._get_collator_with_removed_columns(self.data_collator)
+        return loaders.create_dataloader(dataset, self.args, batch_size, collator, sampler)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader's dataset."""
@@ -320,15 +335,18 @@ class Trainer:
         """The model's main input."""
         return str(getattr(self.model, "main_input_name", "input_ids"))
 
-    def _collator(self) -> Callable[[list[Any]], Any]:
+    def _get_collator_with_removed_columns(
+        self, data_collator: DataCollator, description: str | None = None
+    ) -> DataCollator:
+        """Return a collator that gives the model the columns it takes; called for every loader."""
         if not self.args.remove_unused_columns:
-            return self.data_collator
+            return data_collator
         keeps_others = any(
             not self.uses_default(method) for method in ("compute_loss", "training_step", "prediction_step")
         )
-        return ColumnCollator(self.data_collator, forward_parameters(self.model), self.label_names, keeps_others)
+        return ColumnCollator(data_collator, forward_parameters(self.model), self.label_names, keeps_others)
 
-    def _default_collator(self) -> Callable[[list[Any]], Any]:
+    def _default_collator(self) -> DataCollator:
         if callable(getattr(self.processing_class, "pad", None)):
             return DataCollatorWithPadding(self.processing_class)
         return default_data_collator
@@ -345,8 +363,11 @@ class Trainer:
         if self.optimizer is None:
             args, model = self.args, self.model if model is None else model
             groups = weight_decay_groups(model, args.weight_decay, self.get_decay_parameter_names(model))
-            if self.optimizer_cls_and_kwargs is not None:
-                kind, options = self.optimizer_cls_and_kwargs
+            given = self.optimizer_cls_and_kwargs
+            if given is None and not self.uses_default("get_optimizer_cls_and_kwargs"):
+                given = self.get_optimizer_cls_and_kwargs(args, model)
+            if given is not None:
+                kind, options = given
                 is_class = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
                 self.optimizer = kind(groups, **options) if is_class else kind(model, **options)
             else:
@@ -480,15 +501,13 @@ class Trainer:
                 outputs = model(**inputs)
         if prediction_loss_only:
             return loss, None, None
-        logits = None if outputs is None else _logits(outputs, [*ignore_keys, "loss"], has_loss)
+        logits = None if outputs is None else model_predictions(outputs, [*ignore_keys, "loss"], has_loss)
         return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
 
     def _labels_in(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the keys of a batch that are labels: those of `label_names`, or by the usual names."""
-        if self.label_names and all(inputs.get(name) is not None for name in self.label_names):
-            return self.label_names
-        if self.args.label_names is not None:
-            return []
+        """Return the keys of a batch that are labels: all of `label_names`; the usual ones where the model has none."""
+        if self.label_names or self.args.label_names is not None:
+            return self.label_names if all(inputs.get(name) is not None for name in self.label_names) else []
         return [name for name in _LABEL_COLUMNS if inputs.get(name) is not None]
 
     def _timed(self, output: EvalLoopOutput, prefix: str, start: float) -> dict[str, Any]:
@@ -516,8 +535,12 @@ class Trainer:
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""
+        world_process_zero_only(self._save)(str(self.args.output_dir if output_dir is None else output_dir))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Write what `save_model` writes, on the first process; called by it alone, not for checkpoints."""
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        world_process_zero_only(files.save_model)(folder, self.model, self.saved_processor(), self.args)
+        files.save_model(folder, self.model, self.saved_processor(), self.args, state_dict)
 
     def save_state(self) -> None:
         """Write trainer_state.json to `output_dir`."""
@@ -527,17 +550,6 @@ class Trainer:
     def create_model_card(self, **kwargs: Any) -> None:
         """Write a README.md with the metrics of the run to `output_dir`."""
         world_process_zero_only(files.write_model_card)(Path(self.args.output_dir), self.model, self.state, kwargs)
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: loopwright uploads nothing."""
-        raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")
-
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a search is a loop over trainers."""
-        raise ConfigError(
-            "hyperparameter_search is not supported: make a Trainer with model_init for every set of arguments in a "
-            "loop of your own, or in an objective function of optuna"
-        )
 
     # --- callbacks and processes --------------------------------------------------------------------------------
 
@@ -575,26 +587,8 @@ class Trainer:
         """The model as the loop runs it: in its distributed wrapper, if there is one."""
         return self.core.model
 
-    @property
-    def tokenizer(self) -> Any:
-        """Old name of `processing_class`."""
-        return self.processing_class
-
     def saved_processor(self) -> Any:
         """Return the tokenizer or processor to save with the model: the trainer's, or the collator's."""
         return (
             getattr(self.data_collator, "tokenizer", None) if self.processing_class is None else self.processing_class
         )
-
-
-def _logits(outputs: Any, ignored: list[str], has_loss: bool) -> Any:
-    """Return the predictions among a model's outputs: one tensor, or a tuple of what is not ignored."""
-    if isinstance(outputs, Mapping):
-        found = tuple(value for name, value in outputs.items() if name not in ignored)
-    elif isinstance(outputs, (tuple, list)):
-        # Where the loss is the model's own, it comes first.
-        found = tuple(outputs[1:] if has_loss and found_loss(outputs) is not None else outputs)
-    else:
-        return map_tensors(outputs, Tensor.detach)
-    found = map_tensors(found, Tensor.detach)
-    return found[0] if len(found) == 1 else found

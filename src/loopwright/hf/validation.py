@@ -38,29 +38,30 @@ _NEVER_CALLED = {
     "_inner_training_loop": "callbacks and training_step",
     "_maybe_log_save_evaluate": "the control flags of a callback",
     "_save_checkpoint": "a callback's on_save, which may add files to the folder",
-    "_save": "save_model",
     "_load_from_checkpoint": "train(resume_from_checkpoint=...)",
     "_load_best_model": "load_best_model_at_end=True",
     "_wrap_model": "accelerate's configuration",
-    "_get_eval_sampler": "get_eval_dataloader",
     "_remove_unused_columns": "remove_unused_columns=False",
-    "_get_collator_with_removed_columns": "remove_unused_columns=False",
     "get_batch_samples": "training_step",
     "floating_point_ops": "a callback",
     "create_accelerator_and_postprocess": "accelerate's configuration",
-    "get_optimizer_cls_and_kwargs": "optimizer_cls_and_kwargs",
 }
 
 
-def check_trainer(trainer: Trainer, model: Any) -> None:
+def check_trainer(trainer: Trainer, model: Any, callbacks: list[Any]) -> None:
     """Refuse what cannot work together.
+
+    Args:
+        trainer: as far as its constructor has come.
+        model: as it was given.
+        callbacks: the further ones that were given.
 
     Raises:
         ConfigError: it names what was given, and the nearest fix.
     """
     _check_model(trainer, model)
     for name, instead in _NEVER_CALLED.items():
-        if hasattr(type(trainer), name):
+        if not trainer.uses_default(name):
             kind = type(trainer).__name__
             _logger.warning("%s.%s is never called here: what it is for is done by %s", kind, name, instead)
     args = trainer.args
@@ -79,6 +80,7 @@ def check_trainer(trainer: Trainer, model: Any) -> None:
                 f"metric_for_best_model is {metric!r}, but eval_dataset is a dict of {', '.join(map(str, names))}: say "
                 f'of which, as "eval_{names[0]}_{bare}"'
             )
+    _check_metric(trainer, callbacks)
     computes = trainer.compute_metrics
     if args.batch_eval_metrics and computes and "compute_result" not in inspect.signature(computes).parameters:
         raise ConfigError(
@@ -87,6 +89,27 @@ def check_trainer(trainer: Trainer, model: Any) -> None:
         )
     if trainer.train_dataset is not None and not isinstance(trainer.train_dataset, Sized) and args.max_steps < 1:
         raise ConfigError("train_dataset has no length, so the end of an epoch is not known: set max_steps")
+
+
+# What an evaluation reports without `compute_metrics`.
+_ALWAYS_REPORTED = ("loss", "runtime", "samples_per_second", "steps_per_second")
+
+
+def _check_metric(trainer: Trainer, callbacks: list[Any]) -> None:
+    """Refuse a metric that nothing computes; a callback may add one to those of an evaluation."""
+    metric = trainer.args.metric_for_best_model
+    if metric is None or trainer.args.eval_strategy == "no" or metric.endswith(_ALWAYS_REPORTED):
+        return
+    computes = trainer.compute_metrics is not None or not all(
+        map(trainer.uses_default, ("evaluate", "evaluation_loop"))
+    )
+    kinds = [each if isinstance(each, type) else type(each) for each in callbacks]
+    adds = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("loopwright", "transformers")]
+    if not computes and not any(hasattr(kind, "on_evaluate") for kind in adds):
+        raise ConfigError(
+            f"metric_for_best_model is {metric!r}, but without compute_metrics an evaluation has a loss alone: pass "
+            'compute_metrics, or set metric_for_best_model="loss"'
+        )
 
 
 def _check_model(trainer: Trainer, model: Any) -> None:

@@ -1,0 +1,96 @@
+"""Names of transformers' Trainer that are no part of its documented API, but that people's own methods use.
+
+Methods copied out of transformers and changed in one place read these. Each means here what makes such a copy right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopwright.config import TrainingArguments
+from loopwright.engine.nested import to_device
+from loopwright.errors import ConfigError
+from loopwright.hf.loss import forward_parameters
+from loopwright.optimizers import optimizer_class_and_options
+
+
+class TransformersHabits:
+    """The part of `Trainer` that is only there for code which was written for transformers.
+
+    Attributes:
+        current_gradient_accumulation_steps: what a copied `training_step` divides its loss by; 1, since
+            `accelerator.backward` weighs it.
+        model_accepts_loss_kwargs: whether a copied `compute_loss` hands `num_items_in_batch` to the model; never.
+    """
+
+    model: Any
+    args: TrainingArguments
+    core: Any
+    processing_class: Any
+    label_names: list[str]
+    current_gradient_accumulation_steps = 1
+    model_accepts_loss_kwargs = False
+
+    @property
+    def tokenizer(self) -> Any:
+        """Old name of `processing_class`."""
+        return self.processing_class
+
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether accelerate's configuration asks for DeepSpeed."""
+        return getattr(self.core.accelerator.state, "deepspeed_plugin", None) is not None
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether accelerate's configuration asks for FSDP."""
+        return getattr(self.core.accelerator.state, "fsdp_plugin", None) is not None
+
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
+
+    def autocast_smart_context_manager(self, cache_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+        """Old name of `compute_loss_context_manager`; autocast is put on by the core."""
+        return contextlib.nullcontext()
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Return nested tensors on the device."""
+        return to_device(data, self.core.device)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a further model, such as a teacher; the trained one is moved by the loop."""
+        model.to(device)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """Return a dataset of `datasets` without the columns that the model's forward does not take."""
+        if not self.args.remove_unused_columns:
+            return dataset
+        wanted = {*forward_parameters(self.model), *self.label_names, "label", "label_ids"}
+        return dataset.remove_columns([name for name in dataset.column_names or () if name not in wanted])
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Return the class of the optimizer that the arguments name, and its arguments without the parameters."""
+        kind, options = optimizer_class_and_options(
+            args.optim,
+            adam_betas=(args.adam_beta1, args.adam_beta2),
+            adam_eps=args.adam_epsilon,
+            optim_args=args.optim_args,
+        )
+        return kind, {"lr": args.learning_rate, **options}
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: loopwright uploads nothing."""
+        raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: a search is a loop over trainers."""
+        raise ConfigError(
+            "hyperparameter_search is not supported: make a Trainer with model_init for every set of arguments in a "
+            "loop of your own, or in an objective function of optuna"
+        )
