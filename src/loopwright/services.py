@@ -103,15 +103,21 @@ class TrainerServices(TrainerHooks):
             logs["gradient_norm"] = float(self.gradient_norm)
         self._record.write("log", **logs)
         self._record.tell(update=self.progress.update, epoch=self.run_history.current_epoch)
+        first, samples = self._find_nonfinite()
+        self.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
+        self._stop_if_nonfinite(first, samples)  # also where no callback does it
+
+    def _find_nonfinite(self) -> tuple[int | None, list[int] | None]:
+        """Return the first update of the epoch with a loss that was not finite, if there is one, and its samples."""
         index = self._losses.first_nonfinite_window(self._settings.gradient_accumulation_steps)
         if index is None:
-            self.call_event("on_log", logs=logs, first_nonfinite_update=None)
-            return
+            return None, None
         first = self._run.first_update_of_epoch + index
-        samples = self._report_nonfinite(first, index)
-        self.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
-        if self._settings.nan == "stop":  # also where no callback does it
-            raise StopTrainingError(f"Stopping training: the loss of update {first} is not finite{_listed(samples)}")
+        return first, self._report_nonfinite(first, index)
+
+    def _stop_if_nonfinite(self, update: int | None, samples: list[int] | None) -> None:
+        if update is not None and self._settings.nan == "stop":
+            raise StopTrainingError(f"Stopping training: the loss of update {update} is not finite{_listed(samples)}")
 
     def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
         """Write down which samples an update had whose loss was not finite; return their ids if they are known.

@@ -234,7 +234,7 @@ def test_12_a_loss_that_is_not_finite_ends_the_run_and_names_update_and_samples(
     trainer = Trainer(seeded(Classifier), args, train_dataset=data)
     trainer.train()
     assert trainer.state.global_step == 3
-    assert "the loss of update 3 (samples 8, 9, 10, 11) is not finite" in capsys.readouterr().out
+    assert "the loss of update 3 is not finite (samples 8, 9, 10, 11)" in capsys.readouterr().out
     assert math.isnan(losses(trainer)[2]) and len(losses(trainer)) == 3
     assert not (tmp_path / "checkpoint-3").exists() and (tmp_path / "checkpoint-2").exists()
 

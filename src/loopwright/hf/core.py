@@ -336,13 +336,7 @@ class Core(CoreTrainer):
             self._record.tell(update=update, epoch=self.run_history.current_epoch)
             self.record("log", self.owner.flow.log_update(loss / items if items else 0.0))
             self.take_requests()
-        index = self._losses.first_nonfinite_window(self._settings.gradient_accumulation_steps)
-        if index is None:
-            return
-        first = self._run.first_update_of_epoch + index
-        samples = self._report_nonfinite(first, index)
-        named = "" if samples is None else f" (samples {', '.join(map(str, samples[:8]))})"
-        raise StopTrainingError(f"Stopping training: the loss of update {first}{named} is not finite")
+        self._stop_if_nonfinite(*self._find_nonfinite())
 
     def _rehearse_saving(self) -> None:
         if self.owner.args.save_total_limit is not None:
