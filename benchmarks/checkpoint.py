@@ -121,6 +121,21 @@ class Clock(TrainerCallback):
         """From the first forward pass to the end of the last update, before the save that ends a run."""
         return self.ends[-1] - self.starts[0]
 
+    def excesses(self, every: int) -> list[float]:
+        """For each save: its pause, and what the updates up to the next one took beyond an undisturbed update.
+
+        Undisturbed are those in the second half between two saves, when nothing is written any more.
+        """
+        seconds = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
+        undisturbed = statistics.median(
+            each for update, each in enumerate(seconds) if update >= every and update % every >= every // 2
+        )
+        slower = [
+            sum(each - undisturbed for each in seconds[first : first + every])
+            for first in range(every, len(seconds) - every + 2, every)
+        ]
+        return [pause + extra for pause, extra in zip(self.pauses(every), slower, strict=True)]
+
     def pauses(self, every: int) -> list[float]:
         """Seconds between the end of an update that is followed by a save, and the next forward pass."""
         return [self.starts[update] - self.ends[update - 1] for update in range(every, len(self.ends), every)]
@@ -167,6 +182,7 @@ def measure_training(parts: tuple[Any, Any], arguments: argparse.Namespace, fold
         first, *later = clocks[name].pauses(arguments.every)
         samples[f"{name} first pause"].append(first)
         samples[f"{name} pause"].append(statistics.median(later or [first]))
+        samples[f"{name} excess"].append(statistics.median(clocks[name].excesses(arguments.every)))
     return trainers["asynchronous"]
 
 
@@ -302,6 +318,7 @@ def make_report(samples: Samples, peaks: dict[str, list[int]], num_bytes: int, s
     share = stall / torch_save
     limit = f"<= {STALL_LIMIT:.0%}"
     report.figure("asynchronous: stall as part of `torch.save`", f"{share:.1%}", share <= STALL_LIMIT, limit)
+    report.time("asynchronous: stall per save, within the run", "asynchronous excess")
     report.time("asynchronous: pause at a save", "asynchronous pause")
     report.time("asynchronous: pause at the first save", "asynchronous first pause")
     verify_seconds = num_bytes / VERIFY_LIMIT
@@ -325,10 +342,13 @@ def make_report(samples: Samples, peaks: dict[str, list[int]], num_bytes: int, s
 
 NOTES = """\
 Stall: (training with saves - training without) / saves, from the first forward pass to the end of the last update; the
-save that ends a run comes after it. Pause: from the end of an update to the next forward pass when a save lies between.
+save that ends a run comes after it. Within the run: the pause at a save, and what the updates after it took beyond
+those of the second half of the interval, when nothing is written any more; no difference between two runs is in it. Pause: from
+the end of an update to the next forward pass when a save lies between.
 `torch.save`, accelerate and the loads take place while nothing else runs, after a sync of the disk, with the
 files in the page cache. Only `torch.save` + fsync and loopwright's saves are on the disk when they are done, and only
-loopwright's are hashed."""
+loopwright's are hashed.
+"""
 
 
 def parse_arguments() -> argparse.Namespace:
