@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import shutil
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tasks.reviews import rows, write_csv
 
 from loopwright import failpoints
 from loopwright.cli import VERBS, main
 from loopwright.errors import Preempted
+from loopwright.sources import CODES
+from tasks.reviews import rows, write_csv
 
 FLAGS = ["--lr", "2e-3", "--epochs", "1", "--threads", "1"]
 
@@ -43,7 +45,9 @@ def test_help_names_every_verb(capsys):
     assert run(capsys, "--version")[1].startswith("loopwright ")
 
 
-@pytest.mark.parametrize("verb", ["train", "check", "resume", "demo", "evaluate", "predict", "export", "stop", "verify"])
+@pytest.mark.parametrize(
+    "verb", ["train", "check", "resume", "demo", "evaluate", "predict", "export", "stop", "verify"]
+)
 def test_each_verb_says_how_it_is_used(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0 and "usage: loopwright" in out
@@ -102,7 +106,16 @@ def test_a_value_comes_from_the_flag_else_the_file_else_the_task_else_the_defaul
 
 
 def test_the_spellings_of_the_no_trainer_scripts_are_taken(capsys, reviews):
-    flags = ["--max_train_steps", "9", "--num_warmup_steps", "3", "--checkpointing_steps", "4", "--max-seq-length", "12"]
+    flags = [
+        "--max_train_steps",
+        "9",
+        "--num_warmup_steps",
+        "3",
+        "--checkpointing_steps",
+        "4",
+        "--max-seq-length",
+        "12",
+    ]
     flags += ["--model_name_or_path", "some/model", "--train_file", reviews]
     out = run(capsys, "train", "text-classification", *flags, "--print_config")[1]
     found = yaml.safe_load(out)
@@ -140,7 +153,10 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
         (["train", "text-clasification"], ["error[args.task]", "did you mean text-classification?"]),
         (["train", "--lr", "1"], ["error[args.task]", "loopwright train text-classification --lr 1"]),
         (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),
-        (["train", "text-classification", "--learnig_rate", "1"], ["args.unknown", "--learning_rate (Peak learning rate"]),
+        (
+            ["train", "text-classification", "--learnig_rate", "1"],
+            ["args.unknown", "--learning_rate (Peak learning rate"],
+        ),
         (["train", "text-classification", "--lr", "fast"], ["error[args.value]", "fast"]),
         (["train", "text-classification", "--data", "rewievs.csv"], ["error[data.file]", "fix: --data reviews.csv"]),
         (["train", "text-classification", "--data", "reviews.csv", "--text_column", "txt"], ["error[data.column]"]),
@@ -193,23 +209,33 @@ def test_a_disk_that_refuses_ends_with_74(capsys, reviews):
 
 
 def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
-    words = ["train", "text-classification", "--data", reviews, "--lr", "1e30", "--max_grad_norm", "0", "--no_rehearsal"]
+    words = [
+        "train",
+        "text-classification",
+        "--data",
+        reviews,
+        "--lr",
+        "1e30",
+        "--max_grad_norm",
+        "0",
+        "--no_rehearsal",
+    ]
     code, _, err = run(capsys, *words, "--logging_steps", "2")
     assert code == 4 and "error[loss.nan]" in err and "a smaller --lr" in err
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "told"),
     [
-        (MemoryError("too much"), 3),
-        (KeyboardInterrupt(), 130),
-        (Preempted("SIGTERM"), 75),
-        (OSError(28, "No space left on device"), 74),
-        (ZeroDivisionError("a bug"), 1),
+        (MemoryError("too much"), 3, "error[memory.train]"),
+        (KeyboardInterrupt(), 130, "loopwright resume last"),
+        (Preempted("SIGTERM"), 75, "loopwright resume last"),
+        (OSError(28, "No space left on device"), 74, "error[disk.write]"),
+        (ZeroDivisionError("a bug"), 1, "Traceback"),
     ],
     ids=["memory", "interrupt", "preempted", "disk", "bug"],
 )
-def test_each_end_has_its_code(capsys, monkeypatch, error, code):
+def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
     import loopwright.cli.looking as looking
 
     def fail(words):
@@ -217,7 +243,8 @@ def test_each_end_has_its_code(capsys, monkeypatch, error, code):
 
     monkeypatch.setattr(looking, "doctor", fail)
     assert main(["doctor"]) == code
-    assert ("Traceback" in capsys.readouterr().err) == (code == 1)
+    said = capsys.readouterr().err
+    assert told in said and ("Traceback" in said) == (code == 1)
 
 
 def test_tasks_explain_and_doctor_say_what_there_is(capsys):
@@ -232,9 +259,27 @@ def test_tasks_explain_and_doctor_say_what_there_is(capsys):
     assert code == 0 and "loopwright demo text-classification" in out
 
 
-def test_a_demo_is_an_ordinary_run_that_flags_may_shorten(capsys, monkeypatch):
-    monkeypatch.setattr("loopwright.data.embedded.find_minilm", lambda: type("None_", (), {"folder": None, "problem": "no"}))
-    code, out, _ = run(
-        capsys, "demo", "text-classification", "--max_train_samples", "32", "--max_eval_samples", "32", "--epochs", "1"
+@pytest.mark.slow
+def test_a_demo_is_an_ordinary_run_that_flags_may_shorten(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["--max_train_samples", "32", "--max_eval_samples", "32", "--epochs", "1", "--out", "run"]
+    code, out, _ = run(capsys, "demo", "text-classification", *words)
+    assert code == 0 and "best " in out
+    assert yaml.safe_load(read_text("run/config.yaml"))["data"] == str(
+        tmp_path / "runs" / "demo-data" / "text-classification"
     )
-    assert code == 0 and "a small model from scratch" in out and "best " in out
+    assert len(json.loads(read_text("run/data.json"))["labels"]["names"]) == 12
+
+
+def test_each_code_above_the_readers_is_listed_and_has_a_test():
+    root = Path(__file__).resolve().parents[2]
+    raised = set()
+    for source in sorted((root / "src" / "loopwright").rglob("*.py")):
+        for node in ast.walk(ast.parse(read_text(source))):
+            is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "_say_error")
+            if is_call and source.parent.name != "sources" and isinstance(node.args[0], ast.Constant):
+                raised.add(node.args[0].value)
+    tests = "".join(read_text(file) for file in sorted((root / "tests").rglob("test_*.py")))
+    assert len(raised) >= 20
+    assert raised - set(CODES) == set()
+    assert [code for code in sorted(raised) if code not in tests] == []

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tasks.reviews import events, rows, write_csv
 
 from loopwright.cli import main
+from tasks.reviews import events, rows, write_csv
 
 COMMAND = [sys.executable, "-m", "loopwright.cli"]
 FLAGS = ["--lr", "2e-3", "--batch", "8", "--save_strategy", "steps", "--save_steps", "3", "--threads", "1"]
@@ -110,11 +110,32 @@ def test_stop_ends_a_run_in_order_within_a_second(reviews, tmp_path):
 def test_the_real_pairs_of_mrpc_train_and_predict(shared_data, tmp_path):
     lines = (shared_data / "mrpc" / "train.csv").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.csv").write_text("".join(lines[:200]), encoding="utf-8")
-    words = ["--train_file", "train.csv", "--validation_file", shared_data / "mrpc" / "test.csv", "--max_eval_samples", "50"]
-    words = ["train", "text-classification", *map(str, words), "--glue", "mrpc", "--epochs", "1", "--out", "run", *FLAGS]
+    words = [
+        "--train_file",
+        "train.csv",
+        "--validation_file",
+        shared_data / "mrpc" / "test.csv",
+        "--max_eval_samples",
+        "50",
+    ]
+    words = [
+        "train",
+        "text-classification",
+        *map(str, words),
+        "--glue",
+        "mrpc",
+        "--epochs",
+        "1",
+        "--out",
+        "run",
+        *FLAGS,
+    ]
     assert main(words) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(result["metrics"]) == {"accuracy", "f1", "loss"} and set(result["baselines"]["majority"]) == {"accuracy", "f1"}
+    assert set(result["metrics"]) == {"accuracy", "f1", "loss"} and set(result["baselines"]["majority"]) == {
+        "accuracy",
+        "f1",
+    }
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert main(["predict", str(moved), "a", "b"]) == 0
     assert main(["resume", str(moved), "--epochs", "2"]) == 0

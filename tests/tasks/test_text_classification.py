@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import pytest
 import torch
-from tasks.conftest import FLAGS
-from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
 
 import loopwright
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
+from tasks.conftest import FLAGS
+from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
 
 
 def tiny_bert(folder, **options):
@@ -69,7 +70,9 @@ def test_the_model_folder_is_one_that_transformers_opens(finished, tmp_path):
     with torch.no_grad():
         logits = model(**tokenizer("great lovely superb film", return_tensors="pt")).logits
     assert model.config.id2label[int(logits.argmax())] == "pos"
-    assert logits.softmax(-1).max().item() == pytest.approx(finished.predict(["great lovely superb film"])[0]["score"], 1e-4)
+    assert logits.softmax(-1).max().item() == pytest.approx(
+        finished.predict(["great lovely superb film"])[0]["score"], 1e-4
+    )
     with pytest.raises(InputError, match="is not empty"):
         finished.export(folder)
 
@@ -99,7 +102,9 @@ def test_the_same_flags_give_the_same_weights(reviews, tmp_path):
     second = api.train("text-classification", output_dir=tmp_path / "second", rehearsal=False, **flags)
     weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (first, second)]
     assert weights[0] == weights[1]  # the rehearsal leaves no trace
-    again = api.train("text-classification", config=first.path / "config.yaml", output_dir=tmp_path / "third", quiet=True)
+    again = api.train(
+        "text-classification", config=first.path / "config.yaml", output_dir=tmp_path / "third", quiet=True
+    )
     assert (again.path / "model" / "model.safetensors").read_bytes() == weights[0]
 
 
@@ -124,7 +129,9 @@ def test_pairs_are_read_and_predicted_as_pairs(tmp_path):
     for number in range(80):
         first = chosen.choice(words)
         is_same = number % 2 == 0
-        made.append({"sentence1": f"{first} {number}", "sentence2": first if is_same else "other", "label": int(is_same)})
+        made.append(
+            {"sentence1": f"{first} {number}", "sentence2": first if is_same else "other", "label": int(is_same)}
+        )
     data = write_jsonl(tmp_path / "pairs.jsonl", made)
     run = api.train("text-classification", data=data, task_name="mrpc", **FLAGS)
     assert set(run.metrics) == {"accuracy", "f1", "loss"}
@@ -144,7 +151,8 @@ def test_numbers_are_predicted_as_numbers(tmp_path):
 
 def test_several_labels_per_row_are_each_decided(tmp_path):
     made = [
-        {"text": row["review"], "labels": [row["stars"], *(["film"] if "film" in row["review"] else [])]} for row in rows()
+        {"text": row["review"], "labels": [row["stars"], *(["film"] if "film" in row["review"] else [])]}
+        for row in rows()
     ]
     flags = {**FLAGS, "epochs": 5}
     run = api.train("text-classification", data=write_jsonl(tmp_path / "several.jsonl", made), **flags)
@@ -203,6 +211,15 @@ def test_early_stopping_ends_a_run_that_does_not_improve(reviews):
         "text-classification", data=reviews, early_stopping_patience=1, **{**FLAGS, "epochs": 30, "lr": 0.0}
     )
     assert run.result["epochs"] == 2 and "no improvement" in run.result["stop_reason"]
+
+
+def test_a_test_file_is_evaluated_once_at_the_end_also_without_evaluations_before(reviews, tmp_path):
+    held_out = write_csv(tmp_path / "test.csv", rows(30, seed=4))
+    run = api.train("text-classification", train_file=reviews, test_file=held_out, eval_strategy="no", **FLAGS)
+    told = read_lines(run.path / "metrics.jsonl")
+    assert not [event for event in told if event["event"] == "evaluation"]
+    assert run.result["update"] == run.result["updates"] and run.metrics["accuracy"] >= 0.8
+    assert run.result["test_metrics"]["accuracy"] == run.evaluate(held_out)["accuracy"]
 
 
 def test_evaluations_within_an_epoch_keep_the_best_model(reviews):
@@ -271,6 +288,15 @@ def test_a_metric_that_the_task_has_not_is_refused(reviews):
 def test_settings_that_would_change_nothing_are_refused(reviews):
     with pytest.raises(ConfigError, match="label_smoothing_factor=0.1 is not supported"):
         api.train("text-classification", data=reviews, label_smoothing_factor=0.1, **FLAGS)
+
+
+def test_adapters_without_peft_are_refused_with_the_install_line(reviews, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert "pip install 'loopwright[lora]'" in refused("install.extra", data=reviews, lora=True)
+
+
+def test_fewer_rows_than_a_batch_are_refused_where_the_last_batch_is_dropped(reviews):
+    assert "fewer than one batch" in refused("data.split", data=reviews, batch=500, dataloader_drop_last=True)
 
 
 def test_one_class_and_no_data_are_refused(tmp_path):

@@ -43,6 +43,7 @@ CODES: dict[str, str] = {
     "memory.train": "The model and its batch need more memory than there is.",
     "model.folder": "The folder of a model does not exist, or holds nothing that can be opened.",
     "model.length": "More tokens are asked for than the model has positions for.",
+    "model.mask_token": "The tokenizer has no mask token, which masked-lm needs.",
     "model.offline": "A model is neither a folder nor in the Hub's cache, and the Hub gave no answer.",
     "model.pad_token": "The tokenizer has no token to fill up short rows with.",
     "model.task": "The model was made for another task, or is of a kind that cannot do this one.",

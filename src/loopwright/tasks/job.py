@@ -20,7 +20,7 @@ from loopwright.engine.seeding import seed_generators
 from loopwright.errors import ConfigError, InputError
 from loopwright.optimizers import create_optimizer, weight_decay_groups
 from loopwright.results import TrainResult
-from loopwright.run_folder import RunFolder, note_in_index
+from loopwright.run_folder import RunFolder, note_in_index, runs_root
 from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
 from loopwright.tasks.adapting import add_adapters, freeze
@@ -28,8 +28,8 @@ from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.finishing import finish
 from loopwright.tasks.rehearsal import rehearse
-from loopwright.tasks.restoring import newest_checkpoint
 from loopwright.tasks.reporting import ReportProgress
+from loopwright.tasks.restoring import newest_checkpoint
 from loopwright.tasks.screen import Screen, metrics_text
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.text import find_model, load_config
@@ -385,4 +385,6 @@ def _removed_on_failure(run: RunFolder, is_ours: bool) -> Iterator[None]:
     except BaseException:
         if is_ours:
             shutil.rmtree(run.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                runs_root().rmdir()  # if it is empty: this was the first run
         raise

@@ -250,7 +250,9 @@ def match_pad_token(model: Any, tokenizer: Any) -> None:
 # -------------------------------------------------------------------------------------------------- from scratch
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int = 8_000, max_length: int = 512, lowercase: bool = True) -> Any:
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int = 8_000, max_length: int = 512, lowercase: bool = True
+) -> Any:
     """Return a small tokenizer trained on texts: byte pairs within words, with BERT's special tokens.
 
     The same texts give the same tokenizer. (A prefix for the inner parts of words would not: its alphabet comes in an

@@ -15,6 +15,7 @@ from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.results import EvaluationResult
+from loopwright.settings import RunSettings
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
 from loopwright.trainer import Trainer
@@ -56,6 +57,8 @@ class TaskTrainer(Trainer):
         self._file: PredictionFile | None = None
         self._is_full = False
         super().__init__(job.model, None, optimizer, callbacks)
+        # An evaluation without training before it is made in the precision of the run.
+        self._settings = RunSettings(mixed_precision=job.training.mixed_precision)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
