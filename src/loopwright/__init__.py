@@ -6,7 +6,6 @@ Importing this package imports nothing else: every name is looked up when it is 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,10 +58,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "__version__":
-        try:
-            return importlib.metadata.version("loopwright")
-        except importlib.metadata.PackageNotFoundError:
-            return "unknown"
+        from loopwright.version import package_version
+
+        return package_version()
     if name == "logger":
         import logging
 

@@ -29,6 +29,7 @@ from loopwright.tasks.data import ReadingProgress, RunData, describe
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, settle, words_of
 from loopwright.tasks.text import find_model
+from loopwright.version import package_version
 
 if TYPE_CHECKING:
     from loopwright.checkpoint import Finding
@@ -207,7 +208,7 @@ def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
             "there is no data: neither --data nor --train_file is given",
             fix=f"--data FILE   or   loopwright demo {task.name}",
         )
-    screen.say(f"loopwright {importlib.metadata.version('loopwright')} · {task.name}")
+    screen.say(f"loopwright {package_version()} · {task.name}")
     plan = task.preflight(settings.args, ReadingProgress())
     screen.block("data", *describe(plan))
     return plan

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
+
+from loopwright.version import package_version
 
 TIERS = {
     "T0": "bit-exact: weights, optimizer and metrics as in a run that was never interrupted",
@@ -25,7 +26,7 @@ def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
     """Return versions, device, flags and the given settings, as every checkpoint's manifest holds them."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "loopwright": _version(),
+        "loopwright": package_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -60,9 +61,3 @@ def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool)
 def _differs(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     return bool(saved.get(name) != current.get(name))
 
-
-def _version() -> str:
-    try:
-        return version("loopwright")
-    except PackageNotFoundError:  # run from its sources, without being installed
-        return "unknown"

@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_help()
         return 0 if words else 2
     if words[0] == "--version":
-        from importlib.metadata import version
+        from loopwright.version import package_version
 
-        _print(f"loopwright {version('loopwright')}")
+        _print(f"loopwright {package_version()}")
         return 0
     verb = _ALIASES.get(words[0], words[0])
     if verb not in VERBS:
