@@ -343,8 +343,8 @@ def make_report(samples: Samples, peaks: dict[str, list[int]], num_bytes: int, s
 NOTES = """\
 Stall: (training with saves - training without) / saves, from the first forward pass to the end of the last update; the
 save that ends a run comes after it. Within the run: the pause at a save, and what the updates after it took beyond
-those of the second half of the interval, when nothing is written any more; no difference between two runs is in it. Pause: from
-the end of an update to the next forward pass when a save lies between.
+those of the second half of the interval, when nothing is written any more; no difference between two runs is in it.
+Pause: from the end of an update to the next forward pass when a save lies between.
 `torch.save`, accelerate and the loads take place while nothing else runs, after a sync of the disk, with the
 files in the page cache. Only `torch.save` + fsync and loopwright's saves are on the disk when they are done, and only
 loopwright's are hashed.

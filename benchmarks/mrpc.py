@@ -33,6 +33,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer  # no
 
 from loopwright import metrics  # noqa: E402
 
+_ALL = 1_000_000
+
 Outcome = tuple[float, float, float]  # accuracy, F1, seconds
 
 
@@ -144,7 +146,8 @@ def report(arguments: argparse.Namespace, outcomes: dict[str, list[Outcome]]) ->
     import transformers
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    given = [text for name in ("epochs", "batch", "rows") for text in (f"--{name}", str(getattr(arguments, name)))]
+    names = ["epochs", "batch"] + ([] if arguments.rows == _ALL else ["rows"])
+    given = [text for name in names for text in (f"--{name}", str(getattr(arguments, name)))]
     command = " ".join(["--data FOLDER --model FOLDER", *given, *(["--bf16"] if arguments.bf16 else [])])
     lines = [
         f"`python benchmarks/mrpc.py {command} --seeds {' '.join(map(str, arguments.seeds))}`: lr {arguments.lr}. "
@@ -176,7 +179,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of each file, at most")
+    parser.add_argument("--rows", type=int, default=_ALL, help="of each file, at most")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     outcomes: dict[str, list[Outcome]] = {side: [] for side in SIDES}

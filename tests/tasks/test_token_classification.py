@@ -1,0 +1,418 @@
+"""token-classification end to end: training, scoring in whole entities, predicting, tokenizers, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright import api
+from loopwright.errors import InputError
+from loopwright.tasks.arguments import TaskTrainingArguments
+from loopwright.tasks.base import Job, Origin
+from loopwright.tasks.data import RunData
+from loopwright.tasks.token_classification import TASK, Collator, Encoder, entities
+from tasks.conftest import FLAGS
+from tasks.reviews import events, read_lines, write_jsonl
+
+TASK_NAME = "token-classification"
+FIRST = ("Ada", "Alan", "Grace", "Edsger", "Barbara")
+LAST = ("Lovelace", "Turing", "Hopper", "Dijkstra", "Liskov")
+PLACES = ("Paris", "London", "Berlin", "Tokyo")
+OTHER = ("went", "to", "the", "of", "city", "today", "with", "saw", "and", "quickly")
+SAMPLES = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "samples"
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+}
+
+
+def sentences(count: int = 96, seed: int = 0) -> list[dict]:
+    """Return sentences with persons of two words and places of one, and their tags; no two are alike."""
+    chosen = random.Random(seed)
+    made = []
+    for number in range(count):
+        words, tags = [], []
+        for _ in range(3):
+            filler = chosen.choices(OTHER, k=chosen.randint(1, 2))
+            words += filler
+            tags += ["O"] * len(filler)
+            if chosen.random() < 0.5:
+                words += [chosen.choice(FIRST), chosen.choice(LAST)]
+                tags += ["B-PER", "I-PER"]
+            else:
+                words.append(chosen.choice(PLACES))
+                tags.append("B-LOC")
+        made.append({"words": [*words, str(number)], "ner": [*tags, "O"]})
+    return made
+
+
+def conll(row: dict) -> str:
+    """Return a sentence as lines of a word, something else, and a tag."""
+    return "\n".join(f"{word} - {tag}" for word, tag in zip(row["words"], row["ner"], strict=True))
+
+
+def tiny_tagger(folder, names, **options):
+    """Write a BERT tagger of a few thousand weights with a tokenizer, and return its folder."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    from loopwright.tasks.text import train_tokenizer
+
+    tokenizer = train_tokenizer([" ".join(row["words"]) for row in sentences()], 400, max_length=64)
+    labels = dict(enumerate(names))
+    config = BertConfig(
+        vocab_size=len(tokenizer), id2label=labels, label2id={n: i for i, n in labels.items()}, **TINY, **options
+    )
+    BertForTokenClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build(path, data, **flags) -> Job:
+    """Return the job of a model folder, or of one made from the data, as a run would make it."""
+    args = TASK.arguments(task=TASK_NAME, data=str(data), **flags)
+    training = TaskTrainingArguments(output_dir="unused", use_cpu=True)
+    return TASK.build(RunData(TASK.preflight(args)), args, training, Origin(None if path is None else str(path)))
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Return a file of sentences."""
+    return write_jsonl(tmp_path / "names.jsonl", sentences())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> api.Run:
+    """Return a run that has ended; its folder must be left as it is."""
+    folder = tmp_path_factory.mktemp("names")
+    file = write_jsonl(folder / "names.jsonl", sentences())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return api.train(TASK_NAME, data=file, output_dir=folder / "run", **{**FLAGS, "epochs": 4})
+
+
+# ------------------------------------------------------------------------------------------------- end to end
+
+
+def test_a_small_model_learns_names_and_beats_what_needs_no_model(run):
+    assert set(run.metrics) == {"precision", "recall", "f1", "accuracy", "loss"}
+    assert run.result["metric"] == "f1" and run.metrics["f1"] >= 0.9
+    assert run.result["baselines"]["majority"]["f1"] == 0 < run.result["baselines"]["majority"]["accuracy"] < 1
+    assert set(run.result["baselines"]) == {"majority", "usual-tag"}
+    low, high = run.result["intervals"]["f1"]
+    assert low <= run.metrics["f1"] <= high
+
+
+def test_entities_are_predicted_with_their_text(run):
+    text = "today Ada Lovelace saw London"
+    (found,) = run.predict([text])
+    assert found["tags"] == ["O", "B-PER", "I-PER", "O", "B-LOC"]
+    assert [(each["label"], each["text"], each["start"], each["end"]) for each in found["entities"]] == [
+        ("PER", "Ada Lovelace", 1, 3),
+        ("LOC", "London", 4, 5),
+    ]
+    assert all(0.3 < each["score"] <= 1 for each in found["entities"])
+    assert run.predict([{"words": text.split()}]) == run.predict([{"text": text}]) == [found]
+    assert run.predict([""]) == [{"entities": [], "tags": [], "tokens": []}]
+
+
+def test_a_text_longer_than_the_model_was_trained_on_is_tagged_in_pieces(run):
+    words = ["went", "to", *FIRST[:1], *LAST[:1], "and"] * 30
+    (found,) = run.predict([" ".join(words)])
+    assert len(found["tags"]) == 150 and found["tokens"] == words
+    assert sum(each["text"] == "Ada Lovelace" for each in found["entities"]) >= 27
+
+
+def test_rows_with_unusable_words_are_refused(run):
+    with pytest.raises(InputError, match="has no words") as caught:
+        run.predict([{"sentence": "Ada"}])
+    assert caught.value.code == "data.missing"
+    with pytest.raises(InputError, match="a list of words is needed") as caught:
+        run.predict([{"tokens": {"a": 1}}])
+    assert caught.value.code == "data.value"
+
+
+def test_the_predictions_in_the_run_folder_give_the_metrics(run):
+    told = read_lines(run.path / "eval" / "predictions.jsonl")
+    found = [{tuple(span.values()) for span in each["entities"]} for each in told]
+    expected = [{tuple(span.values()) for span in each["expected"]} for each in told]
+    right = sum(len(mine & theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert run.metrics["precision"] == pytest.approx(right / sum(map(len, found)), abs=1e-12)
+    assert run.metrics["recall"] == pytest.approx(right / sum(map(len, expected)), abs=1e-12)
+    assert all(len(each["tokens"]) == len(each["prediction"]) == len(each["reference"]) for each in told)
+    worst = [each["loss"] for each in read_lines(run.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
+
+
+def test_evaluating_again_gives_the_same_metrics_and_other_data_has_its_own(run, tmp_path):
+    assert run.evaluate() == run.metrics
+    assert run.evaluate(write_jsonl(tmp_path / "more.jsonl", sentences(20, seed=4)))["f1"] >= 0.8
+
+
+def test_the_model_folder_is_one_that_transformers_opens(run, tmp_path):
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    folder = run.export(tmp_path / "exported")
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    encoded = AutoTokenizer.from_pretrained(folder)(["Ada", "Lovelace", "saw", "London"], is_split_into_words=True)
+    with torch.no_grad():
+        best = model(input_ids=torch.tensor([encoded["input_ids"]])).logits[0].argmax(-1).tolist()
+    firsts = [encoded.word_ids().index(number) for number in range(4)]
+    assert [model.config.id2label[best[place]] for place in firsts] == ["B-PER", "I-PER", "O", "B-LOC"]
+
+
+def test_a_moved_run_on_conll_goes_on_as_if_it_had_not_stopped(tmp_path):
+    data = tmp_path / "names.conll"
+    data.write_text("-DOCSTART- -X- O\n\n" + "\n\n".join(map(conll, sentences())) + "\n")
+    model = tiny_tagger(tmp_path / "bert", ["A", "B"], hidden_dropout_prob=0.1)
+    flags = {**FLAGS, "data": data, "model": model, "epochs": 1, "save_strategy": "steps", "save_steps": 2}
+    flags |= {"lr_scheduler_type": "constant", "label_all_tokens": True, "rehearsal": False}
+    api.train(TASK_NAME, output_dir=tmp_path / "part", **flags)
+    longer = api.train(TASK_NAME, output_dir=tmp_path / "longer", **{**flags, "epochs": 2})
+    moved = (tmp_path / "part").rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=2, quiet=True)
+    for name in ("model.safetensors", "config.json"):
+        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+    assert resumed.metrics == longer.metrics and events(resumed.path) == events(longer.path)
+    assert resumed.predict(["Ada saw London"]) == longer.predict(["Ada saw London"])
+
+
+def test_neither_accumulation_nor_the_evaluation_batch_changes_a_loss(data, tmp_path):
+    from safetensors.torch import load_file
+
+    model = tiny_tagger(tmp_path / "bert", ["A", "B"], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    flags = {**FLAGS, "data": data, "model": model, "epochs": 1, "optim": "sgd", "lr": 0.1, "rehearsal": False}
+    whole = api.train(TASK_NAME, **{**flags, "output_dir": "whole", "batch": 16})
+    parts = {"batch": 4, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 3}
+    split = api.train(TASK_NAME, **{**flags, "output_dir": "split", **parts})
+    first, second = (load_file(run.path / "model" / "model.safetensors") for run in (whole, split))
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=1e-4, atol=1e-5)
+    assert whole.metrics["loss"] == pytest.approx(split.metrics["loss"], rel=1e-4)
+
+
+def test_parts_of_speech_are_scored_by_word(tmp_path):
+    kinds = {"Ada": "NOUN", "saw": "VERB", "the": "DET", "city": "NOUN"}
+    chosen = random.Random(0)
+    made = []
+    for number in range(48):
+        words = chosen.choices(list(kinds), k=5)
+        tags = " ".join([*(kinds[word] for word in words), "NUM"])
+        made.append({"tokens": " ".join([*words, str(number)]), "pos_tags": tags})
+    run = api.train(TASK_NAME, data=write_jsonl(tmp_path / "pos.jsonl", made), **{**FLAGS, "rehearsal": False})
+    assert set(run.metrics) == {"token_accuracy", "loss"} and run.metrics["token_accuracy"] > 0.5
+    assert (
+        run.result["baselines"]["usual-tag"]["token_accuracy"] > run.result["baselines"]["majority"]["token_accuracy"]
+    )
+    (found,) = run.predict(["Ada saw"])
+    assert len(found["tags"]) == len(found["scores"]) == 2 and "entities" not in found
+
+
+def test_tags_that_the_model_is_sure_are_wrong_are_listed(tmp_path):
+    checked = sentences(24, seed=9)
+    checked[0]["ner"] = ["O"] * len(checked[0]["ner"])
+    run = api.train(
+        TASK_NAME,
+        train_file=write_jsonl(tmp_path / "train.jsonl", sentences(160)),
+        validation_file=write_jsonl(tmp_path / "validation.jsonl", checked),
+        **{**FLAGS, "epochs": 4, "rehearsal": False},
+    )
+    (suspect,) = (run.path / "eval" / "suspects.csv").read_text().splitlines()[1:2]
+    assert suspect.startswith("0,")
+    assert run.result["num_suspects"] < 8
+
+
+def test_the_conll_sample_is_trained_moved_and_resumed(tmp_path):
+    file = SAMPLES / "conll" / "sample.json"
+    if not file.is_file():
+        pytest.skip("the shared samples are not here")
+    run = api.train(TASK_NAME, train_file=file, validation_file=file, keep_duplicates=True, **FLAGS)
+    assert 0 <= run.metrics["f1"] <= 1 and run.metrics["accuracy"] > 0.3
+    moved = run.path.rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=3, quiet=True)
+    assert resumed.status == "done" and len(resumed.predict(["Bill Clinton went to Chicago"])) == 1
+
+
+# -------------------------------------------------------------------------------------------- words and tokens
+
+
+def test_only_the_first_token_of_a_word_has_a_label_unless_all_are_asked_for(data):
+    job = build(None, data)
+    names = list(job.plan.labels.names)
+    row = {"tokens": ["Unheard", "Lovelace"], "tags": [names.index("B-PER"), names.index("O")]}
+    (first,) = [TASK.create_dataset(job, [row], is_labelled=True)[0]]
+    numbers = job.processor(row["tokens"], is_split_into_words=True).word_ids()
+    assert numbers.count(0) > 1
+    assert [label for label in first["labels"] if label != -100] == row["tags"]
+    job.args.label_all_tokens = True
+    (every,) = [TASK.create_dataset(job, [row], is_labelled=True)[0]]
+    of_first_word = [label for label, number in zip(every["labels"], numbers, strict=True) if number == 0]
+    assert [names[label] for label in of_first_word] == ["B-PER", *["I-PER"] * (len(of_first_word) - 1)]
+    assert every["words"] == first["words"]
+    assert [label == -100 for label in every["labels"]] == [number is None for number in numbers]
+
+
+def test_words_beyond_the_limit_count_as_not_found(data):
+    job = build(None, data, max_length=8)
+    names = list(job.plan.labels.names)
+    row = {"tokens": ["Ada", "Lovelace", "went", "to", "Paris"] * 3, "tags": [0, 1, 2, 2, 0] * 3}
+    batch = Collator(job.processor, None)([TASK.create_dataset(job, [row], is_labelled=True)[0]])
+    assert batch["input_ids"].shape[1] == 8
+    logits = torch.zeros(1, 8, len(names))
+    logits[..., names.index("B-LOC")] = 5.0
+    outputs = type("Outputs", (), {"logits": logits})()
+    (sample,) = TASK.score_batch(job, batch, outputs)
+    assert sample["reference"] == [names[tag] for tag in row["tags"]]
+    num_seen = sum(number >= 0 for number in batch["words"][0].tolist())
+    assert sample["prediction"] == ["B-LOC"] * num_seen + ["O"] * (15 - num_seen)
+
+
+def test_a_batch_is_scored_alike_on_whichever_side_it_is_padded(data):
+    job = build(None, data)
+    dataset = TASK.create_dataset(job, job.data.rows("train"), is_labelled=True)
+    features = [dataset[index] for index in range(6)]
+    torch.manual_seed(0)
+    of_token = torch.randn(len(job.processor), len(job.plan.labels.names))
+    told = []
+    for side in ("right", "left"):
+        job.processor.padding_side = side
+        batch = Collator(job.processor, 8)(features)
+        assert batch["input_ids"].shape[1] % 8 == 0
+        outputs = type("Outputs", (), {"logits": of_token[batch["input_ids"]]})()
+        told.append(TASK.score_batch(job, batch, outputs))
+        assert TASK.count_items(batch) == sum(len(sample["reference"]) for sample in told[-1])
+    for one, other in zip(*told, strict=True):
+        assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
+        assert one == other
+
+
+def test_the_loss_is_a_mean_over_labelled_tokens_and_finite_without_any(data):
+    job = build(None, data)
+    dataset = TASK.create_dataset(job, job.data.rows("train"), is_labelled=True)
+    batch = Collator(job.processor, None)([dataset[0], dataset[1]])
+    model = job.model.eval()
+    with torch.no_grad():
+        loss, _ = TASK.compute_loss(job, model, batch)
+        assert loss.item() == pytest.approx(
+            model(**TASK.model_inputs(batch), labels=batch["labels"]).loss.item(), rel=1e-5
+        )
+        batch["labels"].fill_(-100)
+        assert TASK.compute_loss(job, model, batch)[0].item() == 0 == TASK.count_items(batch)
+
+
+def test_tokenizers_of_bytes_see_a_blank_before_each_word(data, tmp_path):
+    from tokenizers import pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForTokenClassification, RobertaTokenizerFast
+
+    from loopwright.tasks.text import train_tokenizer
+
+    trained = train_tokenizer([" ".join(row["words"]) for row in sentences()], 400, lowercase=False)
+    content = json.loads(trained.backend_tokenizer.to_str())["model"]
+    special = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
+    vocabulary = {**content["vocab"], **{token: 400 + number for number, token in enumerate(special)}}
+    merges = [tuple(pair) for pair in content["merges"]]
+    roberta = RobertaTokenizerFast(vocab=vocabulary, merges=merges)
+    generic = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, pad_token="[PAD]")
+    generic.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    for name, tokenizer in (("roberta", roberta), ("generic", generic)):
+        RobertaForTokenClassification(RobertaConfig(vocab_size=500, pad_token_id=1, **TINY)).save_pretrained(name)
+        tokenizer.save_pretrained(name)
+        job = build(name, data)
+        ids = Encoder(job.processor, None, None)({"tokens": ["saw", "saw"]})["input_ids"]
+        words = [token for token in job.processor.convert_ids_to_tokens(ids) if "saw" in token]
+        assert words == ["Ġsaw", "Ġsaw"], name
+
+
+def test_a_tagger_of_the_same_tags_keeps_its_head_in_the_order_of_the_data(data, tmp_path):
+    old = ["O", "I-PER", "B-PER", "B-LOC"]
+    folder = tiny_tagger(tmp_path / "tagger", old)
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / "model.safetensors")["classifier.weight"]
+    job = build(folder, data)
+    names = [job.model.config.id2label[number] for number in range(4)]
+    assert names == ["B-LOC", "B-PER", "I-PER", "O"] and "in our order" in job.notes[0]
+    assert torch.equal(job.model.classifier.weight, saved[[old.index(name) for name in names]])
+
+
+def test_entities_are_read_as_the_metric_reads_them():
+    import nervaluate
+
+    from loopwright.metrics.spans import as_iob2
+
+    tags = ["O", "B-A", "I-A", "I-B", "E-A", "S-B", "L-A", "U-A", "A", "B"]
+    chosen = random.Random(0)
+    for _ in range(300):
+        row = chosen.choices(tags, k=chosen.randint(0, 9))
+        theirs = [
+            (each["label"], each["start"], each["end"] + 1) for each in nervaluate.collect_named_entities(as_iob2(row))
+        ]
+        assert entities(row) == theirs
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+def refused(code, **flags) -> str:
+    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(InputError) as caught:
+        api.train(TASK_NAME, **{**FLAGS, **flags})
+    assert caught.value.code == code
+    assert sorted(Path().rglob("*")) == before
+    return str(caught.value)
+
+
+def test_a_sentence_with_a_tag_too_few_is_refused(tmp_path):
+    made = sentences(20)
+    made[7]["ner"].pop()
+    assert "line 8" in refused("data.tags", data=write_jsonl(tmp_path / "short.jsonl", made))
+
+
+def test_several_columns_of_tags_are_not_guessed_among(tmp_path):
+    made = [{"tokens": row["words"], "ner": row["ner"], "pos_tags": row["ner"]} for row in sentences(20)]
+    file = write_jsonl(tmp_path / "both.jsonl", made)
+    assert "--tags_column ner" in refused("data.column", data=file)
+    assert TASK.preflight(TASK.arguments(data=str(file), label_column_name="pos_tags")).columns["tags"] == "pos_tags"
+
+
+def test_a_tokenizer_that_cannot_tell_words_is_refused(data, tmp_path):
+    from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
+
+    folder = tmp_path / "canine"
+    config = CanineConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_hash_buckets=8,
+        max_position_embeddings=64,
+    )
+    CanineForTokenClassification(config).save_pretrained(folder)
+    CanineTokenizer().save_pretrained(folder)
+    assert "which word a token belongs to" in refused("model.tokenizer", data=data, model=folder)
+
+
+def test_more_tokens_than_the_model_has_positions_for_are_refused(data, tmp_path):
+    folder = tiny_tagger(tmp_path / "bert", ["A", "B"])
+    assert "--max_length 64" in refused("model.length", data=data, model=folder, max_length=65)
+
+
+def test_tags_that_are_numbers_are_named_by_a_map(tmp_path):
+    numbers = {"O": 0, "B-PER": 1, "I-PER": 2, "B-LOC": 3}
+    made = [{"tokens": row["words"], "ner_tags": [numbers[tag] for tag in row["ner"]]} for row in sentences(30)]
+    file = write_jsonl(tmp_path / "numbers.jsonl", made)
+    assert "--label_map" in " ".join(build(None, file).notes)
+    job = build(None, file, label_map=[f"{number}={name}" for name, number in numbers.items()])
+    assert set(job.plan.labels.names) == set(numbers)
+    assert next(iter(TASK.create_scorer(job).directions)) == "f1"
