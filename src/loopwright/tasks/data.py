@@ -29,6 +29,10 @@ class RunData:
         """Whether there is such a split, with rows in it."""
         return split in self.plan.splits and len(self.plan.splits[split]) > 0
 
+    def is_labelled(self, split: str) -> bool:
+        """Whether the rows of a split have all that the training rows have; a file to predict may have no labels."""
+        return set(self.rows("train")[0]) <= set(self.rows(split)[0])
+
     def rows(self, split: str) -> SplitRows:
         """Return the rows of "train", "validation" or "test", each a dict by role; labels are encoded."""
         if split not in self._rows:

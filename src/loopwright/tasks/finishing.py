@@ -44,7 +44,7 @@ def finish(
         "seconds": round(trained.seconds, 1),
         "stop_reason": trained.stop_reason,
     }
-    if job.data.has("test"):
+    if job.data.has("test") and job.data.is_labelled("test"):
         dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
         tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say)
         result |= {"test_metrics": tested, "test_intervals": {name: list(bounds) for name, bounds in spread.items()}}

@@ -155,10 +155,15 @@ def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def longest_rows(dataset: Any, count: int) -> list[int]:
     """Return the positions of rows that need much memory: the longest of those at the start of the data."""
-    features = [
-        (len(dataset[index].get("input_ids", ())), -index) for index in range(min(len(dataset), _ROWS_LOOKED_AT))
-    ]
-    return [-index for _, index in sorted(features, reverse=True)[:count]]
+    looked_at = range(min(len(dataset), _ROWS_LOOKED_AT))
+    lengths = [(_num_tokens(dataset[index].get("input_ids", ())), -index) for index in looked_at]
+    return [-index for _, index in sorted(lengths, reverse=True)[:count]]
+
+
+def _num_tokens(ids: Any) -> int:
+    """Return the tokens of a sample; of several texts, such as choices, those of the longest, times the texts."""
+    is_several = len(ids) > 0 and isinstance(ids[0], (list, tuple))
+    return len(ids) * max(map(len, ids)) if is_several else len(ids)
 
 
 def _memory(device: torch.device) -> int:
