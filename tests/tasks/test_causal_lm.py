@@ -1,0 +1,288 @@
+"""causal-lm end to end: blocks, exact sums, resuming, continuing texts, bad models."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loopwright import api
+from loopwright.errors import ConfigError, InputError
+from loopwright.tasks import causal_lm, language
+from tasks.reviews import events, read_lines, write_jsonl
+from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return tiny_gpt2(tmp_path_factory.mktemp("models") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Return a run from scratch that has ended; its folder must be left as it is."""
+    folder = tmp_path_factory.mktemp("learnt")
+    data = write_text(folder / "lines.txt", lines(300))
+    flags = {**FLAGS, "block_size": 32, "vocab_size": 320, "epochs": 3, "rehearsal": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return api.train("causal-lm", data=data, output_dir=folder / "run", **flags)
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    return write_text(tmp_path / "lines.txt", lines())
+
+
+def test_a_small_model_learns_the_text_and_continues_it(learnt):
+    floors = learnt.result["baselines"]
+    assert set(floors) == {"gzip", "unigram"} and learnt.result["metric"] == "bits_per_byte"
+    assert learnt.metrics["bits_per_byte"] < 0.6 * floors["unigram"]["bits_per_byte"]
+    assert learnt.metrics["perplexity"] == pytest.approx(math.exp(learnt.metrics["loss"]), rel=1e-6)
+    assert learnt.metrics["perplexity"] < floors["unigram"]["perplexity"]
+    low, high = learnt.result["intervals"]["bits_per_byte"]
+    assert low <= learnt.metrics["bits_per_byte"] <= high
+    (found,) = learnt.predict(["the cat sat on"])
+    assert found["text"] == "the cat sat on" + found["continuation"]
+    assert found["continuation"].startswith(" the ")
+
+
+def test_files_texts_and_rows_are_continued_alike(learnt, tmp_path):
+    prompts = ["the cat sat on", "the", "the hen sat on the roof and"]
+    one_by_one = [learnt.predict([each])[0] for each in prompts]
+    assert learnt.predict(prompts) == one_by_one
+    data = write_jsonl(tmp_path / "prompts.jsonl", [{"text": each} for each in prompts])
+    assert learnt.predict(data) == learnt.predict([{"text": each} for each in prompts]) == one_by_one
+    long = " ".join(["the cat sat on the mat"] * 40)
+    assert learnt.predict([long])[0]["text"].startswith(long)
+
+
+def test_every_byte_of_the_validation_data_is_counted_once(learnt):
+    blocks = read_lines(learnt.path / "eval" / "predictions.jsonl")
+    plan = learnt.folder.data.read_text()
+    from loopwright.sources import DataPlan
+
+    rows = DataPlan.from_json(plan).rows("validation")
+    texts = [rows[index]["text"] for index in range(len(rows))]
+    assert sum(block["num_bytes"] for block in blocks) == sum(len(each.encode()) + 1 for each in texts)
+    assert "".join(block["text"] for block in blocks) == "".join(f"{each}{causal_lm.END_TOKEN}" for each in texts)
+    bits = sum(block["loss"] * block["num_tokens"] for block in blocks) / math.log(2)
+    assert bits / sum(block["num_bytes"] for block in blocks) == pytest.approx(
+        learnt.metrics["bits_per_byte"], rel=1e-9
+    )
+    assert {block["num_tokens"] for block in blocks[:-1]} == {32}
+    worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
+
+
+def test_evaluating_again_and_a_model_folder_that_transformers_opens(learnt, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert learnt.evaluate() == learnt.metrics
+    folder = learnt.export(tmp_path / "exported")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    text = "the cat sat on the bed and said naïve 3 €\n\twith  blanks"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_blocks_cover_the_text_and_each_token_is_a_target_once(gpt2):
+    tokenizer = language.load_tokenizer(str(gpt2))
+    rows = [{"text": each} for each in lines(2_500)]
+    encode = language.RowEncoder(tokenizer, tokenizer.eos_token_id, counts_bytes=True)
+    stream = language.read_stream(rows, None, encode, tokenizer.bos_token_id)
+    dataset = causal_lm.BlockDataset(tokenizer, stream, 50)
+    targets = np.concatenate([dataset[index]["labels"] for index in range(len(dataset))])
+    assert targets.tolist() == stream.ids[1:].tolist()
+    assert {len(dataset[index]["input_ids"]) for index in range(len(dataset) - 1)} == {50}
+    text = tokenizer.decode(targets.tolist())
+    assert text == "".join(f"{row['text']}{causal_lm.END_TOKEN}" for row in rows)
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_the_bytes_of_the_tokens_are_those_of_the_text(gpt2, is_fast):
+    tokenizer = language.load_tokenizer(str(gpt2))
+
+    class Slow:
+        is_fast = False
+
+        def __call__(self, *args, return_offsets_mapping, **options):
+            assert not return_offsets_mapping
+            return tokenizer(*args, **options)
+
+    texts = ["", "a", "naïve € 😀 text", "   blanks  "]
+    for end in (tokenizer.eos_token_id, None):
+        encode = language.RowEncoder(tokenizer if is_fast else Slow(), end, counts_bytes=True)
+        for text, (ids, sizes) in zip(texts, encode(texts), strict=True):
+            assert len(ids) == len(sizes) and sizes.sum() == len(text.encode()) + 1 and (sizes >= 0).all()
+
+
+@pytest.mark.parametrize("line_by_line", [False, True])
+def test_the_metrics_are_the_same_for_every_batch_size(gpt2, text_file, line_by_line):
+    found = []
+    for size in (3, 32):
+        run = api.train(
+            "causal-lm",
+            data=text_file,
+            model=gpt2,
+            line_by_line=line_by_line,
+            per_device_eval_batch_size=size,
+            **{**FLAGS, "block_size": 24, "max_steps": 2},
+        )
+        found.append(run.metrics)
+    for metrics in found[1:]:
+        assert metrics == pytest.approx(found[0], rel=1e-5)
+
+
+def test_the_loss_is_that_of_the_model_itself(gpt2, text_file):
+    run = api.train("causal-lm", data=text_file, model=gpt2, line_by_line=True, **{**FLAGS, "max_steps": 2})
+    model, tokenizer = run.model, language.load_tokenizer(str(gpt2))
+    total = count = 0
+    for row in read_lines(run.path / "eval" / "predictions.jsonl"):
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]])
+        with torch.no_grad():
+            total += model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    assert run.metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_accumulated_batches_train_as_one_large_batch_does(text_file, tmp_path):
+    gpt2 = tiny_gpt2(tmp_path / "gpt2", dropout=0.0)
+    flags = {**FLAGS, "line_by_line": True, "max_steps": 3, "optim": "sgd"}
+    whole = api.train("causal-lm", data=text_file, model=gpt2, **flags)
+    parts = api.train("causal-lm", data=text_file, model=gpt2, gradient_accumulation_steps=4, **{**flags, "batch": 2})
+    for first, second in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(gpt2, text_file, tmp_path):
+    flags = {**FLAGS, "data": text_file, "model": gpt2, "block_size": 24, "lr_scheduler_type": "constant"}
+    flags |= {"save_strategy": "steps", "save_steps": 5}
+    api.train("causal-lm", output_dir=tmp_path / "part", **{**flags, "max_steps": 7})
+    longer = api.train("causal-lm", output_dir=tmp_path / "longer", **{**flags, "max_steps": 14})
+    moved = (tmp_path / "part").rename(tmp_path / "moved")
+    resumed = api.resume(moved, max_steps=14, quiet=True)
+    # The shorter run was evaluated at its own end too, so its best model may be another: the last weights are compared.
+    last, expected = (
+        load_file(run.folder.checkpoints / "step-0000000014" / "model.safetensors") for run in (resumed, longer)
+    )
+    assert last.keys() == expected.keys() and all(torch.equal(last[name], expected[name]) for name in expected)
+    assert events(resumed.path)[-4:] == events(longer.path)[-4:]
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+
+
+def test_an_evaluation_keeps_no_logits_of_a_large_vocabulary(tmp_path, text_file, monkeypatch):
+    folder = tiny_gpt2(tmp_path / "large", vocabulary=50_257)
+    seen, most, alive = [], [0], []
+
+    def watch(module, inputs, output):
+        if not torch.is_grad_enabled():
+            import weakref
+
+            seen.append(weakref.ref(output))
+            most[0] = max(most[0], output.numel())
+            alive.append(sum(each() is not None for each in seen))
+
+    from transformers import GPT2LMHeadModel
+
+    made = GPT2LMHeadModel.__init__
+
+    def observed(self, *args, **options):
+        made(self, *args, **options)
+        self.lm_head.register_forward_hook(watch)
+
+    monkeypatch.setattr(GPT2LMHeadModel, "__init__", observed)
+    monkeypatch.setattr(language, "_MOST_LOGITS", 4 * 24 * 50_257)
+    run = api.train(
+        "causal-lm",
+        data=text_file,
+        model=folder,
+        **{**FLAGS, "block_size": 24, "max_steps": 1, "batch": 2, "per_device_eval_batch_size": 32},
+    )
+    assert run.status == "done" and len(seen) > 4
+    assert most[0] <= 4 * 24 * 50_257
+    assert max(alive) <= 2
+
+
+def test_a_tokenizer_without_a_pad_or_an_end_token_will_do(tmp_path, text_file):
+    folder = tiny_gpt2(tmp_path / "bare", pad_token=None, eos_token=None, bos_token=None)
+    run = api.train("causal-lm", data=text_file, model=folder, **{**FLAGS, "block_size": 24, "max_steps": 2})
+    assert run.status == "done" and len(run.predict(["the cat", "the dog sat on"])) == 2
+    with pytest.raises(InputError, match="no text to go on with"):
+        run.predict([""])
+
+
+def test_sampled_continuations_are_the_same_each_time(gpt2, text_file):
+    flags = {**FLAGS, "block_size": 24, "max_steps": 2, "temperature": 1.5, "max_new_tokens": 10}
+    run = api.train("causal-lm", data=text_file, model=gpt2, **flags)
+    assert run.predict(["the cat"]) == run.predict(["the cat"])
+
+
+def test_embeddings_are_added_for_the_tokens_of_the_tokenizer(tmp_path, text_file):
+    from transformers import AutoTokenizer
+
+    folder = tiny_gpt2(tmp_path / "gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["naïve"])
+    tokenizer.save_pretrained(folder)
+    run = api.train("causal-lm", data=text_file, model=folder, **{**FLAGS, "block_size": 24, "max_steps": 2})
+    assert run.model.config.vocab_size == len(tokenizer)
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+def refused(code, **flags):
+    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(InputError) as caught:
+        api.train("causal-lm", **{**FLAGS, **flags})
+    assert caught.value.code == code
+    assert sorted(Path().rglob("*")) == before
+    return str(caught.value)
+
+
+def test_a_block_longer_than_the_model_allows_is_refused(gpt2, text_file):
+    assert "fix: --block_size 64" in refused("model.length", data=text_file, model=gpt2, block_size=65)
+
+
+def test_a_model_that_sees_later_tokens_is_refused(text_file, tmp_path):
+    assert "BertForMaskedLM" in refused("model.task", data=text_file, model=tiny_bert(tmp_path / "bert"))
+
+
+def test_rows_without_text_are_refused(gpt2, tmp_path):
+    blank = write_jsonl(tmp_path / "blank.jsonl", [{"text": " " * number} for number in range(30)])
+    assert "all are blank" in refused("data.empty", data=blank, model=gpt2)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"block_size": 2}, {"vocab_size": 10}, {"max_new_tokens": 0}, {"temperature": -1.0}], ids=str
+)
+def test_settings_that_cannot_be_are_refused(text_file, flags):
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        api.train("causal-lm", data=text_file, **{**FLAGS, **flags})
+
+
+def test_a_vocabulary_beside_a_model_is_refused(gpt2, text_file):
+    with pytest.raises(ConfigError, match="leave it out"):
+        api.train("causal-lm", data=text_file, model=gpt2, vocab_size=400, **FLAGS)
+
+
+def test_a_page_of_an_encyclopedia_is_learnt_from(gpt2):
+    shared = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    page = shared / "samples" / "wiki_text" / "wiki_00"
+    if not page.is_file():
+        pytest.skip("there is no sample of a page")
+    run = api.train(
+        "causal-lm", data=page, file_kind="txt", text_unit="paragraph", model=gpt2, **{**FLAGS, "max_steps": 20}
+    )
+    assert run.metrics["bits_per_byte"] < 8
+    assert run.predict(["Anarchism is"])[0]["text"].startswith("Anarchism is")

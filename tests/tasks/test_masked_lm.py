@@ -1,0 +1,171 @@
+"""masked-lm end to end: masks that repeat, blocks, resuming, filling in, bad models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loopwright import api
+from loopwright.errors import ConfigError, InputError
+from loopwright.tasks import language, masked_lm
+from tasks.reviews import events, read_lines
+from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    return write_text(tmp_path / "lines.txt", lines())
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Return a run from scratch that has ended; its folder must be left as it is."""
+    folder = tmp_path_factory.mktemp("learnt")
+    data = write_text(folder / "lines.txt", lines(300))
+    flags = {
+        **FLAGS,
+        "lr": 3e-3,
+        "mlm_probability": 0.3,
+        "block_size": 32,
+        "vocab_size": 400,
+        "epochs": 8,
+        "rehearsal": True,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return api.train("masked-lm", data=data, output_dir=folder / "run", **flags)
+
+
+def test_a_small_model_learns_to_fill_in_words(learnt):
+    floor = learnt.result["baselines"]["unigram"]
+    assert learnt.result["metric"] == "token_accuracy"
+    assert learnt.metrics["token_accuracy"] > floor["token_accuracy"] + 0.15
+    assert learnt.metrics["perplexity"] < floor["perplexity"]
+    (found,) = learnt.predict(["the cat sat [MASK] the mat and said naïve"])
+    assert found["text"] == "the cat sat on the mat and said naïve"
+    assert len(found["masks"]) == 1 and len(found["masks"][0]) == 5
+    scores = [each["score"] for each in found["masks"][0]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_several_masks_and_rows_are_filled_in_their_order(learnt):
+    texts = ["the cat [MASK] on the [MASK] and said", "the [MASK] sat", "[MASK] cow sat on the bed"]
+    found = learnt.predict(texts)
+    assert [len(each["masks"]) for each in found] == [2, 1, 1]
+    assert not any("[MASK]" in each["text"] for each in found)
+    alone = [learnt.predict([each])[0]["text"] for each in texts]
+    assert [each["text"] for each in found] == alone
+
+
+def test_a_text_without_a_mask_or_too_long_is_refused(learnt):
+    with pytest.raises(InputError, match=r"args.value.*no \[MASK\]"):
+        learnt.predict(["the cat"])
+    with pytest.raises(InputError, match="model.length"):
+        learnt.predict(["the cat " * 40 + "[MASK]"])
+
+
+def test_evaluations_ask_for_the_same_tokens_each_time(learnt):
+    before = read_lines(learnt.path / "eval" / "predictions.jsonl")
+    assert learnt.evaluate() == learnt.metrics
+    assert read_lines(learnt.path / "eval" / "predictions.jsonl") == before
+    right = [a == b for each in before for a, b in zip(each["prediction"], each["reference"], strict=True)]
+    assert sum(right) / len(right) == pytest.approx(learnt.metrics["token_accuracy"], abs=1e-12)
+
+
+@pytest.mark.parametrize("line_by_line", [False, True])
+def test_the_metrics_are_the_same_for_every_batch_size_and_seed(bert, text_file, line_by_line):
+    found, asked = [], []
+    for size, seed in ((3, 2), (32, 3)):
+        flags = {**FLAGS, "lr": 0.0, "max_steps": 1, "block_size": 24, "seed": seed}
+        run = api.train(
+            "masked-lm",
+            data=text_file,
+            model=bert,
+            line_by_line=line_by_line,
+            per_device_eval_batch_size=size,
+            **flags,
+        )
+        found.append(run.metrics)
+        asked.append([each["reference"] for each in read_lines(run.path / "eval" / "predictions.jsonl")])
+    assert asked[0] == asked[1]
+    for metrics in found[1:]:
+        assert metrics == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_stopped_run_goes_on_with_the_masks_it_would_have_had(bert, text_file, tmp_path):
+    flags = {**FLAGS, "data": text_file, "model": bert, "block_size": 24, "lr_scheduler_type": "constant"}
+    flags |= {"save_strategy": "steps", "save_steps": 5}
+    api.train("masked-lm", output_dir=tmp_path / "part", **{**flags, "max_steps": 7})
+    longer = api.train("masked-lm", output_dir=tmp_path / "longer", **{**flags, "max_steps": 14})
+    moved = (tmp_path / "part").rename(tmp_path / "moved")
+    resumed = api.resume(moved, max_steps=14, quiet=True)
+    # The shorter run was evaluated at its own end too, so its best model may be another: the last weights are compared.
+    last, expected = (
+        load_file(run.folder.checkpoints / "step-0000000014" / "model.safetensors") for run in (resumed, longer)
+    )
+    assert last.keys() == expected.keys() and all(torch.equal(last[name], expected[name]) for name in expected)
+    assert events(resumed.path)[-4:] == events(longer.path)[-4:]
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        assert (resumed.path / "model" / name).read_bytes() == (longer.path / "model" / name).read_bytes()
+
+
+def test_blocks_cover_the_text_between_their_special_tokens(bert):
+    tokenizer = language.load_tokenizer(str(bert))
+    rows = [{"text": each} for each in lines(1_200)]
+    stream = language.read_stream(rows, None, masked_lm._encoder(tokenizer))
+    dataset = masked_lm.BlockDataset(tokenizer, stream, 40)
+    blocks = [dataset[index]["input_ids"] for index in range(len(dataset))]
+    assert {len(each) for each in blocks[:-1]} == {40}
+    assert np.concatenate([each[1:-1] for each in blocks]).tolist() == stream.ids.tolist()
+    assert all(each[0] == tokenizer.cls_token_id and each[-1] == tokenizer.sep_token_id for each in blocks)
+
+
+def test_training_masks_differ_from_batch_to_batch_and_leave_special_tokens_alone(bert):
+    tokenizer = language.load_tokenizer(str(bert))
+    masking = masked_lm.Masking(tokenizer, 0.15)
+    collate = language.PaddingCollator(before=masking.mask_batch)
+    encode = masked_lm.LineEncoder(tokenizer, 64)
+    features = [{**encode({"text": text}), "position": 0} for text in [*lines(40), "a"]]
+    torch.manual_seed(1)
+    first, second = collate(features), collate(features)
+    torch.manual_seed(1)
+    again = collate(features)
+    assert torch.equal(first["labels"], again["labels"]) and torch.equal(first["input_ids"], again["input_ids"])
+    assert not torch.equal(first["labels"], second["labels"])
+    is_asked = first["labels"] != language.IGNORED
+    assert is_asked.any(1).all()  # also of the text of one token
+    assert not torch.isin(first["labels"][is_asked], torch.tensor(tokenizer.all_special_ids)).any()
+    assert 0.1 < is_asked.sum() / first["attention_mask"].sum() < 0.2
+
+
+def refused(code, **flags):
+    """Assert that training is refused with a code, and that nothing is left behind; return the text."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(InputError) as caught:
+        api.train("masked-lm", **{**FLAGS, **flags})
+    assert caught.value.code == code
+    assert sorted(Path().rglob("*")) == before
+    return str(caught.value)
+
+
+def test_models_that_cannot_be_masked_are_refused(text_file, tmp_path, bert):
+    refused("model.task", data=text_file, model=tiny_gpt2(tmp_path / "gpt2"))
+    refused("model.length", data=text_file, model=bert, block_size=65)
+    from transformers import AutoTokenizer
+
+    folder = tiny_bert(tmp_path / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(folder)
+    refused("model.mask_token", data=text_file, model=folder)
+    with pytest.raises(ConfigError, match="mlm_probability"):
+        api.train("masked-lm", data=text_file, mlm_probability=1.5, **FLAGS)

@@ -1,0 +1,73 @@
+"""Small texts and small language models for the tests of causal-lm and masked-lm."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+ANIMALS = ["cat", "dog", "cow", "hen"]
+PLACES = ["mat", "bed", "roof", "wall"]
+FLAGS = {"lr": 5e-3, "epochs": 1, "batch": 8, "threads": 1, "quiet": True, "rehearsal": False}
+
+
+def lines(count: int = 160, seed: int = 0) -> list[str]:
+    """Return sentences of a few words, some with characters of several bytes."""
+    chosen = random.Random(seed)
+    return [
+        f"the {chosen.choice(ANIMALS)} sat on the {chosen.choice(PLACES)} and said naïve {number} €"
+        for number in range(count)
+    ]
+
+
+def write_text(path: Path, made: list[str]) -> Path:
+    """Write lines and return the file."""
+    path.write_text("".join(f"{line}\n" for line in made), encoding="utf-8")
+    return path
+
+
+def tiny_gpt2(folder: Path, vocabulary: int = 0, dropout: float = 0.1, **special: str | None) -> Path:
+    """Write a GPT-2 of a few thousand weights with its tokenizer, and return its folder."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from loopwright.tasks.causal_lm import train_tokenizer
+
+    tokenizer = train_tokenizer(lines(), 300)
+    tokenizer.model_max_length = 64
+    for name, value in special.items():
+        setattr(tokenizer, name, value)
+    config = GPT2Config(
+        vocab_size=max(vocabulary, len(tokenizer)),
+        n_positions=64,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_bert(folder: Path) -> Path:
+    """Write a BERT of a few thousand weights with its tokenizer, and return its folder."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from loopwright.tasks.masked_lm import train_tokenizer
+
+    tokenizer = train_tokenizer(lines(), 320)
+    tokenizer.model_max_length = 64
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
