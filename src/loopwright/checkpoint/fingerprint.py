@@ -60,4 +60,3 @@ def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool)
 
 def _differs(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     return bool(saved.get(name) != current.get(name))
-

@@ -27,6 +27,14 @@ __all__ = ["TASKS", "get_task", "summaries", "task_names"]
 TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "text-classification": ("text_classification", "a label, several labels or a number for a text or a pair"),
+        "token-classification": ("token_classification", "a tag for each word of a sentence, such as names"),
+        "multiple-choice": ("multiple_choice", "which of several texts goes on from a text, or answers it"),
+        "sentence-embedding": ("sentence_embedding", "vectors that are near for texts that belong together"),
+        "summarization": ("summarization", "a short text for a long one"),
+        "translation": ("translation", "a text in other words, such as those of another language"),
+        "question-answering": ("question_answering", "the answer to a question, a span of a context or generated"),
+        "causal-lm": ("causal_lm", "a model that continues texts, from scratch or fine-tuned"),
+        "masked-lm": ("masked_lm", "a model that fills in masked tokens, from scratch or fine-tuned"),
     }
 )
 """For each task: its module in this package, and a line about it."""

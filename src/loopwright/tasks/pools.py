@@ -1,0 +1,131 @@
+"""Scores of retrieval: each text of a pool of pairs has to find its partner among all partners of the pool.
+
+Rows are put into pools by their positions, so that the size and the order of batches change nothing. A pool is scored
+and forgotten once all its rows have come: memory does not grow with the data. numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.metrics import Bootstrap, similarity_rows
+from loopwright.metrics import load as load_metric
+from loopwright.metrics.sums import ExactSum
+from loopwright.tasks.scoring import Scorer
+
+KS = (1, 5, 10)
+_PRIVATE = ("first", "second", "keys")
+
+
+class PoolScorer(Scorer):
+    """Recall at 1, 5 and 10, the mean reciprocal rank, and the mean loss against all partners of the pool.
+
+    A sample has "position", "first" and "second" (the embeddings of its two texts), and "keys" (a number for each of
+    the two texts, the same for the same text). A partner with the same text as the right one is no rival of it, nor is
+    the partner of a row with the same first text. A complete sample has "rank" (from 1), "similarity" and "loss".
+
+    Args:
+        pool_size: rows of a pool; the last one may have fewer.
+        temperature: what similarities are divided by in the loss.
+        gather: returns the given list of every process, by rank; called in `finish`.
+        rank: of this process.
+    """
+
+    directions: Mapping[str, bool] = {"mrr": True, **{f"recall@{k}": True for k in KS}, "pool_loss": False}
+
+    def __init__(
+        self, pool_size: int, temperature: float, gather: Callable[[Any], list[Any]] | None = None, rank: int = 0
+    ) -> None:
+        self._pool_size = pool_size
+        self._temperature = temperature
+        self._gather = gather
+        self._rank = rank
+        self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
+        self._metric = Bootstrap(load_metric("retrieval", ks=KS))
+        self._loss = ExactSum()
+        self._count = 0
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Put the samples into their pools; return those of the pools that are full."""
+        self._wait(samples)
+        full = [number for number, pool in self._waiting.items() if len(pool) == self._pool_size]
+        return [sample for number in full for sample in self._score(self._waiting.pop(number))]
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Score the pools that are left; of those that several processes have a part of, each scores some."""
+        waiting = [sample for pool in self._waiting.values() for sample in pool.values()]
+        everyone = [waiting] if self._gather is None else self._gather(waiting)
+        self._waiting.clear()
+        for samples in everyone:
+            self._wait(samples)
+        pools, self._waiting = self._waiting, {}
+        mine = [pool for number, pool in sorted(pools.items()) if number % len(everyone) == self._rank]
+        return [sample for pool in mine for sample in self._score(pool)]
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics by name."""
+        found = {name: float(value) for name, value in self._metric.compute().items()}
+        return {"mrr": found.pop("mrr"), **found, "pool_loss": self._loss.mean(self._count)}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the bootstrap's intervals."""
+        return self._metric.interval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums; nothing waits after `finish`."""
+        return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict(), "count": self._count}
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Add the sums of another process."""
+        metric, loss = Bootstrap(load_metric("retrieval", ks=KS)), ExactSum()
+        metric.load_state_dict(state["metric"])
+        loss.load_state_dict(state["loss"])
+        self._metric.merge(metric)
+        self._loss.merge(loss)
+        self._count += state["count"]
+
+    def _wait(self, samples: Iterable[dict[str, Any]]) -> None:
+        for sample in samples:
+            self._waiting.setdefault(sample["position"] // self._pool_size, {})[sample["position"]] = sample
+
+    def _score(self, pool: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+        samples = [pool[position] for position in sorted(pool)]
+        first, second = (np.stack([sample[name] for sample in samples]) for name in ("first", "second"))
+        keys = np.asarray([sample["keys"] for sample in samples])
+        scored = []
+        for start, rows in similarity_rows(first, second):
+            places = np.arange(start, start + len(rows))
+            self._remove_rivals(rows, keys, places)
+            self._metric.add_batch(
+                positions=[sample["position"] for sample in samples[start : start + len(rows)]],
+                predictions=rows,
+                references=places,
+            )
+            right = rows[np.arange(len(rows)), places]
+            ranks = rows.shape[1] - (rows < right[:, None]).sum(axis=1)
+            losses = _log_sum(rows / self._temperature) - right / self._temperature
+            self._loss.add(losses)
+            self._count += len(rows)
+            for sample, rank, similarity, loss in zip(samples[start:], ranks, right, losses, strict=False):
+                shown = {name: value for name, value in sample.items() if name not in _PRIVATE}
+                scored.append(
+                    {**shown, "rank": int(rank), "similarity": round(float(similarity), 6), "loss": float(loss)}
+                )
+        return scored
+
+    @staticmethod
+    def _remove_rivals(rows: NDArray[Any], keys: NDArray[Any], places: NDArray[Any]) -> None:
+        """Give minus infinity to partners that are as right as the one of the row."""
+        same = (keys[places, None] == keys[None, :]).any(axis=-1)
+        same[np.arange(len(rows)), places] = False
+        rows[same] = -np.inf
+
+
+def _log_sum(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the logarithm of the sum of exponentials of each row."""
+    largest = values.max(axis=1)
+    return np.asarray(largest + np.log(np.exp(values - largest[:, None]).sum(axis=1)))

@@ -1,0 +1,206 @@
+"""multiple-choice end to end: SWAG's columns, lists of choices that differ in number, resuming, bad rows."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright import api, cli
+from loopwright.errors import InputError
+from loopwright.tasks.groups import GroupCollator
+from tasks.conftest import FLAGS
+from tasks.reviews import events, read_lines, write_csv, write_jsonl
+
+COLOURS = ("red", "blue", "green", "pink")
+SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SWAG = SHARED / "samples" / "swag" / "sample.json"
+
+
+def rows(count=112, seed=0):
+    """Return rows in SWAG's columns: the right ending is the colour of the first sentence."""
+    chosen = random.Random(seed)
+    made = []
+    for number in range(count):
+        colour, endings = chosen.choice(COLOURS), chosen.sample(COLOURS, 4)
+        row = {"sent1": f"it is {colour} number {number}", "sent2": "so"}
+        row |= {f"ending{place}": ending for place, ending in enumerate(endings)}
+        made.append({**row, "label": endings.index(colour)})
+    return made
+
+
+def as_lists(made):
+    """Return the rows with one list of choices, of which some rows have fewer."""
+    changed = []
+    for number, row in enumerate(made):
+        choices = [f"so {row[f'ending{place}']}" for place in range(4)]
+        right = choices[row["label"]]
+        choices = [each for each in choices if each == right or number % 2 or each != choices[-1]]
+        changed.append({"question": row["sent1"], "choices": choices, "answer": choices.index(right)})
+    return changed
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Return a run on SWAG's columns that has ended."""
+    folder = tmp_path_factory.mktemp("choices")
+    data = write_csv(folder / "swag.csv", rows())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return api.train("multiple-choice", data=data, output_dir=folder / "run", **{**FLAGS, "epochs": 5})
+
+
+def test_the_right_ending_is_learnt_and_predicted(learnt):
+    assert learnt.metrics["accuracy"] >= 0.9
+    assert learnt.result["baselines"]["chance"] == {"accuracy": 0.25}
+    assert set(learnt.result["baselines"]) == {"chance", "majority"}
+    low, high = learnt.result["intervals"]["accuracy"]
+    assert low <= learnt.metrics["accuracy"] <= high
+    (found,) = learnt.predict(["it is blue", "so red", "so blue"])
+    assert (found["choice"], found["text"]) == (1, "so blue")
+    assert found["score"] == max(found["scores"]) and sum(found["scores"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_predictions_and_worst_rows_are_written(learnt):
+    predictions = read_lines(learnt.path / "eval" / "predictions.jsonl")
+    shares = [each["prediction"] == each["reference"] for each in predictions]
+    assert sum(shares) / len(shares) == pytest.approx(learnt.metrics["accuracy"], abs=1e-12)
+    assert len(predictions[0]["choices"]) == 4 and predictions[0]["start"] == "so"
+    worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
+    assert sum(worst) / len(worst) == pytest.approx(learnt.metrics["loss"], rel=1e-5)  # the loss is a mean of samples
+
+
+def test_transformers_opens_the_model_and_chooses_the_same(learnt):
+    from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+    folder = learnt.path / "model"
+    model, tokenizer = AutoModelForMultipleChoice.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(["it is pink"] * 3, ["so red", "so pink", "so green"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**{name: value[None] for name, value in inputs.items()}).logits
+    (found,) = learnt.predict(["it is pink\tso red\tso pink\tso green"])
+    assert found["scores"] == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
+
+
+def test_rows_are_predicted_alike_whatever_else_is_in_their_batch(learnt):
+    several = [
+        {"context": "it is red", "choices": ["so red", "so blue"]},
+        {"context": "it is green", "start": "so", "choices": ["red", "blue", "green", "pink"]},
+    ]
+    together = learnt.predict(several)
+    assert [each["text"] for each in together] == ["so red", "green"]
+    for row, found in zip(several, together, strict=True):
+        (alone,) = learnt.predict([row])
+        assert alone["choice"] == found["choice"]
+        assert alone["scores"] == pytest.approx(found["scores"], abs=1e-5)
+
+
+def test_lists_that_differ_in_length_are_trained_resumed_and_evaluated(tmp_path):
+    data = write_jsonl(tmp_path / "lists.jsonl", as_lists(rows(64)))
+    flags = {**FLAGS, "data": data, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    part = api.train("multiple-choice", output_dir=tmp_path / "part", **{**flags, "epochs": 1})
+    assert 0.25 < part.result["baselines"]["chance"]["accuracy"] < 1 / 3
+    longer = api.train("multiple-choice", output_dir=tmp_path / "longer", **flags)
+    moved = part.path.rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=2, quiet=True)
+    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]
+    assert weights[0] == weights[1]
+    assert resumed.metrics == longer.metrics == resumed.evaluate()
+    assert events(moved) == events(longer.path)
+    other = resumed.evaluate(write_jsonl(tmp_path / "other.jsonl", as_lists(rows(12, seed=4))))
+    assert set(other) == {"accuracy", "loss"}
+
+
+def test_adapters_are_trained_on_an_earlier_run_and_merged(learnt, tmp_path):
+    data = write_csv(tmp_path / "more.csv", rows(40, seed=6))
+    run = api.train("multiple-choice", data=data, model=learnt.path, lora=True, **{**FLAGS, "epochs": 1})
+    from safetensors.torch import load_file
+
+    before, after = (load_file(folder / "model" / "model.safetensors") for folder in (learnt.path, run.path))
+    assert set(before) == set(after)
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert any("attn" in name for name in changed) and "classifier.weight" in changed
+    assert not [name for name in changed if "embeddings" in name]
+
+
+def test_the_loss_does_not_depend_on_the_batch(learnt, tmp_path):
+    from loopwright.tasks.finishing import evaluate
+
+    losses = []
+    for size in (3, 32):
+        job = api.load_run(learnt.folder)
+        job.training.per_device_eval_batch_size = size
+        dataset = job.task.create_dataset(job, as_rows(rows(20, seed=2)), is_labelled=True)
+        losses.append(evaluate(job, dataset, None, print)[0])
+    assert losses[0]["accuracy"] == losses[1]["accuracy"]
+    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-5)
+
+
+def as_rows(made):
+    """Return rows of a file by role."""
+    return [
+        {"context": row["sent1"], "start": "so", "choices": [row[f"ending{place}"] for place in range(4)], **row}
+        for row in made
+    ]
+
+
+def test_a_batch_is_filled_up_with_copies_that_are_marked():
+    class Padder:
+        pad_token_id = 0
+        padding_side = "right"
+        model_input_names = ("input_ids",)
+
+    batch = GroupCollator(Padder())(
+        [
+            {"input_ids": [[5], [6, 7]], "labels": 1, "position": 4},
+            {"input_ids": [[1], [2], [3]], "labels": 2, "position": 2},
+        ]
+    )
+    assert batch["input_ids"].tolist() == [[[5, 0], [6, 7], [5, 0]], [[1, 0], [2, 0], [3, 0]]]
+    assert batch["is_text"].tolist() == [[True, True, False], [True, True, True]]
+    assert (batch["labels"].tolist(), batch["position"].tolist()) == ([1, 2], [4, 2])
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"choices": ["so red"], "answer": 0}, "1 choice: there is nothing to choose"),
+        ({"choices": ["so red", "so blue"], "answer": 3}, "has 2 choices, and its label is 3"),
+    ],
+    ids=["one choice", "label beyond the choices"],
+)
+def test_rows_without_a_right_choice_are_refused_with_their_place(tmp_path, bad, words):
+    made = as_lists(rows(20))
+    made.insert(6, {"question": "it is red", **bad})
+    with pytest.raises(InputError) as caught:
+        api.train("multiple-choice", data=write_jsonl(tmp_path / "bad.jsonl", made), **FLAGS)
+    assert caught.value.code == "data.value"
+    assert words in str(caught.value) and "line 7" in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
+
+
+def test_labels_that_are_no_position_are_refused(tmp_path):
+    made = [{**row, "label": row["label"] + 1} for row in rows(20)]
+    with pytest.raises(InputError, match="unknown '4'"):
+        api.train("multiple-choice", data=write_csv(tmp_path / "bad.csv", made), **FLAGS)
+
+
+def test_too_few_texts_to_choose_from_are_refused(learnt):
+    for texts in (["it is red"], ["it is red", "so red"], ["it is red\tso red"]):
+        with pytest.raises(InputError, match="chooses among texts"):
+            learnt.predict(texts)
+
+
+@pytest.mark.skipif(not SWAG.is_file(), reason="the samples of SWAG are not here")
+def test_the_sample_of_swag_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):
+    words = ["multiple-choice", "--train_file", SWAG, "--validation_file", SWAG, "--keep_duplicates", "--epochs", "1"]
+    code = cli.main(["train", *map(str, words), "--batch", "4", "--threads", "1", "--out", str(tmp_path / "run")])
+    moved = str((tmp_path / "run").rename(tmp_path / "moved"))
+    assert code == cli.main(["resume", moved, "--epochs", "2"]) == cli.main(["evaluate", moved]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", moved, str(SWAG)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(read_lines(SWAG))

@@ -1,0 +1,340 @@
+"""sentence-embedding end to end: pairs with scores, pairs without, vectors, pools, resuming, bad settings."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopwright import api, cli
+from loopwright.errors import ConfigError, InputError
+from loopwright.tasks import get_task
+from loopwright.tasks.pools import PoolScorer
+from tasks.conftest import FLAGS
+from tasks.reviews import events, read_lines, write_csv, write_jsonl
+
+SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+STSB = SHARED / "samples" / "STS-B"
+
+
+def words(letters, seed):
+    """Return made-up words of these letters."""
+    chosen = random.Random(seed)
+    return ["".join(chosen.choices(letters, k=4)) for _ in range(24)]
+
+
+# No letter is in words of both kinds: a model that has learnt nothing has nothing to go by.
+FIRST, SECOND = words("abcdefghijklm", 1), words("nopqrstuvwxyz", 2)
+
+
+def first(*numbers):
+    """Return a text of the first kind."""
+    return " ".join(FIRST[number] for number in numbers)
+
+
+def second(*numbers):
+    """Return a text of the second kind; the same numbers belong together."""
+    return " ".join(SECOND[number] for number in numbers)
+
+
+ONE, RIGHT, OTHERS = first(1, 2), second(1, 2), (second(7, 8), second(3, 9))
+
+
+def pairs(count=140, seed=0):
+    """Return pairs of different words, of which each word has one that belongs to it."""
+    chosen, made = random.Random(seed), {}
+    while len(made) < count:
+        numbers = tuple(chosen.sample(range(24), 2))
+        made[numbers] = {"anchor": first(*numbers), "positive": second(*numbers)}
+    return list(made.values())
+
+
+def scored(count=60):
+    """Return pairs with scores from 0 to 5: how many words they share."""
+    chosen, made = random.Random(3), []
+    for number in range(count):
+        taken = chosen.sample([f"w{each}" for each in range(20)], 10)
+        shared = number % 6
+        both = taken[:5], taken[:shared] + taken[5 : 10 - shared]
+        made.append({"sentence1": " ".join(both[0]), "sentence2": " ".join(both[1]), "score": float(shared)})
+    return made
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Return a run on pairs without scores that has ended."""
+    folder = tmp_path_factory.mktemp("pairs")
+    data = write_csv(folder / "pairs.csv", pairs())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return api.train("sentence-embedding", data=data, output_dir=folder / "run", **{**FLAGS, "epochs": 5})
+
+
+def test_partners_are_found_among_all_of_the_validation(learnt):
+    assert set(learnt.metrics) == {"mrr", "recall@1", "recall@5", "recall@10", "pool_loss", "loss"}
+    assert learnt.metrics["mrr"] >= 0.9
+    assert learnt.result["baselines"]["word-overlap"]["mrr"] < 0.2
+    low, high = learnt.result["intervals"]["mrr"]
+    assert low <= learnt.metrics["mrr"] <= high
+    assert learnt.result["metric"] == "mrr"
+    assert learnt.evaluate() == learnt.metrics
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["untrained", "wrong partners"])
+def test_without_anything_to_learn_partners_are_found_by_chance(tmp_path, is_trained):
+    made = pairs()
+    if is_trained:
+        partners = [row["positive"] for row in made]
+        random.Random(5).shuffle(partners)
+        made = [{**row, "positive": partner} for row, partner in zip(made, partners, strict=True)]
+    flags = {**FLAGS, "epochs": 2 if is_trained else 1, "lr": 2e-3 if is_trained else 0.0}
+    run = api.train("sentence-embedding", data=write_csv(tmp_path / "pairs.csv", made), **flags)
+    assert run.metrics["mrr"] < 0.3  # by chance 0.13
+
+
+def test_predictions_have_ranks_and_no_vectors(learnt):
+    written = read_lines(learnt.path / "eval" / "predictions.jsonl")
+    assert set(written[0]) == {"position", "rank", "similarity", "loss", "text", "text_pair"}
+    assert np.mean([1 / each["rank"] for each in written]) == pytest.approx(learnt.metrics["mrr"], abs=1e-12)
+    assert np.mean([each["loss"] for each in written]) == pytest.approx(learnt.metrics["pool_loss"], abs=1e-12)
+    worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True)
+
+
+def test_a_text_has_a_vector_two_a_cosine_and_more_a_nearest(learnt):
+    one, two, more = learnt.predict([ONE, f"{ONE}\t{RIGHT}", f"{ONE}\t{OTHERS[0]}\t{RIGHT}\t{OTHERS[1]}"])
+    assert np.linalg.norm(one["embedding"]) == pytest.approx(1, abs=1e-5)
+    assert (more["nearest"], more["place"]) == (RIGHT, 1)
+    assert more["similarity"] == two["similarity"] == max(more["similarities"])
+    assert learnt.predict([{"text": ONE, "candidates": [OTHERS[0], RIGHT, OTHERS[1]]}]) == [more]
+    assert learnt.predict([{"anchor": ONE, "positive": RIGHT}]) == [two]
+
+
+def test_files_are_predicted_with_partners_with_candidates_or_alone(learnt, tmp_path):
+    alone = learnt.predict(write_csv(tmp_path / "alone.csv", [{"anchor": first(1, 2)}, {"anchor": first(3, 4)}]))
+    assert [set(each) for each in alone] == [{"embedding"}, {"embedding"}]
+    paired = learnt.predict(write_csv(tmp_path / "paired.csv", pairs(4)))
+    assert [set(each) for each in paired] == [{"similarity"}] * 4
+    rows = [{"anchor": ONE, "candidates": [OTHERS[0], RIGHT]}]
+    (found,) = learnt.predict(write_jsonl(tmp_path / "candidates.jsonl", rows))
+    assert found["nearest"] == RIGHT
+
+
+def test_transformers_opens_the_encoder_and_makes_the_same_vectors(learnt):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = learnt.path / "model"
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer([first(1), ONE], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][..., None]
+    means = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    for text, vector in zip((first(1), ONE), means.tolist(), strict=True):
+        assert learnt.predict([text])[0]["embedding"] == pytest.approx(vector, abs=1e-5)  # padding changes nothing
+
+
+def test_metrics_do_not_depend_on_the_batch(learnt):
+    from loopwright.tasks.finishing import evaluate
+
+    found = []
+    for size in (3, 32):
+        job = api.load_run(learnt.folder)
+        job.training.per_device_eval_batch_size = size
+        rows = [{"text": row["anchor"], "text_pair": row["positive"]} for row in pairs(20, seed=8)]
+        dataset = job.task.create_dataset(job, rows, is_labelled=True)
+        found.append(evaluate(job, dataset, None, print)[0])
+    assert [found[0][name] for name in ("mrr", "recall@1")] == [found[1][name] for name in ("mrr", "recall@1")]
+    assert found[0]["pool_loss"] == pytest.approx(found[1]["pool_loss"], rel=1e-5)
+
+
+def test_scores_are_learnt_resumed_exactly_and_evaluated_elsewhere(tmp_path):
+    data = write_csv(tmp_path / "scores.csv", scored())
+    flags = {**FLAGS, "data": data, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    part = api.train("sentence-embedding", output_dir=tmp_path / "part", **{**flags, "epochs": 1})
+    longer = api.train("sentence-embedding", output_dir=tmp_path / "longer", **flags)
+    assert set(longer.metrics) == {"spearmanr", "pearsonr", "loss"}
+    assert longer.result["baselines"]["word-overlap"]["spearmanr"] > 0.8
+    moved = part.path.rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=2, quiet=True)
+    weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]
+    assert weights[0] == weights[1]
+    assert resumed.metrics == longer.metrics == resumed.evaluate()
+    assert events(moved) == events(longer.path)
+    # The range of scores is that of the run, not of the file.
+    job = api.load_run(resumed.folder)
+    assert (job.args.objective, job.args.lowest_score, job.args.highest_score) == ("scores", 0.0, 5.0)
+    other = write_csv(tmp_path / "other.csv", [row for row in scored(30) if row["score"] < 3])
+    assert set(resumed.evaluate(other)) == set(longer.metrics)
+
+
+def test_scores_of_texts_without_a_common_word_are_learnt(tmp_path):
+    chosen, made = random.Random(3), []
+    for number in range(160):
+        taken, shared = chosen.sample(range(24), 6), number % 4
+        others = taken[:shared] + taken[3 : 6 - shared]
+        made.append({"sentence1": first(*taken[:3]), "sentence2": second(*others), "score": float(shared)})
+    data = write_csv(tmp_path / "scores.csv", made)
+    trained = api.train("sentence-embedding", data=data, **{**FLAGS, "epochs": 5})
+    untrained = api.train("sentence-embedding", data=data, **{**FLAGS, "epochs": 1, "lr": 0.0})
+    assert trained.metrics["spearmanr"] >= 0.7
+    assert untrained.metrics["spearmanr"] <= 0.5
+
+
+def test_scores_are_read_as_cosines():
+    task, torch_scores = get_task("sentence-embedding"), torch.tensor([-1.0, 0.0, 1.0])
+    from loopwright.tasks.sentence_embedding import _targets
+
+    args = task.arguments(lowest_score=-1.0, highest_score=1.0)
+    assert _targets(args, torch_scores).tolist() == [-1.0, 0.0, 1.0]
+    args = task.arguments(lowest_score=0.0, highest_score=5.0)
+    assert _targets(args, torch.tensor([0.0, 2.5, 5.0])).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_a_given_model_is_scored_before_training_and_its_unused_pooler_stays(tmp_path):
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from loopwright.tasks.text import train_tokenizer
+
+    tokenizer = train_tokenizer([" ".join(row.values()) for row in pairs(40)], 300, max_length=64)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    folder = tmp_path / "classifier"
+    BertForSequenceClassification(config).save_pretrained(folder)  # its head is left out
+    tokenizer.save_pretrained(folder)
+    data = write_csv(tmp_path / "pairs.csv", pairs(40))
+    run = api.train("sentence-embedding", data=data, model=folder, **{**FLAGS, "lr": 0.0, "epochs": 1})
+    untrained = run.result["baselines"]["untrained"]
+    assert untrained == {name: pytest.approx(run.metrics[name], abs=1e-12) for name in untrained}
+    adapted = api.train("sentence-embedding", data=data, model=folder, lora=True, **{**FLAGS, "epochs": 1})
+    before, after = load_file(folder / "model.safetensors"), load_file(adapted.path / "model" / "model.safetensors")
+    assert not [name for name in after if "lora" in name or "classifier" in name]
+    name = "pooler.dense.weight"
+    run = api.train("sentence-embedding", data=data, model=folder, **{**FLAGS, "epochs": 1, "weight_decay": 0.1})
+    after = load_file(run.path / "model" / "model.safetensors")
+    assert torch.equal(after[name], before[f"bert.{name}"])
+    changed = "encoder.layer.0.output.dense.weight"
+    assert not torch.equal(after[changed], before[f"bert.{changed}"])
+
+
+# --------------------------------------------------------------------------------------------------------- pools
+
+
+def samples(count, seed=0):
+    """Return samples with random vectors that are a little like those of their partners."""
+    numbers = np.random.default_rng(seed)
+    left = numbers.normal(size=(count, 8))
+    right = left + numbers.normal(size=(count, 8))
+    return [
+        {"position": place, "first": left[place], "second": right[place], "keys": [place, 1000 + place]}
+        for place in range(count)
+    ]
+
+
+def scores_of(made, pool_size=7, batch=4):
+    """Return the metrics and the complete samples of a scorer that gets samples in batches."""
+    scorer = PoolScorer(pool_size, 0.05)
+    complete = [each for start in range(0, len(made), batch) for each in scorer.add(made[start : start + batch])]
+    complete += scorer.finish()
+    return scorer.compute(), sorted(complete, key=lambda sample: sample["position"])
+
+
+def test_the_order_and_the_size_of_batches_change_nothing():
+    made = samples(25)
+    assert scores_of(made) == scores_of(made[::-1], batch=3) == scores_of(made, batch=25)
+    assert scores_of(made)[0] != scores_of(made, pool_size=25)[0]
+
+
+def test_a_full_pool_is_scored_at_once_and_forgotten():
+    scorer, made = PoolScorer(7, 0.05), samples(25)
+    assert [len(scorer.add([sample])) for sample in made] == [7 * (place % 7 == 6) for place in range(25)]
+    assert len(scorer.finish()) == 4
+
+
+def test_processes_share_the_pools_that_they_have_parts_of():
+    made = samples(25)
+    parts = [made[rank::2] for rank in range(2)]
+    scorers = [PoolScorer(7, 0.05, lambda waiting: parts, rank) for rank in range(2)]
+    complete = []
+    for scorer, part in zip(scorers, parts, strict=True):
+        complete += [*scorer.add(part), *scorer.finish()]
+    whole = PoolScorer(7, 0.05)
+    for scorer in scorers:
+        whole.merge_state(scorer.state_dict())
+    metrics, alone = scores_of(made)
+    assert whole.compute() == metrics
+    assert sorted(complete, key=lambda sample: sample["position"]) == alone
+
+
+def test_the_same_text_is_no_rival_of_itself():
+    made = samples(2)
+    made[1] |= {"second": made[0]["second"], "keys": [1, 1000]}
+    assert [sample["rank"] for sample in scores_of(made)[1]] == [1, 1]
+    made[1]["keys"] = [1, 1001]
+    assert [sample["rank"] for sample in scores_of(made)[1]] == [2, 2]  # as near as the right one is not found
+
+
+def test_the_same_text_is_no_rival_in_the_loss():
+    from loopwright.tasks.sentence_embedding import _is_no_rival
+
+    ids = torch.tensor([[[1, 2], [3, 0]], [[4, 5], [3, 9]], [[6, 7], [3, 3]]])
+    mask = torch.tensor([[[1, 1], [1, 0]], [[1, 1], [1, 0]], [[1, 1], [1, 1]]])
+    assert _is_no_rival(ids, mask).tolist() == [[False, True, False], [True, False, False], [False, False, False]]
+
+
+# ----------------------------------------------------------------------------------------------------- bad input
+
+
+def refused(code, **flags):
+    """Assert that training is refused with a code; return the text."""
+    with pytest.raises(InputError) as caught:
+        api.train("sentence-embedding", **{**FLAGS, **flags})
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+def test_settings_with_which_nothing_is_learnt_are_refused(tmp_path):
+    data = write_csv(tmp_path / "pairs.csv", pairs(20))
+    assert "fix: --batch 32" in refused("args.value", data=data, batch=1)
+    refused("data.column", data=data, objective="scores")
+    alike = write_csv(tmp_path / "alike.csv", [{**row, "score": 1.0} for row in pairs(20)])
+    assert "--objective negatives" in refused("data.one_class", data=alike)
+    several = write_csv(tmp_path / "several.csv", scored(20))
+    assert "--lowest_score 0 --highest_score 5" in refused("args.value", data=several, lowest_score=6, highest_score=5)
+    assert (
+        api.check("sentence-embedding", data=alike, objective="negatives", quiet=True, rehearsal=False).labels is None
+    )
+    for name, value in (("temperature", 0), ("pool_size", 1)):
+        with pytest.raises(ConfigError, match=name):
+            api.train("sentence-embedding", data=data, **{name: value}, **FLAGS)
+
+
+def test_a_model_that_writes_texts_is_refused(tmp_path):
+    from transformers import T5Config
+
+    T5Config(d_model=8, num_layers=1, num_heads=1, d_ff=8, vocab_size=40).save_pretrained(tmp_path / "t5")
+    data = write_csv(tmp_path / "pairs.csv", pairs(20))
+    assert "not an encoder" in refused("model.task", data=data, model=tmp_path / "t5")
+
+
+@pytest.mark.skipif(not STSB.is_dir(), reason="the samples of STS-B are not here")
+def test_the_sample_of_stsb_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):
+    files = ["--train_file", STSB / "train.tsv", "--validation_file", STSB / "dev.tsv", "--epochs", "1", "--batch", "4"]
+    out = ["--threads", "1", "--out", tmp_path / "run"]
+    code = cli.main(["train", "sentence-embedding", *map(str, [*files, *out])])
+    moved = str((tmp_path / "run").rename(tmp_path / "moved"))
+    assert code == cli.main(["resume", moved, "--epochs", "2"]) == cli.main(["evaluate", moved]) == 0
+    assert "spearmanr" in capsys.readouterr().out
+    assert cli.main(["predict", moved, str(STSB / "dev.tsv")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 9
