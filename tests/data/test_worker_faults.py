@@ -245,11 +245,13 @@ def test_a_death_raises_nothing_in_the_middle_of_other_work(quick):
 def test_nor_does_it_where_a_loader_of_somebody_else_has_set_its_handler(quick):
     before = signal.getsignal(signal.SIGCHLD), _utils.signal_handling._SIGCHLD_handler_set
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # another test may have set it
+        _utils.signal_handling._SIGCHLD_handler_set = False
         loader = adopted(Noisy(), 1)
         windows = loader.windows()
         first = next(windows)
         list(DataLoader(Noisy(), num_workers=1))
-        assert signal.getsignal(signal.SIGCHLD) is not before[0]
+        assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
         kill()
         busy()
         expected = seen(adopted(Noisy(), 0).windows())

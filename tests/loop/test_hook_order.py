@@ -606,7 +606,7 @@ def test_events_get_the_trainer_first_and_their_details_by_keyword():
     assert set(eval_step) == {"batch", "batch_output"}
     assert not eval_step["batch_output"]["loss"].requires_grad
     (log,) = journal.of("on_log")
-    assert set(log) == {"logs", "first_nonfinite_update"}
+    assert set(log) == {"logs", "first_nonfinite_update", "nonfinite_samples"}
     assert journal.of("on_training_run_start") == [{}]
 
 
