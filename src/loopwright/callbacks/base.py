@@ -96,7 +96,8 @@ class TrainerCallback(ABC):
         Args:
             trainer: the trainer.
             logs: update, epoch, loss (mean since the last log), lr, and gradient_norm where it is clipped.
-            kwargs: `first_nonfinite_update`, the first update of the epoch whose loss was not finite, or None.
+            kwargs: `first_nonfinite_update`, the first update of the epoch whose loss was not finite, or None; and
+                `nonfinite_samples`, the ids of its samples where they are known.
         """
 
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
