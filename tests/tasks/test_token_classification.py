@@ -199,6 +199,13 @@ def test_neither_accumulation_nor_the_evaluation_batch_changes_a_loss(data, tmp_
     assert whole.metrics["loss"] == pytest.approx(split.metrics["loss"], rel=1e-4)
 
 
+def test_adapters_leave_the_head_out_and_are_merged_in_the_end(data, tmp_path):
+    pytest.importorskip("peft")
+    run = api.train(TASK_NAME, data=data, output_dir=tmp_path / "run", lora=True, **FLAGS)
+    assert 0.0 <= run.metrics["f1"] <= 1.0
+    assert not [name for name in run.model.state_dict() if "lora" in name]
+
+
 def test_parts_of_speech_are_scored_by_word(tmp_path):
     kinds = {"Ada": "NOUN", "saw": "VERB", "the": "DET", "city": "NOUN"}
     chosen = random.Random(0)

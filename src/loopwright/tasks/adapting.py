@@ -62,6 +62,9 @@ def _lowest(base: Any, count: int) -> list[Any]:
     return [parameter for layer in layers[:count] for parameter in layer.parameters()]
 
 
+_HEADS = {"TOKEN_CLS": ["classifier", "score"], "QUESTION_ANS": ["qa_outputs"]}
+
+
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
     """Return a model that trains low-rank adapters and its head alone.
 
@@ -82,6 +85,8 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
         target_modules=list(args.lora_target) or "all-linear",
+        # The head is trained whole, and peft cannot do both with one layer.
+        exclude_modules=None if args.lora_target else _HEADS.get(kind or ""),
         task_type=kind,
     )
     try:
