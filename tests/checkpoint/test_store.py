@@ -226,7 +226,7 @@ def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
 def test_the_damaged_file_is_named(tmp_path):
     folder = checkpoint(tmp_path / "a")
     (folder / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged: .*'size': 2,"):
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged: 2 bytes with sha256 "):
         verify(folder)
 
 

@@ -272,6 +272,8 @@ def test_adafactor_is_the_one_of_transformers_with_any_option(options, dtype):
     their_optimizer = optimization.Adafactor(theirs.parameters(), lr=0.01, **theirs_options)
     our_optimizer = create_optimizer("adafactor", ours.parameters(), lr=0.01, optim_args=options)
     check_equal(trained(our_optimizer, ours), trained(their_optimizer, theirs))
+    assert {type(our_optimizer).__name__, type(their_optimizer).__name__} == {"Adafactor"}
+    assert not isinstance(our_optimizer, type(their_optimizer)), "our own code, their numbers"
 
 
 def test_adafactor_of_bfloat16_weights_goes_on_exactly_from_its_state():

@@ -271,10 +271,14 @@ def verify(directory: str | Path) -> dict[str, Any]:
     for name in sorted(listed):
         found, expected = describe(folder / name), manifest["files"][name]
         if found != expected:
-            raise CheckpointError(f"{folder / name} is damaged: {found} instead of {expected}")
+            raise CheckpointError(f"{folder / name} is damaged: {_told(found)} instead of {_told(expected)}")
     for name in _FILES[:2]:
         check_header(folder / name, {"format": "pt", **manifest["identity"]})
     return manifest
+
+
+def _told(file: Mapping[str, Any]) -> str:
+    return f"{file['size']} bytes with sha256 {str(file['sha256'])[:12]}..."
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

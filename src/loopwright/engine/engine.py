@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,18 +23,33 @@ if TYPE_CHECKING:
 _ABSENT = object()
 
 
-def create_accelerator(mixed_precision: str | None = None) -> Accelerator:
+def create_accelerator(mixed_precision: str | None = None, use_cpu: bool = False) -> Accelerator:
     """Make a fresh Accelerator.
 
     Args:
         mixed_precision: "no", "fp16", "bf16", "fp8"; None follows accelerate's configuration.
+        use_cpu: stay on the CPU, whatever else there is.
     """
     from accelerate import Accelerator
 
     # Where torchrun started this and there is no accelerator, accelerate must be told: it would join the process
     # group, and still take each process for the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
-    return Accelerator(mixed_precision=mixed_precision, cpu=on_cpu)
+    with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read while it is made
+        return Accelerator(mixed_precision=mixed_precision, cpu=on_cpu)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def forget_precision() -> None:

@@ -6,7 +6,6 @@ callbacks ask for through the control becomes requests to the core.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from loopwright.checkpoint import Checkpoint, Checkpointing
 from loopwright.checkpoint.saver import Captured
 from loopwright.checkpoint.store import check_savable
 from loopwright.data import Share, Window, adopt
+from loopwright.engine import create_accelerator
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_over_processes, world_process_zero_only
 from loopwright.errors import BatchLossError, StopTrainingError
@@ -211,17 +211,7 @@ class Core(CoreTrainer):
     # --- the loop's steps ---------------------------------------------------------------------------------------
 
     def _create_accelerator(self) -> Any:
-        if not self.owner.args.use_cpu:
-            return super()._create_accelerator()
-        before = os.environ.get("ACCELERATE_USE_CPU")
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # read once, while the accelerator is made
-        try:
-            return super()._create_accelerator()
-        finally:
-            if before is None:
-                del os.environ["ACCELERATE_USE_CPU"]
-            else:
-                os.environ["ACCELERATE_USE_CPU"] = before
+        return create_accelerator(self._settings.mixed_precision, self.owner.args.use_cpu)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         super()._prepare_model_optimizer_and_dataloaders()

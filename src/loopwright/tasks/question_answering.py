@@ -114,16 +114,8 @@ class QuestionAnswering(Task):
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per two texts, question and context; or per text with a tab between them."""
-        if all("\t" in each for each in texts):
-            pairs = [each.split("\t", 1) for each in texts]
-        elif len(texts) % 2 == 0:
-            pairs = [list(texts[index : index + 2]) for index in range(0, len(texts), 2)]
-        else:
-            raise InputError(
-                "args.value",
-                f"a question and its context are needed, got {len(texts)} text{'s' if len(texts) > 1 else ''}",
-                fix='"QUESTION" "CONTEXT"   or   one text with a tab between them',
-            )
+        fix = '"QUESTION" "CONTEXT"   or   one text with a tab between them'
+        pairs = text.pairs_of(texts, "a question and its context are needed", fix)
         return [{"question": question, "context": context} for question, context in pairs]
 
     def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:

@@ -401,3 +401,21 @@ class RowDataset:
         if not 0 <= position < self._size:
             raise IndexError(position)
         return {**self._encode(self.rows[position]), "position": position}
+
+
+def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:
+    """Return pairs of what was typed: two texts each, or one text each with a tab between the two.
+
+    Args:
+        texts: as they were typed.
+        what: is needed, for the error.
+        fix: how to give it, for the error.
+
+    Raises:
+        InputError: one is left over.
+    """
+    if all("\t" in each for each in texts):
+        return [each.split("\t", 1) for each in texts]
+    if len(texts) % 2:
+        raise InputError("args.value", f"{what}, got {len(texts)} text{'s' if len(texts) > 1 else ''}", fix=fix)
+    return [list(texts[index : index + 2]) for index in range(0, len(texts), 2)]

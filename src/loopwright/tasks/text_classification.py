@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from loopwright.baselines import MeanValue, MostFrequent, WordCounts, score
-from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import SCHEMAS, DataPlan, Labels, Schema
@@ -99,16 +98,8 @@ class TextClassification(Task):
         """Return a row per text; of pairs a row per two texts, or per text with a tab in it."""
         if "text_pair" not in plan.columns:
             return [{"text": each} for each in texts]
-        if all("\t" in each for each in texts):
-            pairs = [each.split("\t", 1) for each in texts]
-        elif len(texts) % 2 == 0:
-            pairs = [list(texts[index : index + 2]) for index in range(0, len(texts), 2)]
-        else:
-            raise InputError(
-                "args.value",
-                f"the model takes pairs of texts, got {len(texts)} text{'s' if len(texts) > 1 else ''}",
-                fix="give two texts for each pair, or one with a tab between them",
-            )
+        fix = "give two texts for each pair, or one with a tab between them"
+        pairs = text.pairs_of(texts, "the model takes pairs of texts", fix)
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
     def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
+from loopwright.engine import create_accelerator
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.evaluation import run_eval_epoch, swapped
@@ -177,17 +177,7 @@ class TaskTrainer(Trainer):
         return self._saver.best_with(self.run_history.latest(), self._saver.directory) is not None
 
     def _create_accelerator(self) -> Any:
-        if not self.job.training.use_cpu:
-            return super()._create_accelerator()
-        before = os.environ.get("ACCELERATE_USE_CPU")
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # read once, while the accelerator is made
-        try:
-            return super()._create_accelerator()
-        finally:
-            if before is None:
-                del os.environ["ACCELERATE_USE_CPU"]
-            else:
-                os.environ["ACCELERATE_USE_CPU"] = before
+        return create_accelerator(self._settings.mixed_precision, self.job.training.use_cpu)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Say it, once per node."""
