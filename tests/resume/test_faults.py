@@ -60,20 +60,21 @@ class Journal(TrainerCallback):
 class Signals(TrainerCallback):
     """Sends this process a signal in the middle of update 5, and leaves a file at the run's end."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.number = folder, number
+    def __init__(self, folder: Path, number: int, times: int = 1) -> None:
+        self.folder, self.number, self.times = folder, number, times
 
     def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
         if trainer.progress.update == 4 and kwargs["step"] % 2 == 0:
-            os.kill(os.getpid(), self.number)
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
 
     def on_training_run_end(self, trainer, **kwargs):
         (self.folder / "ended").touch()
 
 
-def train(folder: Path, workers: int = 0, signal_number: int | None = None, **policy) -> dict:
+def train(folder: Path, workers: int = 0, signal_number: int | None = None, times: int = 1, **policy) -> dict:
     torch.set_num_threads(1)
-    callbacks = [] if signal_number is None else [Signals(folder, signal_number)]
+    callbacks = [] if signal_number is None else [Signals(folder, signal_number, times)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -216,6 +217,14 @@ def test_a_signal_ends_the_run_in_order_and_it_continues_exactly(number, code, w
     assert (tmp_path / "ended").exists()
     newest, _ = find_newest(tmp_path / "checkpoints")
     assert newest.name == f"step-{5:010d}"
+    assert in_a_process(tmp_path) == 0
+    assert outcome(tmp_path) == whole
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_the_run_at_once_and_harms_nothing(number, code, whole, tmp_path):
+    assert in_a_process(tmp_path, signal_number=number, times=2) == code
+    assert find_newest(tmp_path / "checkpoints")[1] == []
     assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole
 
