@@ -11,6 +11,8 @@ What the layers above use:
 * `plan.to_json()` is data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files.
 * `schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
   `label_map` of `DataOptions` carry the labels of a trained model over.
+* Of a task with images `data` and the files may be folders: a folder per class, images and masks, COCO, YOLO; or
+  files with a column of images. Rows hold paths or bytes, never decoded images.
 * Every complaint is an `InputError` with one of `CODES`.
 
     plan = preflight(SCHEMAS["text-classification"], data="reviews.csv")
@@ -20,17 +22,19 @@ What the layers above use:
 from __future__ import annotations
 
 from loopwright.errors import InputError
-from loopwright.sources.checking import DataOptions, preflight
+from loopwright.sources.checking import preflight
 from loopwright.sources.codes import CODES
 from loopwright.sources.files import Progress, Say
 from loopwright.sources.labels import Labels
-from loopwright.sources.opening import KINDS, open_table
+from loopwright.sources.opening import IMAGE_KINDS, KINDS, open_table
+from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
 from loopwright.sources.schema import SCHEMAS, Role, Schema
 from loopwright.sources.tables import Table
 
 __all__ = [
     "CODES",
+    "IMAGE_KINDS",
     "KINDS",
     "SCHEMAS",
     "DataFile",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,10 @@ from loopwright.sources.guessing import (
     sample_columns,
     sample_values,
 )
+from loopwright.sources.images.layouts import Layout
+from loopwright.sources.images.scanning import SceneOptions, SceneScan, joined
+from loopwright.sources.images.summary import Scenes, describe_images
+from loopwright.sources.images.tables import TableOfImages
 from loopwright.sources.labels import (
     Labels,
     LabelScan,
@@ -34,6 +37,7 @@ from loopwright.sources.labels import (
     shown_counts,
 )
 from loopwright.sources.opening import locate, open_all
+from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split
 from loopwright.sources.scanning import LengthHistogram, Scan, scan_table
 from loopwright.sources.schema import Role, Schema
@@ -41,45 +45,6 @@ from loopwright.sources.splitting import Rows, duplicated_in, is_held_back, keep
 from loopwright.sources.tables import Table
 
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """How data is read and what is done about its flaws. Each is an option of the command line under the same name.
-
-    Attributes:
-        validation_ratio: Share of the rows held back where no validation file is given; 0 holds none back.
-        label_kind: class, multi or float, where the values of the label column do not say it.
-        label_map: Labels to read as others: {"positive": "pos"}.
-        label_names: All labels in the order of their ids; those of the training rows, sorted, where it is not given.
-        label_separator: Between several labels in one text.
-        unknown_labels: "refuse" or "drop" rows whose label is unknown.
-        missing_values: "refuse" or "drop" rows that lack a value.
-        keep_duplicates: Whether validation rows that are also in training stay; otherwise they move to training.
-        file_kind, delimiter, quoting, text_unit: As for `open_table`, for all files.
-    """
-
-    validation_ratio: float = 0.2
-    label_kind: str | None = None
-    label_map: Mapping[str, str] = field(default_factory=dict)
-    label_names: Sequence[str] | None = None
-    label_separator: str = "|"
-    unknown_labels: str = "refuse"
-    missing_values: str = "refuse"
-    keep_duplicates: bool = False
-    file_kind: str | None = None
-    delimiter: str | None = None
-    quoting: str | None = None
-    text_unit: str = "line"
-
-    def __post_init__(self) -> None:
-        for name in ("unknown_labels", "missing_values"):
-            if getattr(self, name) not in ("refuse", "drop"):
-                raise InputError(
-                    "args.value",
-                    f"--{name} {getattr(self, name)!r} is unknown",
-                    fix=f"--{name} refuse   or   --{name} drop",
-                )
 
 
 def preflight(
@@ -97,7 +62,7 @@ def preflight(
 
     `data` is a file, a folder with train, validation and test files, or the id of a Hub dataset. Without a validation
     file rows are held back by a hash of their content. With only a validation or test file nothing is split: that is
-    how a trained model is evaluated on other data.
+    how a trained model is evaluated on other data. Of a task with images all of these may be folders of images.
 
     Raises:
         InputError: Whatever is wrong; nothing was written.
@@ -109,8 +74,13 @@ def preflight(
         "quoting": options.quoting,
         "text_unit": options.text_unit,
     }
-    opened = open_all(locate(data, train_file, validation_file, test_file), settings, say)
-    return _Check(schema, {split: table for split, (table, _) in opened.items()}, columns or {}, options, say).run()
+    if schema.has_images:
+        files = {"train": train_file, "validation": validation_file, "test": test_file}
+        tables = Layout(schema, options.image_dir, options.id2label, settings).open_all(data, files, say)
+    else:
+        opened = open_all(locate(data, train_file, validation_file, test_file), settings, say)
+        tables = {split: table for split, (table, _) in opened.items()}
+    return _Check(schema, tables, columns or {}, options, say).run()
 
 
 class _Check:
@@ -139,20 +109,39 @@ class _Check:
         self.scans: dict[str, Scan] = {}
 
     def run(self) -> DataPlan:
-        self.columns, guessed = choose_columns(self.schema, self.tables[self.lead], self.given)
+        self.columns, guessed = self._choose_columns()
         self.guesses += guessed
         columns = {split: self._columns_of(split) for split in self.tables}
         kind = self._label_kind()
         for split, table in self.tables.items():
             role = self.schema.label_role
             has_labels = role is not None and role.name in columns[split]
+            if isinstance(table, TableOfImages):
+                table.find_images(str(columns[split]["image"]))
             self.scans[split] = scan_table(
-                table, self.schema, columns[split], kind if has_labels else None, self.options.label_separator, self.say
+                table,
+                self.schema,
+                columns[split],
+                kind if has_labels else None,
+                self.options.label_separator,
+                self.say,
+                SceneOptions(self.options.ignore_index, self.options.reduce_labels),
             )
+            self.warnings += table.notes
             self._handle_missing(split)
-        labels = self._resolve_labels(kind)
+            self._handle_bad_images(split)
+        scenes = self._resolve_scenes()
+        labels = self._resolve_labels(kind) if scenes is None else scenes.labels
         splits = self._split(labels)
         counts = self._count_labels(splits, labels)
+        parts = {
+            name: [(list(self.tables)[part.file], part.rows) for part in split.parts] for name, split in splits.items()
+        }
+        if scenes is not None:
+            counts = scenes.count(parts)
+            self.warnings += scenes.warnings
+            self._note_boxes(scenes)
+        found = self._scene_scans()
         if labels is not None and self.schema.label_role is not None:
             self._check_classes(labels, counts, self.schema.label_role)
         return DataPlan(
@@ -161,12 +150,12 @@ class _Check:
                 DataFile(
                     table.path if table.kind == "hub" else str(Path(table.path).resolve()),
                     table.kind,
-                    table.sha256,
+                    joined(table.sha256, found[split].sha256) if split in found else table.sha256,
                     table.num_bytes,
                     len(table),
                     table.settings(),
                 )
-                for table in self.tables.values()
+                for split, table in self.tables.items()
             ),
             splits=splits,
             columns=self.columns,
@@ -179,10 +168,28 @@ class _Check:
             dropped=dict(self.dropped),
             guesses=tuple(self.guesses),
             warnings=tuple(self.warnings),
+            images=describe_images(found, scenes, parts) if found else {},
             tables=dict(enumerate(self.tables.values())),
         )
 
     # ------------------------------------------------------------------------------------------ columns and values
+
+    def _choose_columns(self) -> tuple[Columns, list[str]]:
+        """Return the columns of the file that decides; those of a folder of images have no names of their own."""
+        table = self.tables[self.lead]
+        if not table.has_fixed_columns:
+            return choose_columns(self.schema, table, self.given)
+        try:
+            return choose_columns(self.schema, table, {})[0], []
+        except InputError as error:
+            if error.code != "data.column":
+                raise
+            raise InputError(
+                "data.annotations",
+                f"{table.name} holds images and nothing that says what is in them",
+                saw=[f"it was read as {table.kind}, which has: {', '.join(table.columns)}"],
+                fix=f"give annotations for {self.schema.task}, or --file_kind if it was taken for something else",
+            ) from error
 
     def _columns_of(self, split: str) -> Columns:
         """Return the columns of a split's file; those of labels may be absent from a test file."""
@@ -237,6 +244,58 @@ class _Check:
             )
         self.dropped["missing_values"] += number
         self.warnings.append(f"{number:,} rows of {table.name} lack a value and are left out")
+
+    def _handle_bad_images(self, split: str) -> None:
+        scan, table = self.scans[split].scenes, self.tables[split]
+        if scan is None:
+            return
+        self.warnings += scan.warnings
+        if not scan.bad.number:
+            return
+        if self.options.bad_images == "refuse":
+            raise InputError(
+                "data.image",
+                f"{scan.bad.number:,} of {len(table):,} images of {table.name} are missing, cut off or no images",
+                saw=scan.bad.first,
+                fix="put them back, or --bad_images drop",
+            )
+        self.kept[split] &= ~scan.is_bad
+        self.dropped["bad_images"] += scan.bad.number
+        self.warnings.append(f"{scan.bad.number:,} images of {table.name} cannot be read and are left out")
+
+    # ------------------------------------------------------------------------------------------------------ scenes
+
+    def _scene_scans(self) -> dict[str, SceneScan]:
+        return {split: scan.scenes for split, scan in self.scans.items() if scan.scenes is not None}
+
+    def _resolve_scenes(self) -> Scenes | None:
+        """Return what is in the images, of a task with masks or objects."""
+        role = self.schema.scene_role
+        if role is None or role.name not in self.columns:
+            return None
+        options = self.options
+        return Scenes(
+            role,
+            str(self.columns[role.name]),
+            self._scene_scans(),
+            options.label_names,
+            options.label_map,
+            options.unknown_labels,
+            is_training=self.lead == "train",
+        )
+
+    def _note_boxes(self, scenes: Scenes) -> None:
+        if scenes.num_unknown:
+            self.dropped["unknown_labels"] += scenes.num_unknown
+        for scan in scenes.scans.values():
+            for reason, found in scan.dropped.items():
+                self.dropped[f"boxes_{reason}"] += found.number
+                what = "have no size" if reason == "zero_size" else "lie outside their image"
+                self.warnings.append(
+                    f"{found.number:,} boxes of {scan.table.name} {what} and are left out: {found.first[0]}"
+                )
+            if scan.clipped.number:
+                self.warnings.append(f"{scan.clipped.number:,} boxes of {scan.table.name} are cut at the image's edge")
 
     # ------------------------------------------------------------------------------------------------------ labels
 

@@ -31,7 +31,7 @@ Offsets = npt.NDArray[np.uint64]
 
 
 class Progress(NamedTuple):
-    """How far the reading of one file is. `stage` is "indexing" or "checking"."""
+    """How far the reading of one file is: `stage` is "indexing" or "checking"; "checking images" counts images."""
 
     path: str
     stage: str

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
+from loopwright.sources.images.reading import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
 
@@ -59,7 +60,7 @@ def is_number(value: Any) -> bool:
 
 def sample_columns(table: Table) -> dict[str, ColumnSample]:
     """Return the columns as the first rows show them; entries of a column of objects are columns `column.entry`."""
-    rows: list[Row] = list(islice(table, ROWS_LOOKED_AT))
+    rows: list[Row] = [_without_bytes(row) for row in islice(table, ROWS_LOOKED_AT)]
     names = list(table.columns)
     for name in table.columns:
         first = next((row[name] for row in rows if row.get(name) is not None), None)
@@ -68,9 +69,21 @@ def sample_columns(table: Table) -> dict[str, ColumnSample]:
     return {name: ColumnSample(name, _values(rows, name)) for name in names}
 
 
+def _without_bytes(row: Row) -> Row:
+    """Return a row with images cut down to their first bytes."""
+    return {name: _first_bytes(value) for name, value in row.items()}
+
+
+def _first_bytes(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+        return value | {"bytes": value["bytes"][:16]}
+    return value[:16] if isinstance(value, bytes) else value
+
+
 def sample_values(table: Table, column: str) -> list[Any]:
     """Return what the first rows hold in a column, without those that hold nothing."""
-    return _values(list(islice(table, ROWS_LOOKED_AT)), column)
+    block_rows = (value for block in table.blocks([column]) for value in block.values[column])
+    return [value for value in islice(block_rows, ROWS_LOOKED_AT) if value is not None]
 
 
 def _values(rows: list[Row], column: str) -> list[Any]:
@@ -175,7 +188,17 @@ def _fits(role: Role, sample: ColumnSample) -> bool:
         return bool(sample.values) and all(map(is_number, sample.values))
     if role.kind in ("tokens", "tags", "multi", "texts"):
         return bool(sample.values) and all(isinstance(value, list) for value in sample.values)
+    if role.kind in ("image", "mask"):
+        return bool(sample.values) and all(map(_could_be_image, sample.values))
+    if role.kind == "objects":
+        return bool(sample.values) and all(isinstance(value, dict) and len(value) > 1 for value in sample.values)
     return False
+
+
+def _could_be_image(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    return isinstance(value, bytes) or (isinstance(value, str) and is_image_name(value.strip()))
 
 
 def _cannot_choose(

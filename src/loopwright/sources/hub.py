@@ -14,6 +14,7 @@ from loopwright.sources.files import Progress, Say, sha256_of
 from loopwright.sources.tables import Block, Row, Table, value_at
 
 ROWS_PER_BLOCK = 1000
+IMAGES_PER_BLOCK = 32
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -32,7 +33,11 @@ class DatasetTable(Table):
         self.sha256 = sha256
         self.num_bytes = num_bytes
         self.split = split
+        images = [column for column in self.columns if type(dataset.features[column]).__name__ == "Image"]
+        for column in images:  # as {"bytes", "path"}: loader workers decode them
+            dataset = dataset.cast_column(column, type(dataset.features[column])(decode=False))
         self._dataset = dataset
+        self._rows_per_block = IMAGES_PER_BLOCK if images else ROWS_PER_BLOCK
         self._names = {column: names for column in self.columns if (names := _class_names(dataset.features[column]))}
 
     def __len__(self) -> int:
@@ -45,7 +50,12 @@ class DatasetTable(Table):
 
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the classes of a column that knows them, in the order of their numbers."""
-        return self._names.get(column, ())
+        outer, _, inner = column.partition(".")
+        if column in self._names or not inner or outer not in self.columns:
+            return self._names.get(column, ())
+        feature = self._dataset.features[outer]
+        entries = getattr(feature, "feature", feature)
+        return _class_names(entries[inner]) if isinstance(entries, dict) and inner in entries else ()
 
     def _named(self, column: str, value: Any) -> Any:
         """Return the name of a class instead of its number; -1, for none, becomes nothing."""
@@ -58,16 +68,19 @@ class DatasetTable(Table):
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         """Yield all rows in order, the named columns only. A value that a row lacks is None."""
-        num_rows = len(self)
-        for start in range(0, num_rows, ROWS_PER_BLOCK):
+        num_rows, step = len(self), self._rows_per_block
+        needed = [name for name in self.columns if any(column.partition(".")[0] == name for column in (*columns,))]
+        needed += [name for name in columns if name in self.columns and name not in needed]
+        dataset = self._dataset.select_columns(needed)
+        for start in range(0, num_rows, step):
             batch = {
                 column: [self._named(column, value) for value in values]
-                for column, values in self._dataset[start : start + ROWS_PER_BLOCK].items()
+                for column, values in dataset[start : start + step].items()
             }
             rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
             yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
             if say is not None:
-                done = min(1.0, (start + ROWS_PER_BLOCK) / num_rows)
+                done = min(1.0, (start + step) / num_rows)
                 say(Progress(self.path, "checking", int(done * self.num_bytes), self.num_bytes))
 
     def settings(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class JsonTable(Table):
         starts, ends, counts = array("Q"), array("Q"), array("Q")
         columns: dict[str, None] = {}
         num_rows = 0
-        for start, end, item in _ListReader(source, say).items():
+        for start, end, item in ListReader(source, say).items():
             rows = rows_of(item)
             if num_rows < ROWS_FOR_COLUMNS:
                 columns.update(dict.fromkeys(columns_of(rows)))
@@ -138,8 +138,8 @@ class JsonTable(Table):
         return rows_of(json.loads(self.source.read_row(int(self._starts[item]), int(self._ends[item]))))
 
 
-class _ListReader:
-    """Decodes the objects of a list one by one, keeping no more text than the current one needs."""
+class ListReader:
+    """Decodes the objects of a list, or of several lists, one by one; keeps no more text than the current one needs."""
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
         self.source = source
@@ -150,13 +150,14 @@ class _ListReader:
         self.decoder = codecs.getincrementaldecoder("utf-8")()
 
     def items(self) -> Iterator[tuple[int, int, Row]]:
-        """Yield (first byte, byte behind it, object) for each object of the list."""
+        """Yield (first byte, byte behind it, object) for each object of the list; read the file to its end."""
         self._enter_list()
-        if self._next_character() == "]":
-            yield from self._leave()
-            return
-        while True:
-            self._next_character()
+        yield from self.list_items()
+        self.finish()
+
+    def list_items(self) -> Iterator[tuple[int, int, Row]]:
+        """Yield the objects of the list whose bracket lies behind this place, and go behind its end."""
+        while self._next_character() != "]":
             start = self._byte_offset()
             item = self._decode()
             if not isinstance(item, dict):
@@ -165,16 +166,45 @@ class _ListReader:
             character = self._next_character()
             if character not in (",", "]"):
                 raise self._damaged("a comma or the end of the list is missing", self.place)
-            if character == "]":
-                yield from self._leave()
-                return
-            self.place += 1
+            if character == ",":
+                self.place += 1
+                if self._next_character() == "]":
+                    raise self._damaged("a value is missing", self.place)
+        self.place += 1
 
-    def _leave(self) -> Iterator[tuple[int, int, Row]]:
+    def parts(self, lists: Sequence[str]) -> Iterator[tuple[str, int, int, Any]]:
+        """Yield (name, first byte, byte behind it, value) for an object that fills the file.
+
+        What the named lists hold is yielded object by object, behind a None for the list itself.
+        """
+        if self._next_character() != "{":
+            raise self._damaged("an object in braces is expected", self.place)
+        character = ","
+        while character == ",":
+            self.place += 1
+            if character == "," and self._next_character() == "}":
+                break
+            name = self._decode()
+            if not isinstance(name, str) or self._next_character() != ":":
+                raise self._damaged("a name and a colon are expected", self.place)
+            self.place += 1
+            if self._next_character() == "[" and name in lists:
+                yield name, self._byte_offset(), self._byte_offset(), None
+                self.place += 1
+                yield from ((name, *item) for item in self.list_items())
+            else:
+                start = self._byte_offset()
+                value = self._decode()
+                yield name, start, self._byte_offset(), value
+            character = self._next_character()
+        if self._next_character() != "}":
+            raise self._damaged("a comma or the end of the object is missing", self.place)
+        self.finish()
+
+    def finish(self) -> None:
         """Read to the end of the file, so that it is checked as a whole."""
         for _ in self.chunks:
             pass
-        yield from ()
 
     def _enter_list(self) -> None:
         """Go behind the bracket that opens the list of rows."""

@@ -54,6 +54,11 @@ class Labels:
             return self._id(label_text(value))
         return [self._id(text) for text in label_list(value, self.kind, self.separator)]
 
+    def find(self, text: str | None) -> int | None:
+        """Return the id of a class by its name in the file, None if it is none of `names`."""
+        ids: dict[str, int] = self.__dict__["_ids"]
+        return ids.get(self.label_map.get(text, text)) if text is not None else None
+
     def _id(self, text: str) -> int:
         ids: dict[str, int] = self.__dict__["_ids"]
         return ids[self.label_map.get(text, text)]

@@ -11,6 +11,10 @@ from loopwright.errors import InputError
 from loopwright.sources.delimited import DelimitedTable
 from loopwright.sources.files import FileBytes, Say
 from loopwright.sources.hub import looks_like_hub_id, open_hub, open_parquet
+from loopwright.sources.images.coco import CocoTable
+from loopwright.sources.images.folders import ImageFolderTable, ImagesTable, MaskFolderTable
+from loopwright.sources.images.tables import TableOfImages
+from loopwright.sources.images.yolo import YoloTable
 from loopwright.sources.json_files import JsonLinesTable, open_json
 from loopwright.sources.tables import Table
 from loopwright.sources.text_files import ConllTable, TextTable
@@ -32,12 +36,13 @@ KINDS_BY_ENDING = {
     ".parquet": "parquet",
 }
 KINDS = tuple(dict.fromkeys(KINDS_BY_ENDING.values()))
-_SPLIT_NAMES = {
+IMAGE_KINDS = ("images", "image-folder", "mask-folder", "yolo", "coco")
+SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "eval"),
     "test": ("test",),
 }
-_SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet
+SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet
 
 
 def open_table(
@@ -48,6 +53,9 @@ def open_table(
     quoting: str | None = None,
     text_unit: str = "line",
     split: str | None = None,
+    image_dir: str | None = None,
+    annotation_dir: str | None = None,
+    names_file: str | None = None,
     flag: str = "--data",
     say: Say | None = None,
 ) -> Table:
@@ -56,20 +64,39 @@ def open_table(
     Args:
         path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a dataset
             of the Hub together with `split`.
-        kind: One of `KINDS` for a file whose ending does not say it.
+        kind: One of `KINDS` for a file whose ending does not say it, or one of `IMAGE_KINDS` for images.
         delimiter: Of a csv file; found out if it is not given.
         quoting: "minimal" or "none" for a csv file in which quotes are ordinary characters; found out if not given.
         text_unit: "line" or "paragraph": what becomes a row of a txt file.
         split: Which split of a dataset of the Hub.
+        image_dir: Where the images are: of a folder the part that holds them; of a file the folder from which its
+            paths go, seen from the file. A csv, json, jsonl or parquet file is a table of images if it is given.
+        annotation_dir: The part of a folder that holds masks or text files of objects.
+        names_file: A file with names of classes by number, seen from the folder or the file.
         flag: The option that named the file, for error messages.
         say: Called every few megabytes.
 
     Raises:
         InputError: Whatever is wrong with the file.
     """
+    if kind in IMAGE_KINDS:
+        return _open_images(Path(path).expanduser(), kind, image_dir, annotation_dir, names_file, flag, say)
     if kind == "hub" and split is not None:
-        return open_hub(str(path), split)[split]
-    path = Path(path).expanduser()
+        table: Table = open_hub(str(path), split)[split]
+    else:
+        table = _open_file(Path(path).expanduser(), kind, delimiter, quoting, text_unit, flag, say)
+    return table if image_dir is None else TableOfImages(table, image_dir, names_file)
+
+
+def _open_file(
+    path: Path,
+    kind: str | None,
+    delimiter: str | None,
+    quoting: str | None,
+    text_unit: str,
+    flag: str,
+    say: Say | None,
+) -> Table:
     if not path.exists():
         raise missing_file(path, flag)
     if path.is_dir():
@@ -90,9 +117,32 @@ def open_table(
         return TextTable(source, text_unit, say)
     if kind == "conll":
         return ConllTable(source, say)
-    raise InputError(
-        "args.value", f"--file_kind {kind!r} is unknown", saw=["known: " + ", ".join(KINDS)], fix="--file_kind csv"
-    )
+    known = ", ".join((*KINDS, *IMAGE_KINDS))
+    raise InputError("args.value", f"--file_kind {kind!r} is unknown", saw=["known: " + known], fix="--file_kind csv")
+
+
+def _open_images(
+    path: Path,
+    kind: str,
+    image_dir: str | None,
+    annotation_dir: str | None,
+    names_file: str | None,
+    flag: str,
+    say: Say | None,
+) -> Table:
+    if not path.exists():
+        raise missing_file(path, flag)
+    if kind == "coco":
+        return CocoTable(FileBytes(path), image_dir, say)
+    if kind == "images":
+        return ImagesTable(path, image_dir)
+    if not path.is_dir():
+        raise InputError("data.folder", f"{flag} {path} is no folder, which {kind} needs", fix=f"{flag} {path.parent}")
+    if kind == "image-folder":
+        return ImageFolderTable(path)
+    made = MaskFolderTable if kind == "mask-folder" else YoloTable
+    defaults = ("images", "masks" if kind == "mask-folder" else "labels")
+    return made(path, image_dir or defaults[0], annotation_dir or defaults[1], names_file)
 
 
 def kind_of(path: Path, flag: str) -> str:
@@ -156,8 +206,8 @@ def split_files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by split: train.*, validation.* (valid, val, dev, eval), test.*; or its one file."""
     usable = sorted(path for path in folder.iterdir() if path.is_file() and _ending(path) in KINDS_BY_ENDING)
     found: dict[str, Path] = {}
-    for split, names in _SPLIT_NAMES.items():
-        matching = [path for path in usable if _SHARD.sub("", path.name.lower().partition(".")[0]) in names]
+    for split, names in SPLIT_NAMES.items():
+        matching = [path for path in usable if SHARD.sub("", path.name.lower().partition(".")[0]) in names]
         if len(matching) > 1:
             raise InputError(
                 "data.folder",
@@ -219,11 +269,12 @@ def open_all(
     tables: dict[str, tuple[Table, str]] = {}
     for split, (name, flag) in located.items():
         if is_hub(name):
-            tables |= {_split_of_hub(key): (table, flag) for key, table in open_hub(name).items() if _split_of_hub(key)}
+            tables |= {split_of_hub(key): (table, flag) for key, table in open_hub(name).items() if split_of_hub(key)}
         else:
             tables[split] = (open_table(name, flag=flag, say=say, **settings), flag)
     return {split: tables[split] for split in SPLITS if split in tables}
 
 
-def _split_of_hub(key: str) -> str:
-    return next((split for split, names in _SPLIT_NAMES.items() if key in names), "")
+def split_of_hub(key: str) -> str:
+    """Return the split that the name of a Hub dataset's split means, "" for none of them."""
+    return next((split for split, names in SPLIT_NAMES.items() if key in names), "")

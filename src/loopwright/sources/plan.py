@@ -16,8 +16,12 @@ from loopwright.errors import InputError
 from loopwright.sources.files import Say, sha256_of
 from loopwright.sources.guessing import Columns
 from loopwright.sources.hub import open_hub
+from loopwright.sources.images.reading import as_source, upright_size
+from loopwright.sources.images.scanning import SceneOptions, hash_files, joined, read_scene
+from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import Labels
 from loopwright.sources.opening import open_table
+from loopwright.sources.schema import PICTURE_KINDS
 from loopwright.sources.splitting import Rows
 from loopwright.sources.tables import Row, Table, value_at
 from loopwright.sources.values import as_answers, as_text, as_texts, as_tokens
@@ -79,6 +83,8 @@ class DataPlan:
         dropped: Rows that were left out, by reason.
         guesses: What was guessed, in sentences to be printed.
         warnings: What looks wrong but does not have to be, likewise.
+        images: Of a task with images: their sizes; bad ones; objects, empty scenes, boxes that were cut or left out;
+            "class_ids": the number of each label in the file; "ignore_index" and "reduce_labels" of masks.
         tables: The files that are open, by their place in `files`; no part of data.json.
     """
 
@@ -95,6 +101,7 @@ class DataPlan:
     dropped: Mapping[str, int] = field(default_factory=dict)
     guesses: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    images: Mapping[str, Any] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
 
     def rows(self, split: str, say: Say | None = None) -> SplitRows:
@@ -149,7 +156,7 @@ class DataPlan:
             "dropped": self.dropped,
             "guesses": list(self.guesses),
             "warnings": list(self.warnings),
-        }
+        } | ({"images": self.images} if self.images else {})
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -191,6 +198,7 @@ class DataPlan:
                 dropped=content["dropped"],
                 guesses=tuple(content["guesses"]),
                 warnings=tuple(content["warnings"]),
+                images=content.get("images", {}),
             )
         except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
             raise InputError(
@@ -224,12 +232,16 @@ class SplitRows:
 
     Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}; labels are ids, lists
     of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
+
+    Images and masks are absolute paths, or bytes. Objects are {"boxes": [[x0, y0, x1, y1], ...] in pixels of the
+    upright image, "classes": [id, ...], "segments": [None, polygons or run lengths, ...], "crowd": [False, ...]}.
     """
 
     def __init__(self, plan: DataPlan, tables: list[Table], rows: list[Rows]) -> None:
         self._columns = plan.columns
         self._kinds = plan.kinds
         self._labels = plan.labels
+        self._scene_options = SceneOptions(*(plan.images[name] for name in SceneOptions._fields if name in plan.images))
         self._tables = tables
         self._rows = rows
         self._ends = np.cumsum([len(part) for part in rows])
@@ -247,7 +259,12 @@ class SplitRows:
             names = [column] if isinstance(column, str) else column
             if all(name.partition(".")[0] in table.columns or name in table.columns for name in names):
                 parts = [value_at(values, name) for name in names]
-                found[role] = self._form(self._kinds[role], parts[0] if len(parts) == 1 else parts, found)
+                value = parts[0] if len(parts) == 1 else parts
+                if self._kinds[role] in PICTURE_KINDS:
+                    assert isinstance(table, ImageTable) and isinstance(column, str), "preflight opened it as such"
+                    found[role] = self._form_picture(self._kinds[role], value, found, table, column)
+                else:
+                    found[role] = self._form(self._kinds[role], value, found)
         return found
 
     def place(self, index: int) -> str:
@@ -272,26 +289,41 @@ class SplitRows:
         assert self._labels is not None, "preflight makes labels for a role that has them"
         return self._labels.encode(value)
 
+    def _form_picture(self, kind: str, value: Any, found: Row, table: ImageTable, column: str) -> Any:
+        if kind in ("image", "mask"):
+            return as_source(value, table.root)
+        assert self._labels is not None, "preflight makes labels for a role that has them"
+        objects = read_scene(value, table.root, upright_size(found["image"]), True, self._scene_options)
+        ids = [self._labels.find(table.category_name(category, column)) for category in objects.categories]
+        known = [
+            place for place, number in enumerate(ids) if number is not None
+        ]  # others are dropped, or refused before
+        return {
+            "boxes": [objects.boxes[place] for place in known],
+            "classes": [ids[place] for place in known],
+            "segments": [objects.segments[place] for place in known],
+            "crowd": [objects.crowd[place] for place in known],
+        }
 
-def check_unchanged(plan: DataPlan) -> None:
+
+def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
     """Refuse if a file of the plan is not what it was: resume, evaluate and predict call this before anything else.
+
+    All images of a task with images are read for this; `say` is told how far that is.
 
     Raises:
         InputError: resume.data, naming the file and both hashes.
     """
     for file in plan.files:
         name = Path(file.path).name
-        if file.kind == "hub":
-            now = open_hub(file.path, file.settings["split"])[file.settings["split"]].sha256
-        elif not Path(file.path).exists():
+        if file.kind != "hub" and not Path(file.path).exists():
             raise InputError(
                 "resume.data",
                 f"{name} is gone since the run started",
                 saw=[f"it was {file.path}, sha256 {file.sha256[:12]}..."],
                 fix="put it back, or give its new place",
             )
-        else:
-            now = sha256_of(Path(file.path))
+        now = _hash_now(plan, file, say)
         if now != file.sha256:
             raise InputError(
                 "resume.data",
@@ -299,3 +331,19 @@ def check_unchanged(plan: DataPlan) -> None:
                 saw=[f"then: {file.sha256}", f"now:  {now}", f"file: {file.path}"],
                 fix="put it back, or --allow_changed_data",
             )
+
+
+def _hash_now(plan: DataPlan, file: DataFile, say: Say | None) -> str:
+    if plan.images:
+        table = file.open(say)
+        assert isinstance(table, ImageTable), "preflight opened it as such"
+        columns = {
+            kind: str(plan.columns[role])
+            for role, kind in plan.kinds.items()
+            if kind in PICTURE_KINDS and plan.columns[role] in table.columns
+            if kind != "objects" or file.kind not in ("coco", "yolo")
+        }
+        return joined(table.sha256, hash_files(table, columns, say))
+    if file.kind == "hub":
+        return open_hub(file.path, file.settings["split"])[file.settings["split"]].sha256
+    return sha256_of(Path(file.path))

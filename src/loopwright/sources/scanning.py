@@ -13,8 +13,10 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 from loopwright.sources.files import Say
 from loopwright.sources.guessing import Columns
+from loopwright.sources.images.scanning import SceneOptions, SceneScan
+from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import LabelScan, has_value, label_list
-from loopwright.sources.schema import Role, Schema
+from loopwright.sources.schema import PICTURE_KINDS, Role, Schema
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_answers, as_text, as_texts, as_tokens
 
@@ -80,6 +82,7 @@ class Scan:
         missing: The same by role, counted.
         lengths: Characters and rough words by role.
         labels: What was found in the label column, if there is one.
+        scenes: What was found in the images, of a file that has them.
     """
 
     num_rows: int
@@ -89,16 +92,24 @@ class Scan:
     missing: dict[str, Problem]
     lengths: dict[str, tuple[LengthHistogram, LengthHistogram]]
     labels: LabelScan | None
+    scenes: SceneScan | None = None
 
 
 def scan_table(
-    table: Table, schema: Schema, columns: Columns, label_kind: str | None, separator: str, say: Say | None
+    table: Table,
+    schema: Schema,
+    columns: Columns,
+    label_kind: str | None,
+    separator: str,
+    say: Say | None,
+    scene_options: SceneOptions | None = None,
 ) -> Scan:
     """Read all rows of a table once.
 
     Raises:
         InputError: A value is of the wrong kind (data.value), an answer is not in its context (data.answers), tags and
-            tokens differ in number (data.tags), labels are of several kinds (data.label_type).
+            tokens differ in number (data.tags), labels are of several kinds (data.label_type); of images as
+            `SceneScan` says.
     """
     roles = [role for role in schema.roles if role.name in columns]
     names = {role.name: _column_list(columns[role.name]) for role in roles}
@@ -106,6 +117,7 @@ def scan_table(
     missing = {role.name: Problem() for role in roles}
     lengths = {role.name: (LengthHistogram(), LengthHistogram()) for role in roles if _has_length(role)}
     labels = LabelScan(label_kind, separator) if label_kind is not None else None
+    scenes = SceneScan(table, scene_options or SceneOptions(), say) if isinstance(table, ImageTable) else None
     content: list[bytes] = []
     split_key: list[bytes] = []
     inputs = [role.name for role in roles if role.is_input]
@@ -113,7 +125,11 @@ def scan_table(
         values: dict[str, list[Any]] = {}
         for role in roles:
             raw = _gather(role, [block.values[name] for name in names[role.name]])
-            values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start)
+            if role.kind in PICTURE_KINDS:
+                assert scenes is not None, "images are read from tables of images"
+                values[role.name] = scenes.add(role, names[role.name][0], block.start, raw)
+            else:
+                values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start)
             _find_missing(role, values[role.name], block.start, is_missing, missing[role.name])
             if role.name in lengths:
                 _measure(role, values[role.name], *lengths[role.name])
@@ -124,9 +140,11 @@ def scan_table(
         content.append(_hash([values[name] for name in inputs]))
         if schema.split_by:
             split_key.append(_hash([values[name] for name in schema.split_by]))
+    if scenes is not None:
+        scenes.finish()
     hashes = np.frombuffer(b"".join(content), "<u8")
     keys = np.frombuffer(b"".join(split_key), "<u8") if schema.split_by else hashes
-    return Scan(len(table), hashes, keys, is_missing, missing, lengths, labels)
+    return Scan(len(table), hashes, keys, is_missing, missing, lengths, labels, scenes)
 
 
 def _column_list(column: str | tuple[str, ...]) -> list[str]:
@@ -134,7 +152,7 @@ def _column_list(column: str | tuple[str, ...]) -> list[str]:
 
 
 def _has_length(role: Role) -> bool:
-    return role.kind in ("text", "tokens") and role.name != "id"
+    return role.kind in ("text", "tokens") and role.name not in ("id", "image_id")
 
 
 def _gather(role: Role, columns: list[list[Any]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a task needs of a row: roles, the names that columns with such a role usually have, and the nine text tasks.
+"""What a task needs of a row: roles, the names that columns with such a role usually have, and the tasks.
 
 A role is looked for in a file by its names, then by elimination. `columns={"text": "review"}` (`--text_column review`)
 says it outright.
@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-ROLE_KINDS = ("text", "texts", "tokens", "answers", "label", "class", "multi", "float", "position", "tags")
+PICTURE_KINDS = ("image", "mask", "objects")
+ROLE_KINDS = (
+    *("text", "texts", "tokens", "answers", "label", "class", "multi", "float", "position", "tags"),
+    *PICTURE_KINDS,
+)
 
 
 @dataclass(frozen=True)
@@ -20,12 +24,15 @@ class Role:
         name: How the task calls it; the option is `--NAME_column`.
         kind: text: a text. texts: a list of texts, or one column for each. tokens: a list of words. answers: SQuAD's
             answers. label: a class, several classes or a number, as the values turn out. class, multi, float: one of
-            these only. position: which of the `texts` is right, from 0. tags: one label per token.
+            these only. position: which of the `texts` is right, from 0. tags: one label per token. image: a file or its
+            bytes. mask: the same, with a class id in each pixel. objects: boxes, classes and outlines, or a mask of
+            class and instance ids.
         names: Usual names of such a column, the surest first. One that ends in * is a pattern for several columns
             ("ending*" for ending0, ending1, ...), for roles of kind texts.
         is_required: Whether a file without it is refused.
         is_input: Whether the model reads it: such roles make up the content of a row, by which duplicates are found.
         may_be_empty: Whether a row without a value is fine.
+        has_outlines: Whether each of the objects needs an outline, beside its box.
     """
 
     name: str
@@ -34,6 +41,7 @@ class Role:
     is_required: bool = True
     is_input: bool = True
     may_be_empty: bool = False
+    has_outlines: bool = False
 
     def __post_init__(self) -> None:
         assert self.kind in ROLE_KINDS, self.kind
@@ -65,6 +73,16 @@ class Schema:
         """The role whose values are labels, if there is one."""
         return next((role for role in self.roles if role.is_label), None)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether rows are images, so that folders of them are data too."""
+        return any(role.kind == "image" for role in self.roles)
+
+    @property
+    def scene_role(self) -> Role | None:
+        """The role that says what is where in an image, if there is one: a mask, or objects."""
+        return next((role for role in self.roles if role.kind in ("mask", "objects")), None)
+
     def for_prediction(self) -> Schema:
         """Return the schema of rows without labels: what the model reads and nothing else."""
         return replace(self, roles=tuple(role for role in self.roles if role.is_input))
@@ -95,6 +113,13 @@ _TEXT_NAMES = (
 _TEXT_PAIR_NAMES = ("text_pair", "sentence2", "hypothesis", "question2", "text2")
 _LABEL_NAMES = ("label", "labels", "class", "category", "target", "stars", "rating", "sentiment", "score", "topic", "y")
 _SCORE_NAMES = ("score", "similarity", "similarity_score", "label", "labels", "rating")
+
+_IMAGE = Role(
+    "image",
+    "image",
+    names=("image", "image_path", "file_name", "filename", "img", "path", "file", "image_file", "pixel_values"),
+)
+_IMAGE_ID = Role("image_id", names=("image_id",), is_required=False, is_input=False, may_be_empty=True)
 
 _LANGUAGE_MODEL = (Role("text", names=(*_TEXT_NAMES, "article", "story", "docstring", "code"), may_be_empty=True),)
 
@@ -166,5 +191,48 @@ SCHEMAS: dict[str, Schema] = {
                 Role("score", "float", names=_SCORE_NAMES, is_required=False, is_input=False),
             ),
         ),
+        Schema(
+            "image-classification",
+            (
+                _IMAGE,
+                Role("label", "class", names=("label", "labels", "class", "category", "target"), is_input=False),
+            ),
+        ),
+        Schema(
+            "semantic-segmentation",
+            (
+                _IMAGE,
+                Role(
+                    "mask",
+                    "mask",
+                    names=("mask", "annotation", "label", "labels", "segmentation", "mask_path", "segmentation_mask"),
+                    is_input=False,
+                ),
+            ),
+        ),
+        Schema(
+            "object-detection",
+            (
+                _IMAGE,
+                Role("objects", "objects", names=("objects", "annotations"), is_input=False, may_be_empty=True),
+                _IMAGE_ID,
+            ),
+        ),
+        Schema(
+            "instance-segmentation",
+            (
+                _IMAGE,
+                Role(
+                    "objects",
+                    "objects",
+                    names=("objects", "annotations", "annotation", "mask"),
+                    is_input=False,
+                    may_be_empty=True,
+                    has_outlines=True,
+                ),
+                _IMAGE_ID,
+            ),
+        ),
+        Schema("masked-image-modeling", (_IMAGE,)),
     )
 }

@@ -25,7 +25,15 @@ class Block(NamedTuple):
 
 
 class Table(ABC):
-    """Rows of one data source, each a dict by column name. csv values are text, JSON values are what they are."""
+    """Rows of one data source, each a dict by column name. csv values are text, JSON values are what they are.
+
+    Attributes:
+        has_fixed_columns: Whether the kind of the table says what its columns are called, so that nothing is guessed.
+        notes: What looks wrong and does not have to be, in sentences.
+    """
+
+    has_fixed_columns = False
+    notes: tuple[str, ...] = ()
 
     path: str
     kind: str

@@ -1,0 +1,95 @@
+"""Masks: class ids as the pixels of a picture, and objects as pictures of class and instance ids."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.sources.images.reading import BadImageError, Source, import_pillow, read_bytes
+from loopwright.sources.values import UnusableValueError
+
+_ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "I;16N")
+
+Ids = npt.NDArray[np.int32]
+
+
+def _decode(source: Source) -> tuple[Any, str, str]:
+    """Return (pixels, mode, format) of a picture."""
+    data = read_bytes(source)
+    pillow = import_pillow()
+    try:
+        with pillow.open(io.BytesIO(data)) as image:
+            image.load()
+            return np.asarray(image), image.mode, image.format
+    except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
+        raise BadImageError(f"is no image, or cut off: {error}") from error
+
+
+def decode_ids(source: Source) -> Ids:
+    """Return the class ids of a mask, (height, width): the grey values, or the places in its palette.
+
+    Raises:
+        BadImageError: It cannot be decoded.
+        UnusableValueError: It is in colour, or was packed with loss.
+    """
+    pixels, mode, kind = _decode(source)
+    if mode not in _ID_MODES:
+        raise UnusableValueError(f"it is a colour picture (mode {mode})")
+    if kind in ("JPEG", "MPO"):
+        raise UnusableValueError("it is a JPEG, which blurs the ids")
+    ids: Ids = pixels.astype(np.int32)
+    return ids
+
+
+def count_ids(ids: Ids) -> dict[int, int]:
+    """Return how many pixels each id has."""
+    if ids.size and int(ids.min()) >= 0 and int(ids.max()) < 1 << 16:
+        counts = np.bincount(ids.ravel())
+        return {int(number): int(counts[number]) for number in np.flatnonzero(counts)}
+    numbers, found = np.unique(ids, return_counts=True)
+    return dict(zip(numbers.tolist(), found.tolist(), strict=True))
+
+
+def class_of(number: int, ignore_index: int, has_reduced_labels: bool) -> int | None:
+    """Return the class that an id in a mask stands for; None for pixels that do not count."""
+    if number == ignore_index:
+        return None
+    if has_reduced_labels:
+        return number - 1 if number else None
+    return number
+
+
+def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool) -> dict[str, list[Any]]:
+    """Return the objects of a picture whose first channel holds class ids and whose second holds instance ids, 0 none.
+
+    Raises:
+        BadImageError: It cannot be decoded.
+        UnusableValueError: It has one channel only.
+    """
+    pixels, mode, _ = _decode(source)
+    if pixels.ndim != 3 or mode not in ("RGB", "RGBA", "LA"):
+        raise UnusableValueError(f"a picture with class ids and instance ids as channels is needed, not mode {mode}")
+    keys = pixels[..., 0].astype(np.int64) << 16 | pixels[..., 1]
+    found: dict[str, list[Any]] = {"bbox": [], "category": [], "segmentation": [], "size": list(keys.shape[::-1])}
+    for key in np.unique(keys[pixels[..., 1] > 0]).tolist():
+        number = class_of(key >> 16, ignore_index, has_reduced_labels)
+        if number is None:
+            continue
+        mask = keys == key
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        x, y = int(columns[0]), int(rows[0])
+        found["bbox"].append([x, y, int(columns[-1]) + 1 - x, int(rows[-1]) + 1 - y])
+        found["category"].append(number)
+        found["segmentation"].append(run_lengths(mask))
+    return found
+
+
+def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, list[int]]:
+    """Return a mask as COCO's run lengths: pixels outside, inside, outside, ... down the columns."""
+    flat = mask.ravel(order="F")
+    changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    counts = np.diff(np.concatenate([[0], changes, [flat.size]])).tolist()
+    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}

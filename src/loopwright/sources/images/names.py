@@ -1,0 +1,101 @@
+"""Names of classes by their number, as files beside the data give them: id2label.json, classes.txt, data.yaml."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import InputError
+
+NAMES_FILES = ("id2label.json", "label2id.json", "classes.json", "labels.json", "data.yaml", "data.yml", "dataset.yaml")
+NAMES_TEXTS = ("classes.txt", "obj.names", "labels.txt")
+
+_SPLIT = re.compile(r"(train|training|validation|valid|val|dev|eval|test)[\d_-]*")
+
+Names = dict[int, str]
+
+
+def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
+    """Return the first file with names of classes in a folder; of a folder `train` also in the one above."""
+    above = [root.parent] if _SPLIT.fullmatch(root.name.lower()) else []
+    for folder in (root, *above, root / annotation_dir):
+        for name in (*NAMES_FILES, *NAMES_TEXTS):
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def read_names(path: Path) -> Names:
+    """Return the names by number, in the order of the numbers.
+
+    Raises:
+        InputError: data.file or data.json about a file that cannot be read; data.classes about one without names.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            "data.file", f"{path} cannot be read", saw=[str(error)], fix="--id2label with a file of names"
+        ) from error
+    if path.suffix in (".txt", ".names"):
+        names: Any = [line.strip() for line in text.splitlines() if line.strip()]
+    elif path.suffix in (".yaml", ".yml"):
+        names = read_yaml(path).get("names", [])
+    else:
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise InputError(
+                "data.json",
+                f"{path} is no JSON: {error}",
+                fix='write {"0": "background", "1": "cat"}, or a list of names',
+            ) from error
+    found = _as_names(names)
+    if not found or len(set(found.values())) != len(found):
+        twice = sorted({name for name in found.values() if list(found.values()).count(name) > 1})
+        raise InputError(
+            "data.classes",
+            f"{path} names two classes {twice[0]!r}" if twice else f"{path} holds no names of classes",
+            saw=[f"it starts with {text[:60]!r}"],
+            fix='give each class its own name: {"0": "background", "1": "cat"}, or a list of names',
+        )
+    return found
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a data.yaml."""
+    yaml = importlib.import_module("yaml")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(
+            "data.file",
+            f"{path} cannot be read",
+            saw=str(error).splitlines()[:3],
+            fix="write it as YAML: names: [cat, dog]",
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _as_names(value: Any) -> Names:
+    """Return names by number from {"0": "sky"}, {"sky": 0}, ["sky"] or [{"id": 0, "name": "sky"}]; else nothing."""
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        value = {part.get("id"): part.get("name") for part in value}
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {}
+    if all(_is_id(number) for number in value):
+        pairs = [(int(number), name) for number, name in value.items()]
+    elif all(_is_id(number) for number in value.values()):
+        pairs = [(int(number), name) for name, number in value.items()]
+    else:
+        return {}
+    return {number: str(name) for number, name in sorted(pairs, key=lambda pair: pair[0])}
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) or isinstance(value, str) and value.isdecimal()

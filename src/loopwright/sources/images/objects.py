@@ -1,0 +1,172 @@
+"""Objects of an image: from the forms that files have to boxes inside the image, with classes, outlines and crowds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from loopwright.errors import InputError
+from loopwright.sources.values import UnusableValueError
+
+_KEYS = {
+    "bbox": ("bbox", "boxes", "bboxes"),
+    "category": ("category", "categories", "category_id", "label", "labels", "class", "classes"),
+    "segmentation": ("segmentation", "segmentations", "segments", "polygons"),
+    "iscrowd": ("iscrowd", "is_crowd", "crowd"),
+}
+_NEAR = 1.0  # pixels over the edge that are rounding and not worth a word
+
+
+@dataclass
+class Objects:
+    """The objects of one image, clipped to it.
+
+    Attributes:
+        boxes: [x0, y0, x1, y1] in pixels of the upright image.
+        categories: What the file has for the class of each: a number or a name.
+        segments: Of each None, a list of polygons, or COCO's run lengths.
+        crowd: Whether each stands for several that are not told apart.
+        dropped: (reason, what) of each object that was left out: "zero_size" or "outside".
+        num_clipped: How many boxes were cut at the edge by more than a pixel.
+        problem: What is wrong with the sizes that are stated, if something is.
+    """
+
+    boxes: list[list[float]] = field(default_factory=list)
+    categories: list[Any] = field(default_factory=list)
+    segments: list[Any] = field(default_factory=list)
+    crowd: list[bool] = field(default_factory=list)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    num_clipped: int = 0
+    problem: str | None = None
+
+
+def by_column(value: Any) -> dict[str, Any]:
+    """Return {"bbox": [...], "category": [...], ...} of the forms there are: a dict of lists, a list of dicts, JSON.
+
+    Raises:
+        UnusableValueError: It is something else, or its lists differ in length.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError as error:
+            raise UnusableValueError(f"the objects are no JSON: {error}") from error
+    if value is None or value == []:
+        value = {}
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        value = {key: [part.get(key) for part in value] for key in dict.fromkeys(key for part in value for key in part)}
+    if not isinstance(value, dict):
+        raise UnusableValueError(f'{{"bbox": [...], "category": [...]}} is needed, not {repr(value)[:60]}')
+    found: dict[str, Any] = {
+        name: next((value[key] for key in keys if key in value), None) for name, keys in _KEYS.items()
+    }
+    if value and found["category"] is None and (found["bbox"] or found["segmentation"]):
+        raise UnusableValueError(f"the objects have no category; they have {', '.join(map(str, value))}")
+    if found["category"] is None:
+        found["category"] = []
+    number = len(found["category"])
+    for name, column in found.items():
+        if column is None:
+            found[name] = [None] * number
+        elif not isinstance(column, list) or len(column) != number:
+            raise UnusableValueError(f"{number} objects have {name} {repr(column)[:60]}")
+    return found | {key: value[key] for key in ("size", "is_relative") if key in value}
+
+
+def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> Objects:
+    """Return the objects of an image of this upright size (width, height).
+
+    Raises:
+        UnusableValueError: A box or an outline is none.
+    """
+    columns = by_column(value)
+    found = Objects()
+    stated = columns.get("size")
+    if stated is not None and tuple(stated) != size and not (is_turned and tuple(stated) == size[::-1]):
+        found.problem = f"stated as {stated[0]} x {stated[1]}, but the image is {size[0]} x {size[1]}"
+    rows = zip(*(columns[name] for name in _KEYS), strict=True)
+    for bbox, category, segmentation, is_crowd in rows:
+        segment = _as_segment(segmentation, size if columns.get("is_relative") else None)
+        if isinstance(segment, dict) and segment["size"] != [size[1], size[0]]:
+            height, width = segment["size"]
+            found.problem = f"a mask of {width} x {height}, but the image is {size[0]} x {size[1]}"
+        box = _as_box(bbox, segment, size if columns.get("is_relative") else None)
+        clipped = [min(max(edge, 0.0), float(size[place % 2])) for place, edge in enumerate(box)]
+        if box[2] <= box[0] or box[3] <= box[1]:
+            found.dropped.append(("zero_size", f"box {_shown(box)} has no size"))
+        elif clipped[2] <= clipped[0] or clipped[3] <= clipped[1]:
+            found.dropped.append(("outside", f"box {_shown(box)} lies outside the image of {size[0]} x {size[1]}"))
+        else:
+            found.num_clipped += any(abs(a - b) > _NEAR for a, b in zip(box, clipped, strict=True))
+            found.boxes.append(clipped)
+            found.categories.append(category)
+            found.segments.append(segment)
+            found.crowd.append(bool(is_crowd))
+    return found
+
+
+def _shown(box: list[float]) -> str:
+    return "[" + ", ".join(f"{edge:g}" for edge in box) + "]"
+
+
+def _as_box(bbox: Any, segment: Any, relative_to: tuple[int, int] | None) -> list[float]:
+    """Return [x0, y0, x1, y1], from x, y, width, height, from shares of the image, or from the outline."""
+    if bbox is None and segment is not None:
+        return _box_of(segment)
+    is_box = isinstance(bbox, list | tuple) and len(bbox) == 4
+    if not is_box or not all(isinstance(edge, int | float) and math.isfinite(edge) for edge in bbox):
+        raise UnusableValueError(f"a box needs the four numbers x, y, width, height, not {repr(bbox)[:60]}")
+    x, y, width, height = map(float, bbox)
+    if relative_to is not None:
+        x, y = (x - width / 2) * relative_to[0], (y - height / 2) * relative_to[1]
+        width, height = width * relative_to[0], height * relative_to[1]
+    return [x, y, x + width, y + height]
+
+
+def _as_segment(value: Any, relative_to: tuple[int, int] | None) -> Any:
+    """Return None, a list of polygons with at least three corners each, or run lengths with their size."""
+    if value is None or value == [] or value == {}:
+        return None
+    if isinstance(value, dict):
+        size, counts = value.get("size"), value.get("counts")
+        if isinstance(counts, bytes):
+            counts = counts.decode("ascii", "replace")
+        if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, str | list):
+            raise UnusableValueError(f'run lengths need {{"size": [h, w], "counts": ...}}, not {repr(value)[:60]}')
+        if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
+            raise UnusableValueError(f"run lengths of {sum(counts):,} pixels for a size of {size[0]} x {size[1]}")
+        return {"size": [int(size[0]), int(size[1])], "counts": counts}
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(polygon, list) for polygon in value):
+        raise UnusableValueError(f"an outline needs polygons or run lengths, not {repr(value)[:60]}")
+    polygons = []
+    for polygon in value:
+        if len(polygon) % 2 or not all(isinstance(edge, int | float) and math.isfinite(edge) for edge in polygon):
+            raise UnusableValueError(f"a polygon needs x and y of each corner, not {repr(polygon)[:60]}")
+        if len(polygon) >= 6:
+            scale = relative_to or (1, 1)
+            polygons.append([float(edge) * scale[place % 2] for place, edge in enumerate(polygon)])
+    return polygons or None
+
+
+def _box_of(segment: Any) -> list[float]:
+    if isinstance(segment, list):
+        xs = [x for polygon in segment for x in polygon[::2]]
+        ys = [y for polygon in segment for y in polygon[1::2]]
+        return [min(xs), min(ys), max(xs), max(ys)]
+    try:
+        mask = importlib.import_module("faster_coco_eval.core.mask")
+    except ImportError as error:
+        raise InputError(
+            "install.extra",
+            "objects with run lengths and no box need the package faster-coco-eval",
+            saw=[str(error)],
+            fix="pip install 'loopwright[vision]', or give each object its bbox",
+        ) from error
+    packed = mask.frPyObjects(segment, *segment["size"]) if isinstance(segment["counts"], list) else segment
+    x, y, width, height = map(float, mask.toBbox(packed))
+    return [x, y, x + width, y + height]

@@ -1,0 +1,185 @@
+"""One image, looked at and not decoded: is it one, is it whole, what size does it have upright, what is its content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loopwright.errors import InputError
+from loopwright.sources.values import UnusableValueError
+
+IMAGE_ENDINGS = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2"),
+)
+_ORIENTATION = 274  # the tag of EXIF
+_TURNED = (5, 6, 7, 8)  # orientations with width and height exchanged
+_PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
+Source = str | bytes
+
+
+class ImageFacts(NamedTuple):
+    """What is known of an image without decoding it.
+
+    Attributes:
+        width, height: Of the upright image, as its EXIF orientation wants it to be seen.
+        is_turned: Whether width and height are stored the other way round.
+        sha256: Of its bytes, as hexadecimal digits.
+        num_bytes: How many there are.
+    """
+
+    width: int
+    height: int
+    is_turned: bool
+    sha256: str
+    num_bytes: int
+
+
+class BadImageError(ValueError):
+    """An image that is missing, cut off or none; its text says which. `fingerprint` is (sha256, number of bytes)."""
+
+    def __init__(self, what: str, fingerprint: tuple[str, int] = ("", 0)) -> None:
+        super().__init__(what)
+        self.fingerprint = fingerprint
+
+
+def is_image_name(name: str) -> bool:
+    """Whether the ending of a file name is that of an image."""
+    return os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
+
+
+def import_pillow(module: str = "Image") -> Any:
+    """Return a module of Pillow.
+
+    Raises:
+        InputError: install.extra, if it is not installed.
+    """
+    try:
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError as error:
+        raise InputError(
+            "install.extra",
+            "reading images needs the package pillow",
+            saw=[str(error)],
+            fix="pip install 'loopwright[vision]'",
+        ) from error
+
+
+def shown_source(source: Source) -> str:
+    """Return how an image is named in a message."""
+    return f"an image of {len(source):,} bytes" if isinstance(source, bytes) else source
+
+
+def read_bytes(source: Source) -> bytes:
+    """Return the bytes of an image.
+
+    Raises:
+        BadImageError: There is no such file, or it cannot be read, or it is empty.
+    """
+    if isinstance(source, bytes):
+        return source
+    try:
+        data = Path(source).read_bytes()
+    except FileNotFoundError as error:
+        raise BadImageError("does not exist") from error
+    except OSError as error:
+        raise BadImageError(f"cannot be read: {error.strerror or error}") from error
+    if not data:
+        raise BadImageError("is empty", (hashlib.sha256(b"").hexdigest(), 0))
+    return data
+
+
+def look_at(source: Source) -> ImageFacts:
+    """Return what is known of an image.
+
+    Raises:
+        BadImageError: It is missing, cut off, or no image.
+    """
+    data = read_bytes(source)
+    sha256 = hashlib.sha256(data).hexdigest()
+    pillow = import_pillow()
+    try:
+        with pillow.open(io.BytesIO(data)) as image:
+            width, height = image.size
+            is_turned = _is_turned(image, data)
+            if not _has_end(image.format, data):
+                image.load()  # Some writers leave the end out or add to it; what can be decoded is whole.
+    except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
+        raise BadImageError(_explain(error, data), (sha256, len(data))) from error
+    if is_turned:
+        width, height = height, width
+    return ImageFacts(width, height, is_turned, sha256, len(data))
+
+
+def upright_size(source: Source) -> tuple[int, int]:
+    """Return (width, height) of an image as it is to be seen; reads its head only.
+
+    Raises:
+        BadImageError: It is missing or no image.
+    """
+    pillow = import_pillow()
+    try:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            width, height = image.size
+            data = b""
+            if image.format == "PNG":
+                data = read_bytes(source)
+            if _is_turned(image, data):
+                width, height = height, width
+            return width, height
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise BadImageError("does not exist" if isinstance(error, FileNotFoundError) else "is no image") from error
+
+
+def _is_turned(image: Any, data: bytes) -> bool:
+    """Whether EXIF says that the image lies on its side. Pillow decodes a PNG for that, so its bytes come first."""
+    if image.format == "PNG" and not any(mark in data for mark in _PNG_ORIENTATION_MARKS):
+        return False
+    return image.getexif().get(_ORIENTATION) in _TURNED
+
+
+def _has_end(kind: str | None, data: bytes) -> bool:
+    """Whether the last bytes are those of a whole file; a cheap look, True for kinds that have no end mark."""
+    if kind == "PNG":
+        return b"IEND" in data[-64:]
+    if kind in ("JPEG", "MPO"):
+        # The end mark of a thumbnail stands before the start of the last scan.
+        return data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
+    if kind == "GIF":
+        return data.rstrip(b"\0").endswith(b";")
+    if kind == "WEBP":
+        return len(data) >= int.from_bytes(data[4:8], "little") + 8
+    if kind == "BMP":
+        return len(data) >= int.from_bytes(data[2:6], "little")
+    return kind not in ("PPM", "TIFF", "JPEG2000")
+
+
+def _explain(error: Exception, data: bytes) -> str:
+    if type(error).__name__ == "UnidentifiedImageError":
+        return f"is no image: it starts with {data[:8]!r}"
+    if type(error).__name__ == "DecompressionBombError":
+        return "is too large: Pillow refuses to decode it"
+    return f"is cut off or damaged: {error}"
+
+
+def as_source(value: Any, folder: str) -> Source | None:
+    """Return an image as absolute path or bytes, from what a row holds; None for nothing.
+
+    Taken are a path (from `folder` on), bytes, and the form of `datasets`: {"bytes": ..., "path": ...}.
+
+    Raises:
+        UnusableValueError: It is something else.
+    """
+    if isinstance(value, dict) and ("bytes" in value or "path" in value):
+        value = value.get("bytes") or value.get("path")
+    if value is None or value == "":
+        return None
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return os.path.normpath(os.path.join(folder, os.path.expanduser(value.strip())))
+    raise UnusableValueError(f"the path or the bytes of an image are needed, not {repr(value)[:60]}")
