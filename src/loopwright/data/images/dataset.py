@@ -1,0 +1,150 @@
+"""A map-style dataset of images: rows in, features out.
+
+`ImageDataset` loads the scene of a row, transforms it under a generator of its own, and makes features of it. The
+generator is seeded from numpy's global one, which loopwright's loaders seed for each micro-batch from (seed, epoch,
+position): so workers, processes and restarts change no pixel.
+
+Example:
+    dataset = ImageDataset(plan.rows("train"), load_scene, classification_train(224), SceneFeatures())
+    loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, collate_fn=collate_images)
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loopwright.data.images.pillow import pillow
+from loopwright.data.images.scene import Scene
+from loopwright.data.images.transforms import Compose, Transform
+from loopwright.errors import DataError, InputError
+
+Row = Mapping[str, Any]
+
+
+class UnreadableSampleError(ValueError):
+    """What a DataError of `load_scene` becomes inside a dataset.
+
+    A loader takes a DataError for something that is wrong with the run, and never skips it. This one is about a single
+    sample: bad_samples="skip" leaves it out, and "raise" makes a DataError of it that names the sample.
+    """
+
+
+class ImageDataset:
+    """Samples of images, each a dict of features.
+
+    Attributes:
+        rows: anything with a length and items.
+        load_scene: called with a row; returns its scene. A DataError from it makes the sample one that can be skipped.
+        transform: called with the scene and a generator; returns a scene. Anything that `as_transform` takes.
+        to_features: called with the transformed scene and the row; returns a dict. "position" is added to it, the
+            number of the row.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        load_scene: Callable[[Row], Scene],
+        transform: Callable[..., Any] | None,
+        to_features: Callable[[Scene, Row], dict[str, Any]],
+    ) -> None:
+        self.rows = rows
+        self.load_scene = load_scene
+        self.transform = as_transform(transform)
+        self.to_features = to_features
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        position = operator.index(index)
+        rng = np.random.default_rng(np.random.randint(0, 2**63, dtype=np.int64))
+        row = self.rows[position]
+        try:
+            scene = self.load_scene(row)
+        except InputError:
+            raise  # a package that is missing is missing for every sample
+        except DataError as error:
+            raise UnreadableSampleError(str(error)) from error
+        return {**self.to_features(self.transform(scene, rng), row), "position": position}
+
+
+def as_transform(function: Callable[..., Any] | None) -> Transform:
+    """Return a transform for what the user passed.
+
+    Args:
+        function: takes (scene, rng) and is used as it is; or takes only an image and is wrapped in `ImageOnly`; or
+            None, which leaves scenes as they are. It takes (scene, rng) if it needs two positional arguments.
+    """
+    if function is None:
+        return Compose(())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function written in C has none to show
+        parameters = []
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if len(positional) >= 2 and positional[1].default is inspect.Parameter.empty:
+        return function
+    takes_array = bool(positional) and "ndarray" in str(positional[0].annotation).lower()
+    return ImageOnly(function, takes_array)
+
+
+@dataclass(frozen=True)
+class ImageOnly:
+    """A function of an image alone as a transform: for classification, where nothing has to move along.
+
+    It may return an image of Pillow, an array (height, width, 3) or a tensor (3, height, width), as uint8 or as floats
+    between 0 and 1. What it draws it should draw from the global generators of torch, numpy or Python: loaders seed
+    them.
+
+    Attributes:
+        function: called with the image.
+        takes_array: it is given a uint8 array (height, width, 3), and else an image of Pillow.
+    """
+
+    function: Callable[[Any], Any]
+    takes_array: bool = False
+
+    def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
+        """Return the scene with the image that the function made.
+
+        Raises:
+            DataError: the scene has boxes or masks, which would be left behind, or the result is no image.
+        """
+        if scene.num_objects or scene.semantic is not None:
+            raise DataError(
+                f"{self._name} takes only an image, and would leave the boxes and masks of the sample where they were. "
+                "Pass a transform that takes (scene, rng) and moves them along."
+            )
+        image = np.array(scene.image, order="C")  # a copy: the function may write into it
+        return replace(
+            scene, image=self._as_bytes(self.function(image if self.takes_array else pillow().fromarray(image)))
+        )
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def _as_bytes(self, result: Any) -> NDArray[np.uint8]:
+        values: NDArray[Any]
+        if isinstance(result, torch.Tensor):
+            values = result.detach().cpu().movedim(0, -1).numpy() if result.dim() == 3 else result.numpy()
+        else:
+            values = np.asarray(result.convert("RGB") if hasattr(result, "convert") else result)
+        if values.ndim == 3 and values.shape[2] == 3:
+            if values.dtype == np.uint8:
+                return np.asarray(values, dtype=np.uint8)
+            if values.dtype.kind == "f" and values.size and values.min() >= 0 and values.max() <= 1:
+                return np.asarray(np.rint(values * 255), dtype=np.uint8)
+        raise DataError(
+            f"{self._name} returned {values.dtype} of the shape {values.shape}, where a Pillow image, an array "
+            "(height, width, 3) or a tensor (3, height, width) was expected, as uint8 or as floats between 0 and 1. "
+            "Leave out its last part: images are normalized after the transform."
+        )

@@ -1,0 +1,173 @@
+"""From files and bytes to pixels, whatever the file holds.
+
+`decode_image` gives an upright RGB image: EXIF orientation applied, grey and palette images spread to three channels,
+transparency laid over white, 16-bit values scaled to 8. `decode_mask` gives the numbers that a mask file stores, be
+they grey values or palette indices. A file that cannot be read is a DataError that names it.
+
+Example:
+    image = decode_image("photos/cat.jpg")
+    ids = decode_mask("masks/cat.png")  # int32, (height, width)
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.data.images.pillow import pillow
+from loopwright.errors import DataError
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes"
+PillowImage: TypeAlias = Any  # a PIL.Image.Image: Pillow is an extra, so its types are not imported
+
+_ORIENTATION_TAG = 0x0112
+_TRANSPOSITIONS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_WIDE_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+_ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+_PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
+_LARGEST_OF_16_BITS = 65535
+# What Pillow's readers raise for files with flipped, missing or made-up bytes.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+
+
+def decode_image(source: Source | PillowImage) -> PillowImage:
+    """Return an image as Pillow's RGB image, upright.
+
+    Args:
+        source: a path, the bytes of a file, or an image that Pillow has opened.
+
+    Raises:
+        DataError: it cannot be read; the text names the path.
+    """
+    image = _read(source)
+    try:
+        return _to_rgb(image)
+    except (ValueError, OSError) as error:
+        raise _unreadable(source, error) from error
+
+
+def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
+    """Return the ids that a mask stores: int32, (height, width).
+
+    Grey images of 1, 8, 16 or 32 bits give their values, palette images their indices. A colour image counts where
+    all its channels are the same.
+
+    Raises:
+        DataError: it cannot be read, or it holds colours and not ids; the text names the path.
+    """
+    image = _read(source)
+    if image.mode == "PA":
+        image = image.getchannel(0)
+    values = np.asarray(image)
+    if values.ndim == 3:
+        colors = values[:, :, :1] if image.mode in ("LA", "La") else values[:, :, :3]
+        if (colors != colors[:, :, :1]).any():
+            raise DataError(
+                f"{_named(source)} is a colour image ({image.mode}), where a mask of class ids was expected: one "
+                "number for each pixel. Save it as a grey or palette PNG whose values are the ids."
+            )
+        values = colors[:, :, 0]
+    return np.array(values, dtype=np.int32)
+
+
+def _read(source: Source | PillowImage) -> PillowImage:
+    """Return the loaded, upright image in the mode of its file."""
+    try:
+        if isinstance(source, bytes):
+            return _upright(pillow().open(io.BytesIO(source)))
+        if isinstance(source, (str, os.PathLike)):
+            with pillow().open(source) as image:
+                return _upright(image)
+        if hasattr(source, "getexif"):
+            return _upright(source)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"there is no image {_named(source)}. Mend the path, or take the row out of the data."
+        ) from error
+    except (*_BROKEN, _bomb()) as error:
+        raise _unreadable(source, error) from error
+    raise DataError(f"an image is a path, bytes or an opened Pillow image, got {type(source).__name__}")
+
+
+def _upright(image: PillowImage) -> PillowImage:
+    image.load()
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    name = _TRANSPOSITIONS.get(orientation)
+    if name is None:
+        return image
+    turned = image.transpose(getattr(pillow().Transpose, name))
+    turned.format = image.format
+    return turned
+
+
+def _to_rgb(image: PillowImage) -> PillowImage:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _WIDE_MODES:
+        return pillow().fromarray(_narrowed(image)).convert("RGB")
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+        if image.mode in _PREMULTIPLIED:
+            image = image.convert(_PREMULTIPLIED[image.mode])
+        image = image.convert("RGBA")
+        white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
+        return pillow().alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
+    """Return 16-bit, 32-bit or float values as 8 bits.
+
+    16-bit formats are scaled by their range. The others do not say what their range is: it is taken to be the smallest
+    usual one that holds the values, or what they reach.
+    """
+    values = np.asarray(image).astype(np.float64)
+    largest = float(values.max(initial=0.0))
+    if image.mode.startswith("I;16") or image.format == "PNG":
+        limit = float(_LARGEST_OF_16_BITS)
+    else:
+        usual = (1.0, 255.0, float(_LARGEST_OF_16_BITS)) if image.mode == "F" else (255.0, float(_LARGEST_OF_16_BITS))
+        limit = next((limit for limit in usual if largest <= limit), largest)
+    narrowed: NDArray[np.uint8] = np.rint(values.clip(0, limit) * (255.0 / limit)).astype(np.uint8)
+    return narrowed
+
+
+def _bomb() -> type[Exception]:
+    error: type[Exception] = pillow().DecompressionBombError
+    return error
+
+
+def _named(source: Source | PillowImage) -> str:
+    if isinstance(source, bytes):
+        return f"an image of {len(source):,} bytes"
+    return str(getattr(source, "filename", None) or source)
+
+
+def _unreadable(source: Source | PillowImage, error: BaseException) -> DataError:
+    return DataError(
+        f"{_named(source)} cannot be read as an image: {type(error).__name__}: {error}. "
+        "Replace it, or take it out of the data."
+    )

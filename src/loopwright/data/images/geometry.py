@@ -1,0 +1,169 @@
+"""Moving scenes: each function returns a scene whose image, boxes and masks have moved together.
+
+Images are sampled bilinearly (with antialiasing when they get smaller), masks take the nearest pixel. Where pixels are
+sampled anew, a box is taken from the moved mask if there is one; so is the box of an object that a border cuts. An
+object of which less than `min_visible` is left, or nothing, is dropped with its class, mask and crowd flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.data.images.pillow import pillow
+from loopwright.data.images.scene import IGNORED_CLASS, Scene, boxes_of_masks
+
+Boxes: TypeAlias = "NDArray[np.float32]"
+Matrix: TypeAlias = "NDArray[np.float64]"
+Color: TypeAlias = "tuple[int, int, int]"
+
+MIDDLE_GREY: Color = (124, 116, 104)  # the mean of ImageNet: about zero once it is normalized
+
+
+def moved_boxes(boxes: Boxes, matrix: Matrix) -> Boxes:
+    """Return the smallest upright boxes around boxes whose corners are moved by a (3, 3) matrix."""
+    corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2).astype(np.float64)
+    moved = corners @ matrix[:2, :2].T + matrix[:2, 2]
+    return np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1).astype(np.float32)
+
+
+def clipped_boxes(boxes: Boxes, size: tuple[int, int]) -> Boxes:
+    """Return boxes cut off at the borders of an image of this height and width."""
+    height, width = size
+    return boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
+
+
+def cropped(scene: Scene, top: int, left: int, height: int, width: int, min_visible: float = 0.0) -> Scene:
+    """Return the part of a scene from (top, left) on; it must lie inside."""
+    if (top, left, height, width) == (0, 0, *scene.size):
+        return scene
+    window = (slice(top, top + height), slice(left, left + width))
+    masks = None if scene.masks is None else scene.masks[(slice(None), *window)]
+    semantic = None if scene.semantic is None else scene.semantic[window]
+    return _moved(
+        scene, scene.image[window], masks, semantic, _translation(-left, -top), min_visible, is_resampled=False
+    )
+
+
+def resized(scene: Scene, height: int, width: int) -> Scene:
+    """Return a scene of this size; its sides may change differently."""
+    if (height, width) == scene.size:
+        return scene
+    old_height, old_width = scene.size
+    source = pillow().fromarray(np.ascontiguousarray(scene.image))
+    image = np.asarray(source.resize((width, height), pillow().Resampling.BILINEAR))
+    rows, columns = _nearest(height, old_height), _nearest(width, old_width)
+    masks = None if scene.masks is None else scene.masks[:, rows][:, :, columns]
+    semantic = None if scene.semantic is None else scene.semantic[rows][:, columns]
+    matrix = np.diag([width / old_width, height / old_height, 1.0])
+    return _moved(scene, image, masks, semantic, matrix, 0.0, is_resampled=True)
+
+
+def flipped(scene: Scene, is_vertical: bool = False) -> Scene:
+    """Return the mirror image: left and right exchanged, or top and bottom."""
+    height, width = scene.size
+    across = (slice(None, None, -1),) if is_vertical else (slice(None), slice(None, None, -1))
+    masks = None if scene.masks is None else scene.masks[(slice(None), *across)]
+    semantic = None if scene.semantic is None else scene.semantic[across]
+    matrix = np.diag([1.0, -1.0, 1.0]) if is_vertical else np.diag([-1.0, 1.0, 1.0])
+    matrix[:2, 2] = (0, height) if is_vertical else (width, 0)
+    return _moved(scene, scene.image[across], masks, semantic, matrix, 0.0, is_resampled=False)
+
+
+def padded(
+    scene: Scene,
+    top: int,
+    left: int,
+    bottom: int,
+    right: int,
+    fill: Color = MIDDLE_GREY,
+    ignore_index: int = IGNORED_CLASS,
+) -> Scene:
+    """Return a scene with so many more pixels on each side; they have the class `ignore_index`."""
+    if not (top or left or bottom or right):
+        return scene
+    height, width = scene.size
+    size = (height + top + bottom, width + left + right)
+    inside = (slice(top, top + height), slice(left, left + width))
+    image = np.empty((*size, 3), dtype=np.uint8)
+    image[:] = fill
+    image[inside] = scene.image
+    masks = semantic = None
+    if scene.masks is not None:
+        masks = np.zeros((len(scene.masks), *size), dtype=np.bool_)
+        masks[(slice(None), *inside)] = scene.masks
+    if scene.semantic is not None:
+        semantic = np.full(size, ignore_index, dtype=np.int32)
+        semantic[inside] = scene.semantic
+    return _moved(scene, image, masks, semantic, _translation(left, top), 0.0, is_resampled=False)
+
+
+def warped(
+    scene: Scene,
+    matrix: Matrix,
+    fill: Color = MIDDLE_GREY,
+    ignore_index: int = IGNORED_CLASS,
+    min_visible: float = 0.0,
+) -> Scene:
+    """Return a scene of the same size whose points are moved by a (3, 3) matrix."""
+    height, width = scene.size
+    inverse = np.linalg.inv(matrix)
+    source = pillow().fromarray(np.ascontiguousarray(scene.image))
+    kinds: tuple[Any, Any] = (pillow().Transform.AFFINE, pillow().Resampling.BILINEAR)
+    image = source.transform((width, height), kinds[0], inverse[:2].ravel().tolist(), kinds[1], fillcolor=fill)
+    masks = semantic = None
+    if scene.masks is not None or scene.semantic is not None:
+        columns, rows = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+        from_x = np.floor(inverse[0, 0] * columns + inverse[0, 1] * rows + inverse[0, 2]).astype(np.int64)
+        from_y = np.floor(inverse[1, 0] * columns + inverse[1, 1] * rows + inverse[1, 2]).astype(np.int64)
+        is_inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+        from_x, from_y = from_x.clip(0, width - 1), from_y.clip(0, height - 1)
+        if scene.masks is not None:
+            masks = scene.masks[:, from_y, from_x] & is_inside
+        if scene.semantic is not None:
+            semantic = np.where(is_inside, scene.semantic[from_y, from_x], np.int32(ignore_index))
+    return _moved(scene, np.asarray(image), masks, semantic, matrix, min_visible, is_resampled=True)
+
+
+def _moved(
+    scene: Scene,
+    image: NDArray[np.uint8],
+    masks: NDArray[np.bool_] | None,
+    semantic: NDArray[np.int32] | None,
+    matrix: Matrix,
+    min_visible: float,
+    is_resampled: bool,
+) -> Scene:
+    """Return the scene made of what was moved, with the boxes moved too and without the objects that are gone."""
+    boxes, size = scene.boxes, (image.shape[0], image.shape[1])
+    share: NDArray[Any] | None = None
+    if boxes is not None:
+        unclipped = moved_boxes(boxes, matrix)
+        boxes = clipped_boxes(unclipped, size)
+        share = _areas(boxes) / np.maximum(_areas(unclipped), 1e-9)
+    if masks is not None and scene.masks is not None:
+        before, after = scene.masks.sum(axis=(1, 2)), masks.sum(axis=(1, 2))
+        share = after / np.maximum(before * abs(np.linalg.det(matrix)), 1e-9)
+        if boxes is not None:
+            is_from_mask = np.ones(len(boxes), dtype=np.bool_) if is_resampled else after < before
+            boxes = np.where(is_from_mask[:, None], boxes_of_masks(masks), boxes)
+    moved = replace(scene, image=image, boxes=boxes, masks=masks, semantic=semantic, matrix=matrix @ scene.matrix)
+    return moved if share is None else moved.with_objects((share >= min_visible) & (share > 0))
+
+
+def _areas(boxes: Boxes) -> NDArray[np.float64]:
+    sides = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
+    areas: NDArray[np.float64] = sides.prod(axis=1)
+    return areas
+
+
+def _translation(x: float, y: float) -> Matrix:
+    return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
+
+
+def _nearest(new: int, old: int) -> NDArray[np.int64]:
+    """Return for each of `new` pixels which of `old` ones holds its centre."""
+    return ((np.arange(new) * 2 + 1) * old // (2 * new)).astype(np.int64)

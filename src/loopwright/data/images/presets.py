@@ -1,0 +1,119 @@
+"""Transforms for each task that are a sensible start: one for training, in four strengths, and one for evaluation.
+
+Strengths: "none" does what the evaluation does, "light" moves a little, "standard" is the usual recipe, "strong" is for
+long runs on little data. Pass `flip=False` where left and right mean something (digits, text, traffic signs).
+Every transform gives images of one size, so that they can be stacked.
+
+Example:
+    dataset = ImageDataset(rows, load_scene, classification_train(224), SceneFeatures())
+"""
+
+from __future__ import annotations
+
+from loopwright.data.images.scene import IGNORED_CLASS
+from loopwright.data.images.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    PadTo,
+    RandomAffine,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Size,
+    Transform,
+    height_and_width,
+)
+from loopwright.errors import ConfigError
+
+STRENGTHS = ("none", "light", "standard", "strong")
+
+_JITTER = {
+    "light": ColorJitter(0.1, 0.1, 0.1),
+    "standard": ColorJitter(0.2, 0.2, 0.2),
+    "strong": ColorJitter(0.4, 0.4, 0.4, 0.1),
+}
+
+
+def classification_train(size: Size, strength: str = "standard", flip: bool = True) -> Compose:
+    """Return what training images of image-classification go through: a random part, resized to `size`."""
+    if _checked(strength) == "none":
+        return classification_eval(size)
+    least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
+    extra: list[Transform] = []
+    if strength == "strong":
+        extra = [RandomAffine(degrees=10, shear=5), RandomErasing(0.25)]
+    return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip), _JITTER[strength], *extra])
+
+
+def classification_eval(size: Size, crop_share: float = 1.0) -> Compose:
+    """Return what images to classify go through: resized, and the middle of it.
+
+    Args:
+        size: what comes out.
+        crop_share: how much of the shorter side the middle takes; 0.875 is usual for photos of ImageNet's kind.
+    """
+    if not 0 < crop_share <= 1:
+        raise ConfigError(f"crop_share must be above 0 and at most 1, got {crop_share}")
+    return Compose([Resize(shorter=round(max(height_and_width(size)) / crop_share)), CenterCrop(size)])
+
+
+def segmentation_train(
+    size: Size, strength: str = "standard", flip: bool = True, ignore_index: int = IGNORED_CLASS
+) -> Compose:
+    """Return what training images of semantic-segmentation go through: a random part, resized to `size`."""
+    if _checked(strength) == "none":
+        return segmentation_eval(size)
+    least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
+    extra = [RandomAffine(degrees=10, shear=5, ignore_index=ignore_index)] if strength == "strong" else []
+    return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip), _JITTER[strength], *extra])
+
+
+def segmentation_eval(size: Size) -> Compose:
+    """Return what images to segment go through: resized to exactly `size`, so that every pixel is judged."""
+    return Compose([Resize(exact=size)])
+
+
+def detection_train(size: int, strength: str = "standard", flip: bool = True) -> Compose:
+    """Return what training images of object-detection and instance-segmentation go through.
+
+    The whole image is fitted into a square of `size` first; then it is shifted, scaled and turned there.
+    """
+    fitted = detection_eval(size).transforms
+    if _checked(strength) == "none":
+        return Compose(fitted)
+    affine = {
+        "light": RandomAffine(translate=0.05, scale=(0.9, 1.1)),
+        "standard": RandomAffine(degrees=3, translate=0.1, scale=(0.7, 1.4)),
+        "strong": RandomAffine(degrees=10, translate=0.2, scale=(0.5, 1.6), shear=3),
+    }[strength]
+    return Compose([*fitted, affine, *_flips(flip), _JITTER[strength]])
+
+
+def detection_eval(size: int) -> Compose:
+    """Return what images to find objects in go through: fitted into a square, the rest of it filled."""
+    return Compose([Resize(longest=size), PadTo(size)])
+
+
+def masked_image_train(size: Size, strength: str = "standard", flip: bool = True) -> Compose:
+    """Return what training images of masked-image-modeling go through: colours are left alone, they are the target."""
+    if _checked(strength) == "none":
+        return classification_eval(size)
+    least = {"light": 0.85, "standard": 0.67, "strong": 0.35}[strength]
+    return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip)])
+
+
+def masked_image_eval(size: Size) -> Compose:
+    """Return what images to rebuild go through: resized, and the middle of it."""
+    return classification_eval(size)
+
+
+def _flips(flip: bool) -> list[Transform]:
+    return [HorizontalFlip()] if flip else []
+
+
+def _checked(strength: str) -> str:
+    if strength not in STRENGTHS:
+        raise ConfigError(f"strength must be one of {', '.join(STRENGTHS)}, got {strength!r}")
+    return strength

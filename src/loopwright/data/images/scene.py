@@ -1,0 +1,195 @@
+"""A picture and what is known of it: boxes, classes and masks of its objects, or a class for each pixel.
+
+`load_scene` makes one of a row of `sources`. Coordinates are pixels of the upright image: x to the right, y downwards,
+pixel i covers [i, i + 1). Boxes are (left, top, right, bottom).
+
+Example:
+    scene = load_scene({"image": "cat.jpg", "objects": {"boxes": [[3, 4, 40, 50]], "classes": [0]}})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.data.images.decoding import decode_image, decode_mask
+from loopwright.data.images.pillow import extra_module
+from loopwright.errors import DataError
+
+IGNORED_CLASS = 255
+
+
+def _identity() -> NDArray[np.float64]:
+    return np.eye(3)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An image with everything that has to move along with it.
+
+    Attributes:
+        image: uint8, (height, width, 3).
+        boxes: float32, (objects, 4): left, top, right, bottom.
+        classes: int64, (objects,).
+        masks: bool, (objects, height, width).
+        semantic: int32, (height, width): a class id for each pixel.
+        crowd: bool, (objects,): the object stands for a group.
+        matrix: float64, (3, 3): where a point (x, y, 1) of the image as it was decoded lies now. Its inverse takes
+            predicted boxes back: `moved_boxes(boxes, np.linalg.inv(scene.matrix))`.
+    """
+
+    image: NDArray[np.uint8]
+    boxes: NDArray[np.float32] | None = None
+    classes: NDArray[np.int64] | None = None
+    masks: NDArray[np.bool_] | None = None
+    semantic: NDArray[np.int32] | None = None
+    crowd: NDArray[np.bool_] | None = None
+    matrix: NDArray[np.float64] = field(default_factory=_identity)
+
+    def __post_init__(self) -> None:
+        if self.image.ndim != 3 or self.image.shape[2] != 3 or self.image.dtype != np.uint8:
+            raise DataError(
+                f"the image of a scene must be uint8 with the shape (height, width, 3), got {self.image.dtype} with "
+                f"{self.image.shape}"
+            )
+        counts = {name: len(value) for name, value in self._objects().items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"a scene must have one box, class, mask and crowd flag for each object, got {counts}")
+        for name, value in (("masks", self.masks), ("semantic", self.semantic)):
+            if value is not None and value.shape[-2:] != self.image.shape[:2]:
+                raise DataError(
+                    f"{name} must have the size of the image: (height, width) is {value.shape[-2:]}, that of the image "
+                    f"{self.image.shape[:2]}"
+                )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.image.shape[0], self.image.shape[1]
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects there are; 0 where none are known."""
+        return next((len(value) for value in self._objects().values()), 0)
+
+    def with_objects(self, chosen: NDArray[np.bool_]) -> Scene:
+        """Return the scene with the chosen ones of its objects, each with its class, mask and crowd flag."""
+        return self if chosen.all() else replace(self, **{name: own[chosen] for name, own in self._objects().items()})
+
+    def _objects(self) -> dict[str, NDArray[Any]]:
+        named = {"boxes": self.boxes, "classes": self.classes, "masks": self.masks, "crowd": self.crowd}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def load_scene(
+    row: Mapping[str, Any],
+    *,
+    with_masks: bool = False,
+    reduce_labels: bool = False,
+    ignore_index: int = IGNORED_CLASS,
+) -> Scene:
+    """Return the scene of a row: its "image", and what it has of "mask" and "objects".
+
+    Args:
+        row: as `plan.rows(split)[i]` gives it.
+        with_masks: make masks of the segments of the objects; one without a segment gets its box.
+        reduce_labels: class 0 of "mask" is not to be learnt: it becomes `ignore_index`, and the others count from 0.
+        ignore_index: the id in "mask" that stands for no class.
+
+    Raises:
+        DataError: a file cannot be read, or image and mask differ in size.
+    """
+    image = np.asarray(decode_image(row["image"]))
+    known: dict[str, Any] = {}
+    if row.get("mask") is not None:
+        semantic = decode_mask(row["mask"])
+        if semantic.shape != image.shape[:2]:
+            height, width = image.shape[:2]
+            raise DataError(
+                f"the mask {_text(row['mask'])} is {semantic.shape[1]} x {semantic.shape[0]}, its image "
+                f"{_text(row['image'])} {width} x {height}. They must be of one size."
+            )
+        known["semantic"] = _reduced(semantic, ignore_index) if reduce_labels else semantic
+    objects = row.get("objects")
+    if objects is not None:
+        boxes = np.asarray(objects["boxes"], dtype=np.float32).reshape(-1, 4)
+        known["boxes"] = boxes
+        known["classes"] = np.asarray(objects["classes"], dtype=np.int64)
+        known["crowd"] = np.asarray(objects.get("crowd") or np.zeros(len(boxes)), dtype=np.bool_)
+        if with_masks:
+            segments = objects.get("segments") or [None] * len(boxes)
+            known["masks"] = rasterize(segments, image.shape[:2], boxes)
+    return Scene(image, **known)
+
+
+def rasterize(
+    segments: Sequence[Any], size: tuple[int, int], boxes: NDArray[np.float32] | None = None
+) -> NDArray[np.bool_]:
+    """Return a mask for each segment: bool, (segments, height, width).
+
+    Args:
+        segments: each a list of polygons (flat lists of x, y), a run-length encoding {"size": [height, width],
+            "counts": a string or a list}, or None.
+        size: height and width.
+        boxes: what a segment that is None is filled from; without them it stays empty.
+
+    Raises:
+        DataError: a segment is neither, or its encoding is of another size.
+        InputError: faster-coco-eval, which draws polygons and reads encodings, is not installed.
+    """
+    masks = np.zeros((len(segments), *size), dtype=np.bool_)
+    for index, segment in enumerate(segments):
+        if segment is not None:
+            masks[index] = _drawn(segment, size)
+        elif boxes is not None:
+            left, top, right, bottom = np.rint(boxes[index]).astype(int).clip(0)
+            masks[index, top:bottom, left:right] = True
+    return masks
+
+
+def boxes_of_masks(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the smallest box around each mask: float32, (masks, 4). That of an empty mask is all zeros."""
+    columns: NDArray[np.bool_] = np.any(masks, axis=1)
+    rows: NDArray[np.bool_] = np.any(masks, axis=2)
+    left, top = columns.argmax(axis=1), rows.argmax(axis=1)
+    right = masks.shape[2] - columns[:, ::-1].argmax(axis=1)
+    bottom = masks.shape[1] - rows[:, ::-1].argmax(axis=1)
+    boxes = np.stack([left, top, right, bottom], axis=1).astype(np.float32)
+    boxes[~columns.any(axis=1)] = 0
+    return boxes
+
+
+def _drawn(segment: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
+    coco = extra_module("faster_coco_eval.core.mask", "faster-coco-eval", "drawing the masks of objects")
+    height, width = size
+    if isinstance(segment, Mapping):
+        if list(segment["size"]) != [height, width]:
+            raise DataError(
+                f"a run-length encoding is of the size (height, width) {list(segment['size'])}, its image of "
+                f"{[height, width]}. They must be of one size."
+            )
+        counts = segment["counts"]
+        encoded = dict(segment) if isinstance(counts, (str, bytes)) else coco.frPyObjects(dict(segment), height, width)
+    elif isinstance(segment, Sequence) and not isinstance(segment, str) and segment:
+        encoded = coco.merge(
+            coco.frPyObjects([[float(value) for value in polygon] for polygon in segment], height, width)
+        )
+    else:
+        raise DataError(
+            f"a segment must be a list of polygons, a run-length encoding or None, got {segment!r:.80}. "
+            "See the COCO format for both."
+        )
+    return np.asarray(coco.decode(encoded)).astype(np.bool_).reshape(size)
+
+
+def _reduced(semantic: NDArray[np.int32], ignore_index: int) -> NDArray[np.int32]:
+    has_class = (semantic != 0) & (semantic != ignore_index)
+    return np.where(has_class, semantic - 1, ignore_index).astype(np.int32)
+
+
+def _text(source: Any) -> str:
+    return f"({len(source):,} bytes)" if isinstance(source, bytes) else str(source)

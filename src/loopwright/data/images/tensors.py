@@ -1,0 +1,140 @@
+"""From scenes to tensors, and from samples to batches.
+
+`SceneFeatures` makes the features of one sample, `collate_images` a batch of them. This is the last thing that happens
+to an image: everything before works on bytes.
+
+Example:
+    loader = DataLoader(dataset, batch_size=8, collate_fn=partial(collate_images, is_padded=True))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from loopwright.data.images.scene import IGNORED_CLASS, Scene
+from loopwright.errors import DataError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_OF_OBJECTS = ("boxes", "classes", "masks", "crowd")
+
+
+def to_tensor(image: NDArray[np.uint8]) -> Tensor:
+    """Return an image as float32 between 0 and 1, with the shape (3, height, width)."""
+    return torch.from_numpy(np.array(image.transpose(2, 0, 1), order="C")).float().div_(255)
+
+
+def normalize(pixels: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD) -> Tensor:
+    """Return (..., 3, height, width) pixels minus the mean, over the standard deviation, of each channel."""
+    return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+
+def denormalize(
+    pixels: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> NDArray[np.uint8]:
+    """Return what `normalize(to_tensor(image))` was made of, to look at: uint8, (..., height, width, 3)."""
+    values = pixels.detach().cpu().float() * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
+    image: NDArray[np.uint8] = values.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).numpy()
+    return image
+
+
+@dataclass(frozen=True)
+class SceneFeatures:
+    """Makes the features of a sample of its scene and its row: a `to_features` of `ImageDataset`.
+
+    Called with the transformed scene and the row, it returns a dict with "pixel_values" (float32, 3 x height x width),
+    "labels" (the "label" of the row, or the class of each pixel), and of what the scene has "boxes", "classes",
+    "masks" and "crowd". With objects it also holds "matrix", which says where they lay in the file.
+
+    Attributes:
+        mean: of each channel.
+        std: of each channel.
+    """
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features of a sample."""
+        features: dict[str, Any] = {"pixel_values": normalize(to_tensor(scene.image), self.mean, self.std)}
+        if scene.semantic is not None:
+            features["labels"] = torch.from_numpy(scene.semantic.astype(np.int64))
+        elif row.get("label") is not None:
+            features["labels"] = int(row["label"])
+        for name in _OF_OBJECTS:
+            value = getattr(scene, name)
+            if value is not None:
+                features[name] = torch.from_numpy(np.array(value, order="C"))
+        if scene.boxes is not None:
+            features["matrix"] = torch.from_numpy(scene.matrix.copy())
+        return features
+
+
+def collate_images(
+    samples: Sequence[Mapping[str, Any]],
+    is_padded: bool = False,
+    multiple: int = 1,
+    ignore_index: int = IGNORED_CLASS,
+) -> dict[str, Any]:
+    """Return a batch of what `SceneFeatures` or something like it made.
+
+    Numbers and tensors are stacked: "pixel_values", "labels", "position". What belongs to objects ("boxes", "classes",
+    "masks", "crowd") and everything that is no number or tensor comes as a list with one entry for each sample.
+
+    Args:
+        samples: dicts with the same names.
+        is_padded: images may differ in size: they get zeros at the right and bottom up to the largest, and so do masks;
+            labels get `ignore_index`. The batch has "pixel_mask" then: int64, 1 where there is a pixel.
+        multiple: sides of padded images are made multiples of it.
+        ignore_index: the label of what is padded.
+
+    Raises:
+        DataError: tensors of one name differ in shape; it says which and how.
+    """
+    sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
+    batch: dict[str, Any] = {}
+    if is_padded:
+        height, width = (-(-max(sides) // multiple) * multiple for sides in zip(*sizes, strict=True))
+        samples = [_padded(sample, height, width, ignore_index) for sample in samples]
+        batch["pixel_mask"] = torch.zeros(len(samples), height, width, dtype=torch.int64)
+        for own, (own_height, own_width) in zip(batch["pixel_mask"], sizes, strict=True):
+            own[:own_height, :own_width] = 1
+    for name in samples[0]:
+        batch[name] = _together(name, [sample[name] for sample in samples])
+    return batch
+
+
+def _padded(sample: Mapping[str, Any], height: int, width: int, ignore_index: int) -> dict[str, Any]:
+    size = sample["pixel_values"].shape[-2:]
+    missing = (0, width - size[1], 0, height - size[0])
+    fills = {"pixel_values": 0, "masks": 0, "labels": ignore_index}
+    return {
+        name: pad(value, missing, value=fills[name])
+        if name in fills and isinstance(value, Tensor) and value.shape[-2:] == size
+        else value
+        for name, value in sample.items()
+    }
+
+
+def _together(name: str, values: list[Any]) -> Any:
+    if name in _OF_OBJECTS:
+        return values
+    if all(isinstance(value, Tensor) for value in values):
+        shapes = {tuple(value.shape) for value in values}
+        if len(shapes) > 1:
+            raise DataError(
+                f"{name!r} cannot be stacked: the shapes are {sorted(shapes)}. Let the transform give one size "
+                "(Resize(exact=...), PadTo), or collate with is_padded=True."
+            )
+        return torch.stack(values)
+    return torch.tensor(values) if all(isinstance(value, Number) for value in values) else values

@@ -1,0 +1,232 @@
+"""Every kind of image file becomes the same upright RGB pixels, and every kind of broken one an error that names it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from loopwright.data.images import decode_image, decode_mask
+from loopwright.errors import DataError
+
+HEIGHT, WIDTH = 12, 20
+ORIENTATION = 0x0112
+
+
+def picture() -> np.ndarray:
+    """Smooth, and different in every corner, so that JPEG keeps it nearly as it is."""
+    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
+    return np.stack([rows * 20, columns * 12, 200 - rows * 8], axis=2).astype(np.uint8)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixels(source) -> np.ndarray:
+    image = decode_image(source)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+# ------------------------------------------------------------------------------------------------ what is decoded
+
+
+def test_paths_bytes_and_opened_images_give_the_same_pixels(tmp_path):
+    path = tmp_path / "picture.png"
+    data = encoded(Image.fromarray(picture()))
+    path.write_bytes(data)
+    for source in (str(path), path, data, Image.open(io.BytesIO(data))):
+        np.testing.assert_array_equal(pixels(source), picture())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_exif_orientation_is_applied_as_pillow_does(orientation):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    data = encoded(Image.fromarray(picture()), "JPEG", exif=exif, quality=95)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert expected.size == ((WIDTH, HEIGHT) if orientation < 5 else (HEIGHT, WIDTH))
+    np.testing.assert_array_equal(pixels(data), np.asarray(expected))
+
+
+def test_an_orientation_that_does_not_exist_is_ignored():
+    exif = Image.Exif()
+    exif[ORIENTATION] = 17
+    assert pixels(encoded(Image.fromarray(picture()), "PNG", exif=exif)).tolist() == picture().tolist()
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_a_grey_image_has_three_equal_channels(mode):
+    image = Image.fromarray(picture()).convert(mode)
+    grey = np.asarray(image.convert("L"))
+    np.testing.assert_array_equal(pixels(encoded(image)), np.stack([grey] * 3, axis=2))
+
+
+def test_a_palette_image_shows_its_colours():
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putdata([1, 0])
+    assert pixels(encoded(image)).tolist() == [[[200, 100, 50], [10, 20, 30]]]
+
+
+@pytest.mark.parametrize("transparency", [1, b"\xff\x00"], ids=["one colour is transparent", "each colour has its own"])
+def test_the_transparent_colours_of_a_palette_become_white(transparency):
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putdata([1, 0])
+    assert pixels(encoded(image, transparency=transparency)).tolist() == [[[255, 255, 255], [10, 20, 30]]]
+
+
+def test_alpha_is_laid_over_white():
+    image = Image.new("RGBA", (3, 1))
+    image.putdata([(100, 0, 0, 255), (100, 0, 0, 0), (100, 0, 0, 51)])
+    assert pixels(encoded(image)).tolist() == [[[100, 0, 0], [255, 255, 255], [224, 204, 204]]]
+
+
+def test_grey_with_alpha_is_laid_over_white():
+    image = Image.new("LA", (2, 1))
+    image.putdata([(100, 255), (100, 0)])
+    assert pixels(encoded(image)).tolist() == [[[100] * 3, [255] * 3]]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_the_one_transparent_colour_of_an_image_becomes_white(mode):
+    image = Image.new(mode, (2, 1))
+    color = (7,) * len(mode)
+    image.putdata([color if len(mode) > 1 else 7, color if len(mode) > 1 else 7])
+    image.putpixel((1, 0), 0 if mode == "L" else (0, 0, 0))
+    transparent = 7 if mode == "L" else (7, 7, 7)
+    assert pixels(encoded(image, transparency=transparent)).tolist() == [[[255] * 3, [0] * 3]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bits_are_scaled_to_8_by_their_whole_range(kind):
+    values = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
+    assert pixels(encoded(Image.fromarray(values), kind))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_a_dark_16_bit_image_stays_dark():
+    values = np.full((2, 2), 200, dtype=np.uint16)
+    assert pixels(encoded(Image.fromarray(values))).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([0.0, 0.2, 1.0], [0, 51, 255]), ([0.0, 100.0, 255.0], [0, 100, 255]), ([0.0, 1e6, 4e6], [0, 64, 255])],
+    ids=["up to 1", "up to 255", "beyond"],
+)
+def test_float_images_are_scaled_by_the_range_that_holds_them(values, expected):
+    image = Image.fromarray(np.array([values], dtype=np.float32))
+    assert pixels(encoded(image, "TIFF"))[0, :, 0].tolist() == expected
+
+
+def test_a_cmyk_jpeg_has_the_colours_it_was_made_of():
+    image = Image.fromarray(picture()).convert("CMYK")
+    decoded = pixels(encoded(image, "JPEG", quality=95)).astype(int)
+    assert np.abs(decoded - picture()).mean() < 6
+
+
+# ------------------------------------------------------------------------------------------------------- masks
+
+
+def ids() -> np.ndarray:
+    return (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 7).astype(np.uint8)
+
+
+def test_a_grey_mask_gives_its_values():
+    mask = decode_mask(encoded(Image.fromarray(ids())))
+    assert mask.dtype == np.int32
+    np.testing.assert_array_equal(mask, ids())
+
+
+def test_a_palette_mask_gives_its_indices_and_not_its_colours():
+    image = Image.fromarray(ids())
+    image.putpalette([value for index in range(7) for value in (255 - index, index * 3, 90)])
+    assert image.mode == "P"
+    np.testing.assert_array_equal(decode_mask(encoded(image)), ids())
+    np.testing.assert_array_equal(decode_mask(encoded(image, transparency=0)), ids())
+
+
+def test_a_16_bit_mask_keeps_ids_beyond_255():
+    wide = ids().astype(np.uint16) * 1000
+    np.testing.assert_array_equal(decode_mask(encoded(Image.fromarray(wide))), wide)
+
+
+def test_a_one_bit_mask_gives_zeros_and_ones():
+    image = Image.fromarray(ids() % 2 * 255).convert("1")
+    np.testing.assert_array_equal(decode_mask(encoded(image)), ids() % 2)
+
+
+def test_a_colour_mask_counts_only_if_its_channels_agree(tmp_path):
+    grey = np.stack([ids()] * 3, axis=2)
+    np.testing.assert_array_equal(decode_mask(encoded(Image.fromarray(grey))), ids())
+    path = tmp_path / "colours.png"
+    path.write_bytes(encoded(Image.fromarray(picture())))
+    with pytest.raises(DataError, match=r"colours\.png is a colour image \(RGB\), where a mask of class ids"):
+        decode_mask(path)
+
+
+# ---------------------------------------------------------------------------------------------- what is broken
+
+
+def large_picture() -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")  # it warns of what is odd in a file
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9])
+def test_a_truncated_file_is_a_data_error_that_names_the_path(tmp_path, kind, share):
+    path = tmp_path / f"broken.{kind.lower()}"
+    data = encoded(large_picture(), kind)
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(DataError, match=rf"{path} cannot be read as an image: .*\. Replace it, or take it out"):
+        decode_image(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n"], ids=["empty", "text", "signature"])
+def test_what_is_no_image_is_a_data_error_that_names_the_path(tmp_path, content):
+    path = tmp_path / "nothing.png"
+    path.write_bytes(content)
+    for decode in (decode_image, decode_mask):
+        with pytest.raises(DataError, match=r"nothing\.png cannot be read as an image"):
+            decode(str(path))
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(DataError, match=r"there is no image .*gone\.png"):
+        decode_image(tmp_path / "gone.png")
+
+
+def test_broken_bytes_are_named_by_their_number():
+    with pytest.raises(DataError, match="an image of 1,200 bytes cannot be read"):
+        decode_image(b"x" * 1200)
+
+
+def test_something_else_is_refused_with_what_was_expected():
+    with pytest.raises(DataError, match="an image is a path, bytes or an opened Pillow image, got int"):
+        decode_image(3)
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")  # it warns of what is odd in a file
+@pytest.mark.parametrize("seed", range(4))
+def test_flipped_bytes_give_an_image_or_a_data_error_and_nothing_else(seed):
+    rng = np.random.default_rng(seed)
+    num_read = 0
+    for kind in ("JPEG", "PNG", "GIF", "TIFF"):
+        for _ in range(40):
+            data = bytearray(encoded(large_picture().resize((16, 16)), kind))
+            for position in rng.integers(0, len(data), 3):
+                data[position] = rng.integers(256)
+            try:
+                assert decode_image(bytes(data)).mode == "RGB"
+                num_read += 1
+            except DataError as error:
+                assert "cannot be read as an image" in str(error)
+    assert num_read > 10
