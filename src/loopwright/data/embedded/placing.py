@@ -1,0 +1,113 @@
+"""The files of a demo in their folder: each whole or not at all, and never over what somebody changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from loopwright.errors import DataError
+from loopwright.run_folder import DamagedFileError, fsync_folder, read_json, write_atomically, write_json
+
+NOTES = "demo.json"
+
+Files = Mapping[str, bytes]
+# What data files and folders are called, without their endings.
+_DATA = {"train", "validation", "test", "images", "id2label"}
+
+
+def check_folder(folder: Path, task: str) -> None:
+    """Refuse a folder with data that is not that of an earlier demo of the same task, unchanged since.
+
+    Called before anything is made.
+
+    Raises:
+        DataError: there is such data, which is named.
+    """
+    try:
+        notes = read_json(folder / NOTES)
+    except DamagedFileError:
+        notes = None
+    digests = notes.get("sha256") if isinstance(notes, dict) and notes.get("task") == task else None
+    written = digests if isinstance(digests, dict) else {}
+    foreign = [
+        path.name
+        for path in sorted(folder.glob("*"))
+        if path.stem in _DATA and (path.name not in written or digest_on_disk(path) != written[path.name])
+    ]
+    if foreign:
+        raise DataError(
+            f"{folder} already holds {', '.join(foreign)}, which is not what the demo of {task} writes there. Give a "
+            "folder that is new or empty."
+        )
+
+
+def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
+    """Write the files of a demo, and `demo.json` with these notes and the digests of what is written beside it.
+
+    Called after `check_folder`: what is in the way is replaced.
+
+    A folder of files appears under its name when it is whole. Where it is there already, it stays as it is. Its files
+    are not synced one by one: what a power cut takes from them is noticed by their digest at the next call.
+
+    Args:
+        folder: where to; it is made if it is missing.
+        files: contents by path from the folder on, with "/" between the parts.
+        notes: what else to note.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    entries: dict[str, dict[str, bytes]] = {}
+    for name, content in files.items():
+        entry, _, rest = name.partition("/")
+        entries.setdefault(entry, {})[rest] = content
+    digests = {entry: digest_of(contents) for entry, contents in entries.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    # The notes come first: a folder that has them may be written to again, also after a crash in between.
+    write_json(folder / NOTES, {**notes, "sha256": digests})
+    for entry, contents in entries.items():
+        if "" in contents:
+            write_atomically(folder / entry, contents[""])
+        elif digest_on_disk(folder / entry) != digests[entry]:
+            _place_folder(folder / entry, contents)
+
+
+def digest_of(contents: Files) -> str:
+    """Return the sha256 of one content, given under the name "", or that of all names and contents of a folder."""
+    if "" in contents:
+        return sha256(contents[""]).hexdigest()
+    listing = (f"{name} {sha256(content).hexdigest()}\n" for name, content in sorted(contents.items()))
+    return sha256("".join(listing).encode()).hexdigest()
+
+
+def digest_on_disk(path: Path) -> str | None:
+    """Return the digest of a file or folder as `digest_of` makes it; None if there is neither."""
+    if path.is_file():
+        return sha256(path.read_bytes()).hexdigest()
+    if not path.is_dir():
+        return None
+    names = (Path(root, name) for root, _, names in os.walk(path) for name in names)
+    return digest_of({name.relative_to(path).as_posix(): name.read_bytes() for name in names})
+
+
+def _place_folder(final: Path, contents: Files) -> None:
+    """Put a folder with these files in place of what an earlier call wrote there, by renaming."""
+    aside = final.with_name(f".tmp-{final.name}-{os.urandom(4).hex()}")
+    old = aside.with_name(f"{aside.name}-old")
+    try:
+        for parent in sorted({PurePosixPath(name).parent for name in contents}):
+            (aside / parent).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (aside / name).write_bytes(content)
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(old)
+        aside.rename(final)
+        fsync_folder(final.parent)
+    finally:
+        for leftover in (aside, old):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""Images to draw on: from arrays, larger and smaller, and as bytes. Pillow is looked for here, once for all."""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import DataError, InputError
+
+Color: TypeAlias = tuple[int, int, int]
+# A PIL.Image.Image: Pillow is an extra, so its types are not imported.
+Image: TypeAlias = Any
+ImageLike: TypeAlias = Image | npt.NDArray[Any]
+Kind: TypeAlias = Literal["png", "jpeg", "webp"]
+
+WHITE: Color = (255, 255, 255)
+BLACK: Color = (0, 0, 0)
+# Smaller images than this are enlarged before something is drawn on them: a label of 11 pixels must leave room.
+LEAST_SIDE = 224
+
+
+def pillow(module: str = "Image", purpose: str = "drawing") -> Any:
+    """Return a module of Pillow; called whenever one is used.
+
+    Raises:
+        InputError: it is not installed ("install.extra"); its fix is the line that installs it.
+    """
+    if find_spec("PIL") is None:
+        raise InputError("install.extra", f"{purpose} needs the package pillow", fix="pip install 'loopwright[vision]'")
+    return import_module(f"PIL.{module}")
+
+
+def as_image(image: ImageLike) -> Image:
+    """Return the image in RGB, as a copy that may be drawn on.
+
+    Args:
+        image: a Pillow image, or an array of shape (H, W), (H, W, 1) or (H, W, 3) of uint8, bool, or floats from 0 to 1
+            (what lies outside is clipped, nan is 0).
+
+    Raises:
+        DataError: the array has another shape or another type.
+        InputError: Pillow is not installed.
+    """
+    images = pillow()
+    if isinstance(image, images.Image):
+        return image.convert("RGB") if image.mode != "RGB" else image.copy()
+    array = np.asarray(image)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)) or array.size == 0:
+        raise DataError(f"an image to draw has the shape {array.shape}; expected (H, W), (H, W, 1) or (H, W, 3)")
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * np.uint8(255)
+    elif np.issubdtype(array.dtype, np.floating):
+        array = np.rint(np.nan_to_num(array, nan=0.0).clip(0, 1) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise DataError(f"an image to draw holds {array.dtype}; expected uint8, bool, or floats from 0 to 1")
+    return images.fromarray(np.ascontiguousarray(array)).convert("RGB")
+
+
+def blank(width: int, height: int, color: Color = WHITE) -> Image:
+    """Return an image of one color."""
+    return pillow().new("RGB", (width, height), color)
+
+
+def scale_for(width: int, height: int, least_side: int = LEAST_SIDE) -> int:
+    """Return the whole factor by which an image is enlarged so that its longer side reaches about `least_side`."""
+    return max(1, round(least_side / max(width, height)))
+
+
+def enlarge(image: Image, factor: int) -> Image:
+    """Return the image with each pixel as a square of this side."""
+    return image.resize((image.width * factor, image.height * factor), pillow().Resampling.NEAREST)
+
+
+def fit(image: ImageLike, size: int) -> Image:
+    """Return the image as large as fits into a square of this side: by a whole factor up, or smoothed down."""
+    picture = as_image(image)
+    longer = max(picture.size)
+    if longer <= size:
+        return enlarge(picture, size // longer)
+    width, height = (max(1, round(side * size / longer)) for side in picture.size)
+    return picture.resize((width, height), pillow().Resampling.LANCZOS)
+
+
+def encode(image: ImageLike, kind: Kind = "png", quality: int = 85) -> bytes:
+    """Return the image as a file's content: the same bytes for the same pixels, with no time and no name inside.
+
+    Args:
+        image: what to encode.
+        kind: "png" keeps every pixel; "jpeg" and "webp" are smaller.
+        quality: 1 to 100; of no use for "png".
+
+    Raises:
+        DataError: the kind is not one of these.
+    """
+    if kind not in ("png", "jpeg", "webp"):
+        raise DataError(f"an image cannot be encoded as {kind!r}; expected 'png', 'jpeg' or 'webp'")
+    options: dict[str, Any] = {"optimize": True} if kind == "png" else {"quality": quality}
+    content = io.BytesIO()
+    as_image(image).save(content, kind.upper(), **options)
+    return content.getvalue()
