@@ -1,6 +1,7 @@
 """Metrics: fed batch by batch, asked once, merged exactly over processes, with intervals.
 
-Only numpy is imported; ROUGE, BLEU, chrF and entities import a package of the extra `text` when they are made.
+Only numpy is imported; ROUGE, BLEU, chrF and entities import a package of the extra `text` when they are made, COCO's
+average precision one of the extra `vision`.
 
 metric = metrics.load("glue", "mrpc")
 for batch in batches:
@@ -10,8 +11,10 @@ metric.compute()    # {"accuracy": ..., "f1": ...}
 What each task of text uses: "accuracy", "f1", "confusion_matrix", "multilabel" (text-classification), "entities"
 (token-classification), "squad", "squad_v2" (question-answering), "bits_per_byte", "perplexity" (causal-lm), the latter
 and "token_accuracy" (masked-lm), "accuracy" (multiple-choice), "rouge" (summarization), "sacrebleu", "chrf",
-"exact_match" (translation), "retrieval", "cosine_spearman" (sentence-embedding). Those with a table of labels have a
-method `table`, to be asked before `compute`. The direction is `greater_is_better`.
+"exact_match" (translation), "retrieval", "cosine_spearman" (sentence-embedding). What each task of images uses:
+"top_k_accuracy" (image-classification), "mean_iou" (semantic-segmentation), "coco_ap" (object-detection,
+instance-segmentation), "reconstruction_error" (masked-image-modeling). Those with a table of labels have a method
+`table`, to be asked before `compute`. The direction is `greater_is_better`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from __future__ import annotations
 from loopwright.metrics.base import Combined, CountingMetric, Metric
 from loopwright.metrics.bootstrap import Bootstrap
 from loopwright.metrics.classification import F1, Accuracy, MatthewsCorrelation, Precision, Recall
+from loopwright.metrics.detection import CocoAP
 from loopwright.metrics.generation import Bleu, ChrF, Rouge
+from loopwright.metrics.images import MeanIoU, ReconstructionError, TopKAccuracy
 from loopwright.metrics.labels import ConfusionMatrix, MultiLabel
 from loopwright.metrics.language import BitsPerByte
 from loopwright.metrics.mean_loss import MeanLoss, Perplexity
 from loopwright.metrics.question_answering import Squad, SquadV2
-from loopwright.metrics.registry import GLUE, METRICS, TASK_METRICS, combine, load
+from loopwright.metrics.registry import GLUE, METRICS, TASK_METRICS, VISION_METRICS, combine, load
 from loopwright.metrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
@@ -40,11 +45,13 @@ __all__ = [
     "GLUE",
     "METRICS",
     "TASK_METRICS",
+    "VISION_METRICS",
     "Accuracy",
     "BitsPerByte",
     "Bleu",
     "Bootstrap",
     "ChrF",
+    "CocoAP",
     "Combined",
     "ConfusionMatrix",
     "CosineSpearman",
@@ -53,6 +60,7 @@ __all__ = [
     "ExactMatch",
     "MatthewsCorrelation",
     "MeanAbsoluteError",
+    "MeanIoU",
     "MeanLoss",
     "MeanSquaredError",
     "Metric",
@@ -61,12 +69,14 @@ __all__ = [
     "Perplexity",
     "Precision",
     "Recall",
+    "ReconstructionError",
     "Retrieval",
     "Rouge",
     "SpearmanCorrelation",
     "Squad",
     "SquadV2",
     "TokenAccuracy",
+    "TopKAccuracy",
     "combine",
     "load",
     "similarity_rows",

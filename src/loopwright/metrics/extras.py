@@ -9,19 +9,22 @@ from typing import Any
 from loopwright.errors import InputError
 
 
-def extra_module(module: str, package: str, metric: str) -> Any:
-    """Return a module of the extra `text`.
+def extra_module(module: str, package: str, metric: str, extra: str = "text") -> Any:
+    """Return a module of an extra.
 
     Args:
         module: the dotted name to import.
         package: the name under which it is installed.
         metric: the metric that needs it, for the error.
+        extra: the extra of loopwright that has the package.
 
     Raises:
         InputError: the package is not installed ("install.extra"); its fix is the line that installs it.
     """
     if find_spec(module.partition(".")[0]) is None:
         raise InputError(
-            "install.extra", f"the metric {metric!r} needs the package {package}", fix="pip install 'loopwright[text]'"
+            "install.extra",
+            f"the metric {metric!r} needs the package {package}",
+            fix=f"pip install 'loopwright[{extra}]'",
         )
     return import_module(module)

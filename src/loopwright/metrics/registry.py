@@ -10,7 +10,9 @@ from typing import Any
 from loopwright.errors import ConfigError
 from loopwright.metrics.base import Combined, Metric
 from loopwright.metrics.classification import F1, Accuracy, MatthewsCorrelation, Precision, Recall
+from loopwright.metrics.detection import CocoAP
 from loopwright.metrics.generation import Bleu, ChrF, Rouge
+from loopwright.metrics.images import MeanIoU, ReconstructionError, TopKAccuracy
 from loopwright.metrics.labels import ConfusionMatrix, MultiLabel
 from loopwright.metrics.language import BitsPerByte
 from loopwright.metrics.mean_loss import MeanLoss, Perplexity
@@ -67,6 +69,11 @@ TASK_METRICS: Mapping[str, type[Metric]] = MappingProxyType(
 )
 """Every metric of a task with more to a sample, by name: answers, sequences, rows, texts with several references."""
 
+VISION_METRICS: Mapping[str, type[Metric]] = MappingProxyType(
+    {kind.name: kind for kind in (TopKAccuracy, MeanIoU, CocoAP, ReconstructionError)}
+)
+"""Every metric of images, by name."""
+
 
 class _GluePearson(PearsonCorrelation):
     """Pearson's correlation under the name that GLUE's STS-B gives it."""
@@ -95,7 +102,7 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
     """Return a new metric by its name.
 
     Args:
-        path: a key of `METRICS` or of `TASK_METRICS`, or "glue".
+        path: a key of `METRICS`, `TASK_METRICS` or `VISION_METRICS`, or "glue".
         config_name: the task of "glue", a key of `GLUE`; other metrics have none.
         options: options of the metric, such as `average` of "f1". Arguments of `evaluate.load` about downloads and
             caches are accepted and change nothing.
@@ -112,7 +119,7 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
         if options:
             raise ConfigError(f"the metrics of GLUE have no options, got {', '.join(options)}")
         return GLUE[config_name]()
-    kinds = {**METRICS, **TASK_METRICS}
+    kinds = {**METRICS, **TASK_METRICS, **VISION_METRICS}
     _check_name("metric", path, [*kinds, "glue"])
     if config_name is not None:
         raise ConfigError(f"the metric {path!r} has no configurations, got {config_name!r}; only 'glue' has")

@@ -1,0 +1,272 @@
+"""Average precision of boxes and masks as COCO defines it, by faster-coco-eval, an extra.
+
+metric = metrics.load("coco_ap", iou_types=("bbox", "segm"))
+metric.add_batch(    # of each image; boxes as left, top, right, bottom in pixels
+    predictions=[{"boxes": ..., "scores": ..., "classes": ..., "masks": ...}],
+    references=[{"boxes": ..., "classes": ..., "masks": ..., "crowd": ..., "areas": ...}],
+    positions=[17],    # the place of each image in the data
+)
+metric.compute()    # {"map": ..., "map_50": ..., ..., "mask_map": ..., ...}
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, DataError
+from loopwright.metrics.base import (
+    Column,
+    Metric,
+    OptionsWhenAdding,
+    as_column,
+    as_items,
+    check_same_kind,
+    without_torch,
+)
+from loopwright.metrics.extras import extra_module
+
+IOU_TYPES = ("bbox", "segm")
+"""What is compared: boxes or masks."""
+
+MAX_DETECTIONS = (1, 10, 100)
+"""How many predictions of a class in an image count, for recall; the last for precision."""
+
+_PREFIXES = {"bbox": "", "segm": "mask_"}
+_SIZES = ("all", "small", "medium", "large")  # up to 32 x 32 pixels, up to 96 x 96, and above
+
+Objects = dict[str, list[Any]]
+"""The objects of an image as lists: boxes, classes, and scores or crowd and areas; masks as COCO's run lengths."""
+
+
+class CocoAP(OptionsWhenAdding, Metric):
+    """Mean average precision and recall over classes and thresholds of overlap from 0.5 to 0.95.
+
+    The results are those of COCO: `map`, `map_50` and `map_75` (one threshold), `mar_1`, `mar_10` and `mar_100` (recall
+    with so many predictions), and `map_small`, `map_medium`, `map_large` and `mar_small`, ... where there are objects
+    of that size. Those of masks are called `mask_map`, ...
+
+    What a model found and what was there is kept for each image, masks as run lengths; images and scores of pixels are
+    not. Images are known by their positions: one that comes twice counts once, and order and processes change nothing.
+
+    Options: `iou_types` are "bbox", "segm" or both; `labels` names the classes in the table.
+    """
+
+    name = "coco_ap"
+    taken_in = "images had been taken in"
+    columns = ("predictions", "references", "positions")
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._coco = extra_module("faster_coco_eval", "faster-coco-eval", self.name, extra="vision")
+        self._images: dict[int, tuple[Objects, Objects]] = {}
+
+    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        known = super()._known(options)
+        if "iou_types" in known:
+            given = known["iou_types"]
+            types = known["iou_types"] = (given,) if isinstance(given, str) else tuple(given)
+            if not types or any(each not in IOU_TYPES for each in types):
+                raise ConfigError(f"iou_types of {self.name} are {' or '.join(IOU_TYPES)}, got {given!r}")
+        return known
+
+    def column(self, name: str, values: Any) -> Column:
+        """Return positions as whole numbers, the others as one mapping per image."""
+        if name != "positions":
+            return as_items(name, values)
+        positions = as_column(name, values)
+        if len(positions) and positions.dtype.kind not in "iu":
+            raise DataError(f"positions of {self.name} must be whole numbers, got an array of type {positions.dtype}")
+        return positions
+
+    @property
+    def num_samples(self) -> int:
+        """How many images were added since the last result."""
+        return len(self._images)
+
+    def update(self, columns: Mapping[str, Column]) -> None:
+        """Keep the objects of each image, unless its position has been seen."""
+        added = {}
+        for prediction, reference, position in zip(*(columns[name] for name in self.columns), strict=True):
+            found = self._objects("prediction", prediction, position)
+            added[int(position)] = (_best(found), self._objects("reference", reference, position))
+        self._images = {**added, **self._images}
+
+    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return precision and recall by name."""
+        results: dict[str, Any] = {}
+        for kind in self.options["iou_types"]:
+            precision, recall = self._evaluated(kind)
+            results |= {_PREFIXES[kind] + name: value for name, value in _summary(precision, recall).items()}
+        return results
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per class that occurs; ask before `compute`, which starts again.
+
+        A class that is in no reference has None for its precisions.
+        """
+        classes, names = self._classes(), self.options["labels"]
+        counts = [
+            Counter(each for image in self._images.values() for each in image[side]["classes"]) for side in (0, 1)
+        ]
+        rows: list[dict[str, Any]] = [{"label": each if names is None else names[each]} for each in classes]
+        for kind in self.options["iou_types"]:
+            precision, _ = self._evaluated(kind)
+            for index, row in enumerate(rows):
+                of_class = precision[:, :, index, 0, -1]
+                for name, values in (("map", of_class), ("map_50", of_class[0])):
+                    value = _mean(values)
+                    row[_PREFIXES[kind] + name] = None if math.isnan(value) else value
+        for place, row in zip(classes, rows, strict=True):
+            row |= {"num_references": counts[1][place], "num_predictions": counts[0][place]}
+        return rows
+
+    def reset(self) -> None:
+        """Forget every image."""
+        self._images = {}
+
+    def merge(self, other: Any) -> None:
+        """Take in the images of another metric of the same kind; those both have seen count once."""
+        check_same_kind(self, other)
+        self._images = {**other._images, **self._images}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the objects of each image."""
+        return {"images": [[position, *sides] for position, sides in sorted(self._images.items())]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the objects of each image."""
+        self._images = {int(position): (found, given) for position, found, given in state["images"]}
+
+    def _objects(self, side: str, given: Any, position: int) -> Objects:
+        """Return the objects of one image, checked, in a form that JSON keeps exactly."""
+        fields = ("boxes", "classes", *(["scores"] if side == "prediction" else []))
+        fields += ("masks",) if "segm" in self.options["iou_types"] else ()
+        missing = [name for name in fields if not isinstance(given, Mapping) or given.get(name) is None]
+        if missing:
+            raise DataError(f"the {side} of image {position} lacks {', '.join(missing)}, which {self.name} needs")
+        arrays = {name: np.asarray(without_torch(given[name])) for name in fields if name != "masks"}
+        boxes = arrays["boxes"].astype(np.float32).reshape(-1, 4)
+        objects: Objects = {"boxes": boxes.tolist(), "classes": arrays["classes"].astype(np.int64).tolist()}
+        if "masks" in fields:
+            objects["masks"] = [self._run_lengths(mask) for mask in without_torch(given["masks"])]
+        if side == "prediction":
+            objects["scores"] = arrays["scores"].astype(np.float32).tolist()
+            numbers = [*boxes.reshape(-1).tolist(), *objects["scores"]]
+        else:
+            crowd, areas = (without_torch(given.get(name)) for name in ("crowd", "areas"))
+            objects["crowd"] = [0] * len(boxes) if crowd is None else [int(each) for each in crowd]
+            if areas is not None:
+                objects["areas"] = [float(area) for area in areas]
+            elif "masks" in objects:
+                objects["areas"] = [float(area) for area in self._coco.mask.area(objects["masks"])]
+            else:
+                sizes = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
+                objects["areas"] = (sizes[:, 0] * sizes[:, 1]).tolist()
+            numbers = boxes.reshape(-1).tolist()
+        names = self.options["labels"]
+        lengths = {name: len(values) for name, values in objects.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the {side} of image {position} must have one of each per object, got {lengths}")
+        if not all(map(math.isfinite, numbers)):
+            raise DataError(f"the {side} of image {position} has boxes or scores that are not numbers")
+        if any(each < 0 or (names is not None and each >= len(names)) for each in objects["classes"]):
+            expected = "from 0 on" if names is None else f"from 0 to {len(names) - 1}"
+            raise DataError(f"the {side} of image {position} has the classes {objects['classes']}, expected {expected}")
+        return objects
+
+    def _run_lengths(self, mask: Any) -> dict[str, Any]:
+        """Return a mask as COCO's compressed run lengths, from an array or from run lengths of either kind."""
+        tools = self._coco.mask
+        if isinstance(mask, Mapping):
+            height, width = (int(each) for each in mask["size"])
+            counts = mask["counts"]
+            if not isinstance(counts, str | bytes):
+                counts = tools.frPyObjects({"size": [height, width], "counts": list(counts)}, height, width)["counts"]
+        else:
+            pixels = np.asarray(without_torch(mask)).astype(np.uint8)
+            if pixels.ndim != 2:
+                raise DataError(f"a mask of {self.name} has a height and a width, got the shape {pixels.shape}")
+            height, width = pixels.shape
+            counts = tools.encode(np.asfortranarray(pixels))["counts"]
+        return {"size": [height, width], "counts": counts.decode() if isinstance(counts, bytes) else counts}
+
+    def _classes(self) -> list[int]:
+        return sorted({each for image in self._images.values() for side in image for each in side["classes"]})
+
+    def _evaluated(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return precisions (thresholds, recalls, classes, sizes, limits) and recalls (the same without recalls).
+
+        Classes are in the order of `_classes`; -1 stands where there is no reference.
+        """
+        images: list[dict[str, Any]] = []
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for number, (_, pair) in enumerate(sorted(self._images.items())):
+            images.append({"id": number, "height": 1, "width": 1})
+            for side, objects in zip(sides, pair, strict=True):
+                for index, (x0, y0, x1, y1) in enumerate(objects["boxes"]):
+                    box = [x0, y0, x1 - x0, y1 - y0]
+                    annotation: dict[str, Any] = {
+                        "id": len(side) + 1,
+                        "image_id": number,
+                        "bbox": box,
+                        "iscrowd": 0,
+                    }
+                    annotation["category_id"] = objects["classes"][index]
+                    if kind == "segm":
+                        annotation["segmentation"] = mask = objects["masks"][index]
+                        images[-1] |= dict(zip(("height", "width"), mask["size"], strict=True))
+                    if "scores" in objects:
+                        area = float(self._coco.mask.area(mask)) if kind == "segm" else box[2] * box[3]
+                        annotation |= {"score": objects["scores"][index], "area": area}
+                    else:
+                        annotation |= {"iscrowd": objects["crowd"][index], "area": objects["areas"][index]}
+                    side.append(annotation)
+        categories = [{"id": each, "name": str(each)} for each in self._classes()]
+        found, given = (
+            self._coco.COCO({"images": images, "categories": categories, "annotations": side}) for side in sides
+        )
+        evaluation = self._coco.COCOeval_faster(given, found, kind)
+        evaluation.params.maxDets = list(MAX_DETECTIONS)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        return np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"])
+
+
+def _best(objects: Objects) -> Objects:
+    """Return the objects, the surest first, without those of a class that come after as many as count."""
+    order = sorted(range(len(objects["scores"])), key=lambda index: -objects["scores"][index])
+    kept, seen = [], dict.fromkeys(objects["classes"], 0)
+    for index in order:
+        seen[objects["classes"][index]] += 1
+        if seen[objects["classes"][index]] <= MAX_DETECTIONS[-1]:
+            kept.append(index)
+    return {name: [values[index] for index in kept] for name, values in objects.items()}
+
+
+def _summary(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> dict[str, float]:
+    """Return the numbers by which COCO sums up; a size without objects is left out."""
+    summary = {
+        "map": _mean(precision[:, :, :, 0, -1]),
+        "map_50": _mean(precision[0, :, :, 0, -1]),
+        "map_75": _mean(precision[5, :, :, 0, -1]),
+    }
+    summary |= {f"mar_{limit}": _mean(recall[:, :, 0, index]) for index, limit in enumerate(MAX_DETECTIONS)}
+    for index, size in enumerate(_SIZES[1:], start=1):
+        for name, values in ((f"map_{size}", precision[:, :, :, index, -1]), (f"mar_{size}", recall[:, :, index, -1])):
+            if not math.isnan(value := _mean(values)):
+                summary[name] = value
+    return summary
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Return the mean of what is there; not a number where nothing is."""
+    there = values[values > -1]
+    return float(there.mean()) if there.size else math.nan

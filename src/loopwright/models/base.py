@@ -1,0 +1,84 @@
+"""What the small models share: their configuration, what they return, and how they are saved.
+
+A model is saved as `config.json` (its name under "loopwright_model", and the values it was made with) and
+`model.safetensors`. `loopwright.models.load` makes it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from loopwright.errors import ConfigError
+from loopwright.run_folder import write_atomically, write_json
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+NAME_KEY = "loopwright_model"
+
+
+@dataclass
+class ModelOutput:
+    """What a model returns.
+
+    Attributes:
+        loss: a mean over items; None without labels.
+        num_items: how many items the loss is a mean over, where these are not simply the samples of the batch.
+        logits: the scores before softmax or sigmoid.
+    """
+
+    loss: Tensor | None = None
+    num_items: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class SmallModel(nn.Module):
+    """A model that is small enough to be read and to be trained on a CPU.
+
+    A subclass hands the values it is made with to this constructor, by name; they must be plain values.
+
+    Attributes:
+        name: the name in the registry.
+        sizes: which values must be at least 1.
+        config: the values it was made with.
+        labels: the names of its classes, where they are known; saved with it.
+    """
+
+    name: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]] = ("num_labels", "num_channels", "width")
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        for key, value in config.items():
+            if key in self.sizes and value < 1:
+                raise ConfigError(f"{key} of the model {self.name!r} must be at least 1, got {value}")
+        self.config = config
+        self.labels: list[str] | None = None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the configuration and the weights; a folder that does not exist is made.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in self.state_dict().items()}
+        write_atomically(target / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_json(target / CONFIG_FILE, {NAME_KEY: self.name, "labels": self.labels, **self.config})
+
+    def set_labels(self, labels: Sequence[str]) -> None:
+        """Name the classes.
+
+        Raises:
+            ConfigError: there are more names or fewer than the model has classes.
+        """
+        expected = self.config.get("num_labels", 0)
+        if len(labels) != expected:
+            raise ConfigError(f"the model {self.name!r} has {expected} classes, got {len(labels)} names")
+        self.labels = [str(label) for label in labels]

@@ -1,0 +1,68 @@
+"""Parts of the convolutional models.
+
+The norms are over the batch: on scenes of digits nets with norms over groups of channels, or over the channels of a
+pixel, were still guessing the classes when these knew a third of them. So micro-batches of 8 images and more work best,
+and an update of several small ones is not quite the update of one large one.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def conv_block(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
+    """Return a 3x3 convolution, a norm and a ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(num_inputs, num_outputs, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(num_outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class Encoder(nn.Module):
+    """Halves the image with each stage, the first included, and returns what each stage has found.
+
+    Args:
+        num_channels: of the image.
+        widths: the channels after each stage.
+    """
+
+    def __init__(self, num_channels: int, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stride = 2 ** len(widths)
+        inputs = (num_channels, *widths[:-1])
+        self.stages = nn.ModuleList(
+            nn.Sequential(conv_block(before, after, stride=2), conv_block(after, after))
+            for before, after in zip(inputs, widths, strict=True)
+        )
+
+    def forward(self, pixel_values: Tensor) -> list[Tensor]:
+        """Return the features, the finest first: strides 2, 4, 8, ..."""
+        height, width = pixel_values.shape[-2:]
+        # The right and lower edges are filled up, so that what is halved here can be doubled again.
+        features = F.pad(pixel_values, (0, -width % self.stride, 0, -height % self.stride))
+        found = []
+        for stage in self.stages:
+            features = stage(features)
+            found.append(features)
+        return found
+
+
+class Merge(nn.Module):
+    """Doubles coarse features and adds them to finer ones.
+
+    Args:
+        num_coarse: channels of the coarse features.
+        num_fine: channels of the finer ones, and of the result.
+    """
+
+    def __init__(self, num_coarse: int, num_fine: int) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(num_coarse, num_fine, 1)
+        self.block = conv_block(num_fine, num_fine)
+
+    def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
+        """Return features of the finer size."""
+        merged: Tensor = self.block(fine + F.interpolate(self.project(coarse), scale_factor=2.0, mode="nearest"))
+        return merged

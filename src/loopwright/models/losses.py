@@ -1,0 +1,121 @@
+"""Losses of classes, each with the number of items it is a mean over.
+
+A mean alone cannot be added to the mean of another micro-batch; with the number of its items it can. Nothing here
+waits for the device, so the numbers are tensors.
+
+    loss, num_items = create_loss("ce+dice", ignore_index=255)(logits, labels)
+
+| name | what | items |
+|---|---|---|
+| ce | cross-entropy | labels that are not ignored: samples, or pixels |
+| focal | cross-entropy that looks away from what is easy (Lin et al. 2017) | the same |
+| dice | 1 - the overlap of classes, a mean over the classes of an image | images with a label that is not ignored |
+| a+b | the sum of both, each of them a mean over the image first | the same images |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loopwright.errors import ConfigError
+
+LOSS_NAMES = ("ce", "focal", "dice", "ce+dice", "focal+dice")
+# Keeps a division by no items at 0, and changes no other.
+_TINY = 1e-6
+
+
+class ItemLoss(NamedTuple):
+    """A mean over items, and their number; 0 and 0 where there are none."""
+
+    loss: Tensor
+    num_items: Tensor
+
+
+def create_loss(
+    name: str, ignore_index: int = -100, class_weights: Sequence[float] | None = None
+) -> Callable[[Tensor, Tensor], ItemLoss]:
+    """Return the loss of a name, to be called with logits (samples, classes, ...) and labels (samples, ...).
+
+    Args:
+        name: one of `LOSS_NAMES`.
+        ignore_index: the label that is left out.
+        class_weights: how much a label of each class counts in "ce" and "focal"; the number of items is then the sum of
+            the labels' weights.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    if name not in LOSS_NAMES:
+        raise ConfigError(f"there is no loss {name!r}: use {', '.join(LOSS_NAMES)}")
+    parts = name.split("+")
+
+    def loss(logits: Tensor, labels: Tensor) -> ItemLoss:
+        logits = logits.float()  # 16 bits are too few for sums over pixels
+        weights = label_weights(labels, ignore_index, class_weights)
+        if parts in (["ce"], ["focal"]):
+            return _mean(label_terms(parts[0], logits, labels, ignore_index), weights)
+        has_labels = (labels != ignore_index).flatten(1).any(dim=1)
+        values = torch.zeros(len(labels), device=logits.device)
+        for part in parts:
+            if part == "dice":
+                values = values + soft_dice(logits, labels, ignore_index)
+            else:
+                terms = label_terms(part, logits, labels, ignore_index) * weights
+                values = values + terms.flatten(1).sum(dim=1) / weights.flatten(1).sum(dim=1).clamp(min=_TINY)
+        return _mean(values, has_labels.float())
+
+    return loss
+
+
+def label_weights(labels: Tensor, ignore_index: int, class_weights: Sequence[float] | None) -> Tensor:
+    """Return how much each label counts; 0 for those that are ignored."""
+    is_counted = labels != ignore_index
+    if class_weights is None:
+        return is_counted.float()
+    weights = torch.tensor(class_weights, dtype=torch.float32).to(labels.device, non_blocking=True)
+    return weights[torch.where(is_counted, labels, 0)] * is_counted
+
+
+def label_terms(name: str, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Return "ce" or "focal" of every label, 0 for those that are ignored."""
+    terms = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
+    return (1.0 - torch.exp(-terms)) ** 2 * terms if name == "focal" else terms
+
+
+def soft_dice(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Return for each image the mean of 1 - overlap over the classes that its labels have; 0 where there are none."""
+    is_counted = (labels != ignore_index).flatten(1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    target = (labels.flatten(1)[:, None] == classes[:, None]) & is_counted[:, None]  # (images, classes, pixels)
+    chances = logits.softmax(dim=1).flatten(2) * is_counted[:, None]
+    both = (chances * target).sum(dim=2)
+    sizes = chances.sum(dim=2) + target.sum(dim=2)
+    is_present = target.any(dim=2)
+    missed = (1.0 - 2.0 * both / sizes.clamp(min=_TINY)) * is_present
+    return missed.sum(dim=1) / is_present.sum(dim=1).clamp(min=1)
+
+
+def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: float = 4.0) -> ItemLoss:
+    """Return the focal loss of decisions that do not exclude each other, a mean over samples.
+
+    A target of 1 is a hit, one of 0 is none; in between, near a hit, finding one is held against the model less, by
+    (1 - target) ** beta (Law and Deng 2018). A sample's terms are summed and divided by its hits, at least 1.
+    """
+    logits = logits.float()
+    is_hit = targets == 1
+    chances = logits.sigmoid()
+    found = (1 - chances) ** gamma * F.logsigmoid(logits)
+    passed = (1 - targets) ** beta * chances**gamma * F.logsigmoid(-logits)
+    sums = -torch.where(is_hit, found, passed).flatten(1).sum(dim=1)
+    values = sums / is_hit.flatten(1).sum(dim=1).clamp(min=1)
+    return _mean(values, torch.ones_like(values))
+
+
+def _mean(values: Tensor, weights: Tensor) -> ItemLoss:
+    num_items = weights.sum()
+    return ItemLoss((values * weights).sum() / num_items.clamp(min=_TINY), num_items)
