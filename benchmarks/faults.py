@@ -9,6 +9,8 @@ made it repeat), and must report the same metrics.
     random kills      SIGKILL after a random time, again and again until the run is complete
     fault points      SIGKILL at a named point of the code, at a random one of its hits, through all points in turn
     flipped bits      one bit anywhere in the newest checkpoint: it must be found, and the run go on from the one before
+    rank kills        --ranks: the run on two processes under torchrun, which starts both again when one is killed; the
+                      oracle is a run of two processes without a fault
 
 After every kill a valid checkpoint must be there, if there ever was one. Loader workers are not killed: they must end
 by themselves, and those that are left are counted. The exit code is 1 if anything differed or failed.
@@ -17,6 +19,7 @@ by themselves, and those that are left are counted. The exit code is 1 if anythi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -31,7 +34,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,7 @@ EVENTS = {"log", "evaluation", "epoch"}  # other records of metrics.jsonl tell o
 ORPHAN_SECONDS = (3.0, 10.0)  # after a kill: when processes that are left are counted
 HANGING_SECONDS = 120.0
 FLIPS_PER_BASE = 20
+MOST_RESTARTS = 1000
 CHECKPOINTS_NEEDED = {"mid_load": 1, "mid_quarantine": 2}  # valid ones, for a start to pass that point at all
 
 
@@ -98,7 +102,7 @@ class Journal(TrainerCallback):
 
     def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
         line = json.dumps([trainer.progress.update, self.digest.hexdigest()]) + "\n"
-        with open(self.folder / "seen.jsonl", "ab", buffering=0) as file:
+        with open(self.folder / f"seen-{os.environ.get('RANK', '0')}.jsonl", "ab", buffering=0) as file:
             file.write(line.encode())  # one system call: a kill leaves the whole line or none
         self.digest = hashlib.sha256()
 
@@ -138,13 +142,14 @@ def train(folder: Path) -> dict[str, Any]:
     }
 
 
-def samples_seen(folder: Path) -> list[tuple[int, list[str]]]:
-    """The digests of what each update saw: one, unless a repeated update saw something else than before."""
-    seen: dict[int, set[str]] = {}
-    for line in (folder / "seen.jsonl").read_text().splitlines():
-        update, digest = json.loads(line)
-        seen.setdefault(update, set()).add(digest)
-    return [(update, sorted(digests)) for update, digests in sorted(seen.items())]
+def samples_seen(folder: Path) -> list[tuple[tuple[str, int], list[str]]]:
+    """The digests of what each update saw on each rank: one, unless a repeated one saw something else than before."""
+    seen: dict[tuple[str, int], set[str]] = {}
+    for path in sorted(folder.glob("seen-*.jsonl")):
+        for line in path.read_text().splitlines():
+            update, digest = json.loads(line)
+            seen.setdefault((path.stem, update), set()).add(digest)
+    return [(place, sorted(digests)) for place, digests in sorted(seen.items())]
 
 
 def metrics_log(folder: Path) -> list[dict[str, Any]] | None:
@@ -187,6 +192,52 @@ def job(folder: Path, spec: str | None, is_counting: bool) -> None:
     os._exit(0)
 
 
+def launch_ranks(folder: Path, num_ranks: int) -> None:
+    """What the launcher does: start the ranks, and start all of them again when one is lost."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.setsid()
+    output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id="faults",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=MOST_RESTARTS,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(str(folder / "logs")),
+    )
+    try:
+        elastic_launch(config, rank_job)(folder)
+    except BaseException:  # noqa: BLE001 - told by the exit code
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def rank_job(folder: Path) -> None:
+    """What a rank does: train; the first leaves the outcome in a file."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    multiprocessing.set_start_method("fork", force=True)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # not the launcher's handlers, which a fork hands on
+    rank = int(os.environ["RANK"])
+    aside = folder / f".rank-{rank}"
+    aside.write_text(str(os.getpid()))
+    aside.rename(folder / f"rank-{rank}")
+    outcome = train(folder)
+    # What it hands to the launcher now goes through a pipe that a kill would block.
+    (folder / f"rank-{rank}").unlink(missing_ok=True)
+    if rank == 0:
+        (folder / OUTCOME).write_text(json.dumps(outcome))
+
+
 class Starter:
     """Starts processes, kills them if asked to, and counts what they leave behind."""
 
@@ -210,10 +261,14 @@ class Starter:
             with open(folder / OUTPUT, "a") as file:
                 file.write(f"still running after {HANGING_SECONDS} s\n")
             return 1
-        now = time.monotonic()
-        self._watched.extend((now + seconds, process.pid, index) for index, seconds in enumerate(ORPHAN_SECONDS))
-        self.count_orphans()
+        self.watch_session(process.pid)
         return process.exitcode
+
+    def watch_session(self, process_id: int) -> None:
+        """Count later what is left of the session of a process that has ended."""
+        now = time.monotonic()
+        self._watched.extend((now + seconds, process_id, index) for index, seconds in enumerate(ORPHAN_SECONDS))
+        self.count_orphans()
 
     def count_orphans(self) -> None:
         """Count what is left of processes that ended long enough ago, and end what is left of the oldest."""
@@ -414,6 +469,64 @@ def bit_flips(bench: Bench, tally: Tally, count: int, draw: random.Random) -> No
         tell(tally, count)
 
 
+def run_ranks(bench: Bench, folder: Path, num_ranks: int, kill: Callable[[], float | None]) -> int:
+    """Run the ranks under their launcher to the end, and return its exit code; -9 if they hung.
+
+    Args:
+        bench: counts starts and orphans.
+        folder: of the run.
+        num_ranks: how many.
+        kill: kills a rank, perhaps, and returns the seconds until it is to be called again; None is never.
+    """
+    process = SERVER.Process(target=launch_ranks, args=(folder, num_ranks))
+    process.start()
+    bench.starter.starts += 1
+    deadline = time.monotonic() + HANGING_SECONDS
+    while process.exitcode is None and time.monotonic() < deadline:
+        wait = kill()
+        if wait is not None:
+            deadline = time.monotonic() + HANGING_SECONDS
+        process.join(HANGING_SECONDS if wait is None else wait)
+    process.kill()
+    process.join()
+    bench.starter.watch_session(process.pid)
+    return process.exitcode
+
+
+def rank_kills(bench: Bench, tally: Tally, count: int, draw: random.Random, num_ranks: int) -> None:
+    """Kill a random rank at random moments; nobody but the launcher starts the ranks again."""
+    outcomes, begin = [], time.monotonic()
+    for number in range(2):
+        folder = bench.root / f"ranks-{number}"
+        folder.mkdir()
+        if run_ranks(bench, folder, num_ranks, lambda: None) != 0:
+            raise SystemExit(f"the ranks without a fault failed:\n{(folder / OUTPUT).read_text()[-4000:]}")
+        outcomes.append(json.loads((folder / OUTCOME).read_text()))
+        shutil.rmtree(folder)
+    if outcomes[0] != outcomes[1]:
+        raise SystemExit("two runs of the ranks without faults differ, so there is nothing to compare with")
+    seconds = (time.monotonic() - begin) / 2
+    bench = replace(bench, oracle=outcomes[0])
+
+    while tally.faults < count:
+        folder = bench.new_folder()
+
+        def kill(folder: Path = folder) -> float | None:
+            path = folder / f"rank-{draw.randrange(num_ranks)}"
+            if path.exists() and tally.faults < count:
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
+                    tally.faults += 1
+                    path.unlink()  # the next one has to have begun before it can be killed
+                    tell(tally, count)
+            return draw.uniform(0.2, 0.9) * seconds if tally.faults < count else None
+
+        code = run_ranks(bench, folder, num_ranks, kill)
+        bench.examine(folder, tally)
+        bench.judge(folder, code, tally)
+        tell(tally, count)
+
+
 def bases(bench: Bench, count: int, draw: random.Random) -> Iterator[Path]:
     """Yield killed runs with three checkpoints or more, the same one several times in a row."""
     for number in range(count):
@@ -473,6 +586,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--random-kills", type=int, default=200, help="kills at random moments (default 200, 0: none)")
     parser.add_argument("--failpoint-kills", type=int, default=200, help="kills at named points (default 200, 0: none)")
     parser.add_argument("--bit-flips", type=int, default=200, help="flipped bits (default 200, 0: none)")
+    parser.add_argument("--ranks", type=int, nargs="?", const=2, help="run the rank kills alone, on so many ranks (2)")
+    parser.add_argument("--rank-kills", type=int, default=50, help="kills of a rank, with --ranks (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of moments, hits and bits (default 0)")
     parser.add_argument("--folder", type=Path, help="where the runs lie (default: a temporary folder)")
     parser.add_argument("--output", type=Path, help="also write the report to this file")
@@ -496,6 +611,8 @@ def main() -> int:
         ("fault points", arguments.failpoint_kills, arguments.seed, failpoint_kills, kills),
         ("flipped bits", arguments.bit_flips, arguments.seed, bit_flips),
     ]
+    if arguments.ranks is not None:
+        sections = [("rank kills", arguments.rank_kills, arguments.seed, rank_kills, arguments.ranks)]
     tallies = [measured(bench, *section) for section in sections if section[1] > 0]
 
     machine = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}"

@@ -34,7 +34,7 @@ LEAST_TRAINER_ACCESSES = 45
 MOST_LINES = 600
 MOST_TRAINER_LINES = 500
 MOST_LOOP_LINES = 60
-LOOP = ["_run_training", "_run_train_epoch", "_finish_update", "_apply_gradients"]
+LOOP = ["_run_training", "_run_train_epoch", "_run_update", "_finish_update", "_apply_gradients"]
 
 needs_trainer = pytest.mark.skipif(not (SOURCE / "trainer.py").exists(), reason="there is no trainer.py yet")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from loopwright.data import Loader, Piece
 from loopwright.engine import Engine
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
-from loopwright.engine.processes import gather_rows, sum_over_processes
+from loopwright.engine.processes import gather_parts, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
@@ -54,7 +54,7 @@ def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, i
             output = trainer.calculate_prediction(batch)
             if piece.rows == 0:
                 output = map_tensors(output, lambda tensor: tensor[:0])
-            outputs.append(map_tensors(output, lambda tensor: gather_rows(tensor, engine.device).cpu()))
+            outputs += _of_all_processes(output, engine)
             rows += piece.rows
     return _joined(outputs), int(sum_over_processes([rows], engine.device)[0])
 
@@ -86,6 +86,20 @@ def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Pie
                     yield piece, batch
         finally:
             trainer.current_rows = None
+
+
+def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
+    """Return the outputs that the processes made of their parts of a window, in order, on the CPU; no empty ones."""
+    leaves = [gather_parts(tensor, engine.device) for tensor in iter_tensors(output)] if engine.is_distributed else []
+    if not leaves:
+        return [map_tensors(output, lambda tensor: tensor.detach().cpu())]
+    of_processes = [parts for parts in zip(*leaves, strict=True) if any(len(part) for part in parts)]
+    return [_with_tensors(output, parts) for parts in of_processes]
+
+
+def _with_tensors(output: Any, tensors: Iterable[torch.Tensor]) -> Any:
+    remaining = iter(tensors)
+    return map_tensors(output, lambda _: next(remaining).cpu())
 
 
 def _items(trainer: Any, output: dict[str, Any], piece: Piece) -> Any:

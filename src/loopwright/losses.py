@@ -37,6 +37,10 @@ class EpochLosses:
         self._logged_loss = 0.0
         self._logged_items = 0.0
 
+    def follow(self, engine: Engine) -> None:
+        """Go on with another engine; called when a run is prepared, whose first epoch may go on with earlier sums."""
+        self._engine = engine
+
     def begin_update(self, window: Window, counts: list[float | None]) -> None:
         """Start an update.
 
@@ -50,6 +54,7 @@ class EpochLosses:
         self._entries: list[tuple[Tensor, float | Tensor]] = []
         self._late_items: list[float | Tensor] = []
         self._total = 0.0
+        self._engine.begin_gradients(is_pad=not any(piece.rows for piece in window.pieces))
         if not self._is_alone:
             own: list[float] | None = self._counts
             if own is None and window.is_counted:
@@ -80,9 +85,26 @@ class EpochLosses:
                 items = items.to(loss.device, precise, non_blocking=True)
             self._late_items.append(items if rows else items * 0)  # of the same type on every process
             return loss * (self._late_items[-1] / self._window.samples)
-        count = rows if self._counts is None else self._counts[index]
-        weight = count * self._engine.num_processes / self._total if self._total else 0.0
+        weight = self._weight_of_piece(index)
         return loss if weight == 1.0 else loss * weight
+
+    def weight_of(self, index: int) -> float | None:
+        """Return what the loss of a micro-batch of the update is multiplied by before backward; None leaves it alone.
+
+        Asked before its forward pass, where the items are counted on the host.
+        """
+        return None if self._is_alone else self._weight_of_piece(index)
+
+    def note(self, index: int, loss: Tensor, output: Mapping[str, Any]) -> None:
+        """Remember the loss of a micro-batch whose backward has been run elsewhere; nobody writes to it any more."""
+        items = output["batch_size"] if self._counts is None else self._counts[index]
+        if self._counts is None and "num_items_in_batch" in output:
+            items = output["num_items_in_batch"]
+        self._entries.append((loss, items.clone() if isinstance(items, Tensor) else items))
+
+    def _weight_of_piece(self, index: int) -> float:
+        count = self._window.pieces[index].rows if self._counts is None else self._counts[index]
+        return count * self._engine.num_averaged / self._total if self._total else 0.0
 
     def finish_update(self) -> None:
         """End the update's backward passes: share what no wrapper shares, finish the division if items came late."""
@@ -95,7 +117,7 @@ class EpochLosses:
             else:
                 total = self._engine.agreement.total(total)
             total = total + (total == 0)  # a window without items has no gradient to divide
-            torch._foreach_mul_(self._engine.gradients(), self._window.samples * self._engine.num_processes / total)
+            torch._foreach_mul_(self._engine.gradients(), self._window.samples * self._engine.num_averaged / total)
 
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""

@@ -12,10 +12,13 @@ import torch
 
 from loopwright.callbacks import SaveTrainingStateCallback
 from loopwright.checkpoint import Checkpoint, Checkpointing, read, write
-from loopwright.checkpoint.fingerprint import TIERS, differences, fingerprint, tier
+from loopwright.checkpoint.fingerprint import EXACT, TIERS, differences, fingerprint, tier
 from loopwright.checkpoint.named import parameter_names
 from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.sharded import read_for
+from loopwright.checkpoint.sharded import write as write_shards
 from loopwright.checkpoint.store import check_savable
+from loopwright.checkpoint.whole import Held, SplitModel, SplitOptimizer, gathered, write_gathered
 from loopwright.data.loader import REPLAYED
 from loopwright.engine.processes import (
     gather_objects,
@@ -23,6 +26,7 @@ from loopwright.engine.processes import (
     local_process_zero_only,
     world_process_zero_only,
 )
+from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard, whole_model
 from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.failpoints import failpoint
 from loopwright.results import TrainResult
@@ -41,6 +45,7 @@ from loopwright.run_folder import RunRecord
 from loopwright.services import TrainerServices
 from loopwright.training_state import capture, load_model_file, restore, save_model_file
 
+_SETTLED = "gradient_accumulation_steps:"  # follows from the number of processes, and was told when it was settled
 _TOTALS = ("num_epochs:", "max_num_train_steps:")  # a run that goes on for longer is still the same run
 
 
@@ -124,6 +129,9 @@ class TrainerPersistence(TrainerServices):
             processes=engine.num_processes,
             precision=str(self._accelerator.mixed_precision),
             step_mode=settings.step_mode,
+            # Named only where they are not the usual, which older checkpoints do not name.
+            **({"reduction": settings.reduction} if settings.reduction != "fast" else {}),
+            **({"sharding": "fsdp2"} if is_sharded(self.model) else {}),
         )
         self._about = as_json(
             {
@@ -146,7 +154,7 @@ class TrainerPersistence(TrainerServices):
 
     def _resume(self, path: Path) -> None:
         """Go on with a saved run: check that it is this one, restore it, and say what has changed since."""
-        checkpoint = read(path)
+        checkpoint = self._read(path)
         if "run" not in checkpoint.state:
             raise CheckpointError(f"{path} was not written by a Trainer: it does not say where the run stood")
         self._check_continuity(path, checkpoint.about)
@@ -186,7 +194,7 @@ class TrainerPersistence(TrainerServices):
         now = tier(saved["fingerprint"], about["fingerprint"], is_counted=about["tier"] == "T3")
         about["tier"] = max(now, saved["tier"])  # what was lost once does not come back
         differing = differences(saved["fingerprint"], about["fingerprint"])
-        if policy is not None and policy.require_exact and about["tier"] != "T0":
+        if policy is not None and policy.require_exact and about["tier"] not in EXACT:
             raise CheckpointError(
                 f"{path} cannot be continued bit for bit ({about['tier']}, {TIERS[about['tier']]}), and require_exact "
                 f"is set. What differs: {'; '.join(differing) or 'nothing; the data source has no random access'}."
@@ -194,6 +202,7 @@ class TrainerPersistence(TrainerServices):
         for line in differing:
             self.print(f"Differs from when it was saved: {line}")
         changes = differences(saved["settings"], about["settings"]) + differences(saved["data"], about["data"])
+        changes = [change for change in changes if not change.startswith(_SETTLED)]
         self._announce(path, changes, [change for change in changes if not change.startswith(_TOTALS)])
 
     def _announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
@@ -247,7 +256,8 @@ class TrainerPersistence(TrainerServices):
         except OSError as error:
             raise CheckpointError(f"cannot save {output_dir}: the metrics of the run are not safe: {error}") from error
         policy = self._settings.checkpoints
-        world_process_zero_only(write)(
+        write_here = write_shards if is_sharded(self.model) else world_process_zero_only(write)
+        write_here(
             output_dir,
             model,
             state,
@@ -266,10 +276,18 @@ class TrainerPersistence(TrainerServices):
         """
         if self.run_config is None:
             raise ConfigError("load_training_state needs a trainer that has been prepared by train()")
-        checkpoint = read(input_dir)
+        checkpoint = self._read(input_dir)
         self._restore(checkpoint)
         metadata: dict[str, Any] = checkpoint.state["metadata"]
         return metadata
+
+    def _read(self, path: str | Path) -> Checkpoint:
+        """Return what a checkpoint holds; of a sharded model this process's part of it."""
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        if not is_sharded(model):
+            return read(path)
+        reshard(model)
+        return read_for(model.state_dict(), mesh_of(model), path)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         restore(self, self._engine, checkpoint)
@@ -287,6 +305,7 @@ class TrainerPersistence(TrainerServices):
 
         Every process must call it.
         """
+        reshard(self.model)
         skips = self._settings.bad_samples == "skip" and self._train_dataloader is not None
         run = {
             "progress": self.progress.state_dict(),
@@ -304,8 +323,9 @@ class TrainerPersistence(TrainerServices):
         return model, state, self.checkpoint_files()
 
     def _weights_are_finite(self) -> bool:
-        weights = [weight.detach() for weight in self._engine.parameters if weight.is_floating_point()]
-        return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+        weights = [local(weight.detach()) for weight in self._engine.parameters if weight.is_floating_point()]
+        is_bad = bool(weights) and not bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+        return not self._engine.agreement.largest(is_bad)[0]
 
     def _serve_saves(self) -> None:
         """Save what was asked for, as of the last finished update."""
@@ -347,6 +367,7 @@ class TrainerPersistence(TrainerServices):
                 engine.rank,
                 engine.num_processes,
                 self._record.is_ours,
+                is_sharded(self.model),
             )
 
     def _rehearse_saving(self) -> None:
@@ -401,6 +422,15 @@ class TrainerPersistence(TrainerServices):
         weights = self._engine.unwrap(self.model if model is None else model, keep_torch_compile=False)
         optimizer = self._engine.unwrap_optimizer(self.optimizer) if save_optimizer else None
         on_one = local_process_zero_only if save_per_node else world_process_zero_only
+        if is_sharded(weights):
+            reshard(weights)
+            is_writer = bool(on_one(lambda: True)())
+            if Path(save_path).suffix == ".safetensors":
+                texts = {name: str(value) for name, value in (checkpoint_kwargs or {}).items()}
+                write_gathered(save_path, weights.state_dict(), texts, is_writer)
+                return
+            weights = Held(gathered(weights.state_dict(), is_writer))
+            optimizer = None if optimizer is None else Held(gathered(optimizer.state_dict(), is_writer))
         on_one(save_model_file)(
             save_path, weights, optimizer, self.scheduler if save_scheduler else None, checkpoint_kwargs or {}
         )
@@ -414,7 +444,30 @@ class TrainerPersistence(TrainerServices):
         """
         model = self._engine.unwrap(self.model, keep_torch_compile=False)
         optimizer = self._engine.unwrap_optimizer(self.optimizer)
+        if is_sharded(model):
+            reshard(model)
+            model = SplitModel(model)
+            optimizer = None if optimizer is None else SplitOptimizer(optimizer)
         return load_model_file(checkpoint_path, model, optimizer, self.scheduler, load_optimizer, load_scheduler)
+
+    def whole_model(self) -> Any:
+        """Return the model as an ordinary one, also where it is split over processes.
+
+        Every process must call it. Of a split model the first one gets a copy on the host, the others get the model
+        as it is.
+        """
+        return whole_model(self._engine.unwrap(self.model, keep_torch_compile=False))
+
+    def whole_weights(self) -> dict[str, Any]:
+        """Return the model's weights by name, on the host, also where the model is split over processes.
+
+        Every process must call it, and all but the first get none: {}.
+        """
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        reshard(model)
+        is_first = self._engine.rank == 0
+        weights: dict[str, Any] = gathered(dict(model.state_dict()), is_first)
+        return weights if is_first else {}
 
     def _unwrapped_optimizer(self) -> Any:
         return self._engine.unwrap_optimizer(self.optimizer)

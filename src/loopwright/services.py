@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint.saver import Saver
+from loopwright.checkpoint.store import read_manifest
 from loopwright.data import Loader, Share, Window, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.buffers import BufferShadow
+from loopwright.engine.engine import check_reduction
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
+from loopwright.engine.sharding import is_sharded
 from loopwright.engine.signals import SignalWatch
 from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch, swapped
@@ -28,6 +35,7 @@ from loopwright.tracking import RunHistory
 
 STOPPED_BY_FILE = "Asked to stop by a file in the run folder: ending the run in order"
 _MOST_SKIPPED_IN_A_ROW = 10
+_ACCUMULATION = "gradient_accumulation_steps"
 
 
 class TrainerServices(TrainerHooks):
@@ -101,11 +109,20 @@ class TrainerServices(TrainerHooks):
         }
         if self.gradient_norm is not None:
             logs["gradient_norm"] = float(self.gradient_norm)
+        logs |= self._step_logs()
         self._record.write("log", **logs)
+        self._tell_speed()
         self._record.tell(update=self.progress.update, epoch=self.run_history.current_epoch)
         first, samples = self._find_nonfinite()
         self.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
         self._stop_if_nonfinite(first, samples)  # also where no callback does it
+
+    def _step_logs(self) -> dict[str, Any]:
+        """Return what a log says about how updates were run."""
+        return {}
+
+    def _tell_speed(self) -> None:
+        """Record how fast the run was since the last log."""
 
     def _find_nonfinite(self) -> tuple[int | None, list[int] | None]:
         """Return the first update of the epoch with a loss that was not finite, if there is one, and its samples."""
@@ -147,11 +164,60 @@ class TrainerServices(TrainerHooks):
         self.scheduler = self.gradient_norm = self.current_rows = None
         self.callback_handler.refresh()
 
+    def _in_stored_windows(self, settings: RunSettings, resume_path: Path | None) -> RunSettings:
+        """Return the settings with the accumulation that gives updates of as many micro-batches as the run began with.
+
+        Raises:
+            ConfigError: that many cannot be shared out evenly among the processes there are now, or not exactly.
+        """
+        is_exact = settings.reduction == "exact"
+        check_reduction(settings.reduction, self.model)
+        processes, given = self._engine.num_processes, settings.gradient_accumulation_steps
+        window = processes * given
+        if resume_path is not None:
+            about = read_manifest(resume_path).get("about", {})
+            before = about.get("fingerprint", {}).get("processes"), about.get("settings", {}).get(_ACCUMULATION)
+            if None not in before:
+                window = int(before[0]) * int(before[1])
+        # A part of the tree that is summed exactly has a power of two of leaves, unless it is the whole tree.
+        allowed = [
+            number
+            for number in range(1, window + 1)
+            if window % number == 0 and (not is_exact or number == 1 or (window // number).bit_count() == 1)
+        ]
+        if processes not in allowed:
+            why = " so that each has a power of two of them, as an exact sum needs" if is_exact else ""
+            raise ConfigError(
+                f"an update of this run has {window} micro-batches, which {processes} processes cannot share evenly"
+                f"{why}. Start it on another number of processes: {', '.join(map(str, allowed))}."
+            )
+        if window // processes != given:
+            self.print(
+                f"gradient_accumulation_steps is {window // processes} on {processes} processes, not {given}: "
+                f"an update of this run has {window} micro-batches"
+            )
+        return replace(settings, gradient_accumulation_steps=window // processes)
+
+    def _recount_batches(self, processes_before: int) -> None:
+        """Count the micro-batches of a resumed run as this process would have run them; the first process saved its."""
+        progress, loader = self.progress, self._train_dataloader
+        share, per_epoch = loader.share, loader.num_batches
+        before = share.window // processes_before
+        done = -(-progress.batch // before)
+        earlier = progress.total_batches - progress.batch
+        if before != share.accumulation:
+            earlier = earlier * share.accumulation // before if per_epoch is None else progress.epoch * per_epoch
+        is_at_end = per_epoch is not None and done >= loader.num_updates
+        progress.batch = per_epoch if is_at_end else done * share.accumulation
+        progress.total_batches = earlier + progress.batch
+
     def _create_accelerator(self) -> Any:
         """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
-        return create_accelerator(self._settings.mixed_precision)
+        return create_accelerator(self._settings.mixed_precision, sharding=self._settings.sharding)
 
     def _heed_signals(self) -> None:
+        if self._run.is_ending:
+            return  # it ends already
         if self._signals.received is not None:
             self.request_stop(f"Received {self._signals.received.name}: ending the run in order")
         elif self._record.is_asked_to_stop():
@@ -168,21 +234,33 @@ class TrainerServices(TrainerHooks):
     def _agree_on_requests(self) -> None:
         """Make the requests of all processes the same: what one asks for, all do."""
         requests = self.requests
-        asked = (requests.log, requests.evaluate, len(requests.saves), requests.stop is not None)
-        log, evaluate, saves, stop = self._engine.agreement.largest(*asked)
+        asked = (requests.log, requests.evaluate, len(requests.saves))
+        log, evaluate, saves, *stop = self._engine.agreement.largest(*asked, *self._asked_to_stop())
         requests.log, requests.evaluate = bool(log), bool(evaluate)
-        if stop:
-            requests.stop = requests.stop or "Stopped by another process"
+        self._stop_with_others(*stop)
         if saves:
             everyone = [save for one in gather_objects(requests.saves) for save in one]
             requests.saves = list({path: (path, metadata) for path, metadata in reversed(everyone)}.values())[::-1]
 
+    def _asked_to_stop(self) -> tuple[bool, int]:
+        return self.requests.stop is not None, self._signals.received or 0
+
+    def _stop_with_others(self, is_asked: int, number: int) -> None:
+        """Take over what any process was asked: to stop, and by which signal."""
+        if number and self._signals.received is None:
+            self._signals.received = signal.Signals(number)  # raised at the end of the run, on all of them
+        if is_asked:
+            self.requests.stop = self.requests.stop or "Stopped by another process"
+
     def _prepare(self) -> None:
         """Prepare everything, and make sure that the loaders are ours, also when the hook below is overridden."""
         self._prepare_model_optimizer_and_dataloaders()
+        self._losses.follow(self._engine)
         if self._train_dataloader is not None:
             self._train_dataloader = self._as_loader(self._train_dataloader)
             self._train_dataloader.limit = self.callback_handler.batch_limit(self, training=True)
+            if self.device.type == "cuda" and not self._engine.is_distributed and torch.cuda.device_count() > 1:
+                self.print(unused_devices(torch.cuda.device_count()))
         if self._eval_dataloader is not None:
             self._eval_dataloader = self._as_loader(self._eval_dataloader, is_evaluation=True)
             self._eval_dataloader.limit = self.callback_handler.batch_limit(self, training=False)
@@ -192,7 +270,7 @@ class TrainerServices(TrainerHooks):
     def _start_engine(self) -> None:
         forget_precision()
         self._accelerator = self._create_accelerator()
-        self._engine = Engine(self._accelerator)
+        self._engine = Engine(self._accelerator, self._settings.reduction)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Make a fresh engine, and prepare the model, the optimizer and the loaders for it."""
@@ -231,7 +309,10 @@ class TrainerServices(TrainerHooks):
     def _as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
         if isinstance(source, Loader):
             return source
-        share = Share(self._engine.rank, self._engine.num_processes, self._settings.gradient_accumulation_steps)
+        source = _without_sharing(source, self._engine.num_processes)
+        # Every forward pass of a sharded model gathers its weights: the processes must run equally many.
+        engine, accumulation = self._engine, self._settings.gradient_accumulation_steps
+        share = Share(engine.rank, engine.num_processes, accumulation, is_even=is_sharded(self.model))
         return adopt(
             source,
             seed=self.seed,
@@ -274,8 +355,8 @@ class TrainerServices(TrainerHooks):
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
-        if not may_be_empty and not is_overridden(self, TrainerHooks, "create_eval_dataloader"):
-            check_dataset(dataset, "dataset", kwargs or {}, batch_size)
+        if not may_be_empty:
+            self._check_dataset("eval", dataset, kwargs, batch_size, "dataset")
         # A training state may still be saved after it: where the last training run stood is kept.
         kept = self.progress, self.scheduler, self._run.first_epoch
         self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
@@ -284,6 +365,13 @@ class TrainerServices(TrainerHooks):
         self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
         self._prepare()
         self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+
+    def _check_dataset(
+        self, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str | None = None
+    ) -> None:
+        """Refuse a dataset without a batch, unless the hook that makes its loader is overridden."""
+        if not is_overridden(self, TrainerHooks, f"create_{part}_dataloader"):
+            check_dataset(dataset, name or f"{part}_dataset", kwargs or {}, batch_size)
 
     def _count_update(self, window: Window) -> None:
         """Count a finished update: from here on it can be saved."""
@@ -392,17 +480,20 @@ class TrainerServices(TrainerHooks):
         zero = sum(tensor.sum() for tensor in iter_tensors(outputs) if tensor.is_floating_point()) * 0.0
         return {"loss": zero, "model_outputs": outputs, "batch_size": 0}
 
-    def _reach(self, stage: int) -> None:
+    def _reach(self, stage: int, **metrics: float) -> None:
+        """Write down that a stage of the epoch is over, and what it came to."""
+        for name, value in metrics.items():
+            self.run_history.update_metric(name, value)
         # An epoch cut short by a limit is trained on when the limit is raised: it stays where it is.
         if self._run.epoch_is_whole:
             self.progress.stage = stage
 
     def _serve_stop(self) -> None:
         self._heed_signals()
-        reason = self.requests.stop
-        if self._engine.agreement.largest(reason is not None)[0]:
-            self.requests.stop = None
-            raise StopTrainingError(reason or "Stopped by another process")
+        self._stop_with_others(*self._engine.agreement.largest(*self._asked_to_stop()))
+        reason, self.requests.stop = self.requests.stop, None
+        if reason is not None:
+            raise StopTrainingError(reason)
 
     def _stop(self, error: StopTrainingError) -> None:
         """End the run early: say why, drop what is half done, tell the callbacks."""
@@ -453,6 +544,41 @@ class TrainerServices(TrainerHooks):
         """Print once per node."""
         if self._accelerator.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201 - what this method is for
+
+
+def unused_devices(num_devices: int) -> str:
+    """Return a line that says how to train on all GPUs of a machine; printed when a run begins on one of several."""
+    return (
+        f"Training on 1 of {num_devices} GPUs. All of them: loopwright launch -n {num_devices} -- train ..., "
+        f"or torchrun --nproc-per-node {num_devices} with a script"
+    )
+
+
+def _without_sharing(source: Any, num_processes: int) -> Any:
+    """Return a DataLoader without its own sharing out among processes, which is done by the loader around it.
+
+    Raises:
+        ConfigError: its sampler shares out in a way that cannot be undone.
+    """
+    batch_sampler = getattr(source, "batch_sampler", None)
+    samplers = [getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    sharing = [one for one in samplers if getattr(one, "num_replicas", 1) > 1]
+    if num_processes == 1 or type(source) is not DataLoader or not sharing:
+        return source
+    sampler: Any = sharing[0]
+    if type(sampler) is not DistributedSampler or type(batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            f"{type(sampler).__name__} shares samples out among {sampler.num_replicas} processes, and loopwright does "
+            "so again. Make it with num_replicas=1 and rank=0: every process then gets its part of what it yields."
+        )
+    whole: Any = DistributedSampler(
+        sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
+    )
+    loader = copy.copy(source)
+    batches = BatchSampler(whole, batch_sampler.batch_size, batch_sampler.drop_last)
+    # A loader refuses another sampler once it is made; this is a copy that nothing has iterated.
+    loader.__dict__.update(sampler=whole, batch_sampler=batches)
+    return loader
 
 
 def _listed(samples: list[int] | None) -> str:

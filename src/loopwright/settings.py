@@ -16,12 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from loopwright.checkpoint import Checkpointing
+from loopwright.engine.sharding import Sharding
 from loopwright.errors import ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import SchedulerBase
 
-STEP_MODES = ("auto", "eager", "compile")
+STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
+REDUCTIONS = ("fast", "exact")
 PRECISIONS = (None, "no", "fp16", "bf16", "fp8")
 _COUNTS = (
     "num_epochs",
@@ -76,6 +78,8 @@ class RunSettings:
     evaluate_every: Interval = Interval(1, "epoch")
     nan: str = "stop"
     bad_samples: str = "raise"
+    reduction: str = "fast"
+    sharding: Any = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -92,12 +96,14 @@ class RunSettings:
             raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
         if self.step_mode not in STEP_MODES:
             raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
-        for name, allowed in (("nan", NAN_POLICIES), ("bad_samples", BAD_SAMPLE_POLICIES)):
+        policies = (("nan", NAN_POLICIES), ("bad_samples", BAD_SAMPLE_POLICIES), ("reduction", REDUCTIONS))
+        for name, allowed in policies:
             if getattr(self, name) not in allowed:
                 choices = " or ".join(f'"{choice}"' for choice in allowed)
                 raise ConfigError(f"{name} must be {choices}, got {getattr(self, name)!r}")
         if self.mixed_precision not in PRECISIONS:
             raise ConfigError(f'mixed_precision must be "no", "fp16", "bf16" or "fp8", got {self.mixed_precision!r}')
+        Sharding.parse(self.sharding)
 
     @property
     def clips(self) -> bool:

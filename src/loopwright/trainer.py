@@ -20,34 +20,26 @@ from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
 from loopwright.engine.buffers import BufferShadow
-from loopwright.engine.nested import to_device
-from loopwright.engine.processes import gather_objects, world_process_zero_only
-from loopwright.engine.seeding import seed_torch
+from loopwright.engine.processes import fails_together, gather_objects, world_process_zero_only
 from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
 from loopwright.failpoints import failpoint
-from loopwright.keys import forward_key
 from loopwright.losses import EpochLosses, check_batch_output
-from loopwright.persistence import TrainerPersistence
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_folder import RunRecord
-from loopwright.schedulers import (
-    StatefulSchedulerBase,
-    TrainerPlaceholderValues,
-    replace_trainer_placeholder_values,
-)
+from loopwright.schedulers import StatefulSchedulerBase, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from loopwright.settings import (
     Interval,
     RunSettings,
-    check_dataset,
     check_is_idle,
     check_parameters,
     check_scheduler_factory,
     is_overridden,
 )
 from loopwright.tracking import InMemoryRunHistory, RunHistory
+from loopwright.updates import TrainerUpdates
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -59,7 +51,7 @@ __all__ = [
 ]
 
 
-class Trainer(TrainerPersistence):
+class Trainer(TrainerUpdates):
     """Trains, evaluates and runs a model; override its hooks, add callbacks, or both.
 
     Attributes:
@@ -122,6 +114,7 @@ class Trainer(TrainerPersistence):
 
     # --- what you call ------------------------------------------------------------------------------------------
 
+    @fails_together
     def train(
         self,
         train_dataset: Any,
@@ -147,6 +140,8 @@ class Trainer(TrainerPersistence):
         evaluate_every: int | str | None = None,
         nan: str = "stop",
         bad_samples: str = "raise",
+        reduction: str = "fast",
+        sharding: Any = None,
     ) -> TrainResult:
         """Train the model.
 
@@ -159,20 +154,21 @@ class Trainer(TrainerPersistence):
             gradient_accumulation_steps: micro-batches per update and process.
             gradient_clip_value: clip each gradient element to [-v, v].
             create_scheduler_fn: called with the optimizer; a functools.partial may hold placeholders.
-            train_dataloader_kwargs: win over the loader's defaults.
-            eval_dataloader_kwargs: win over the loader's defaults.
+            train_dataloader_kwargs, eval_dataloader_kwargs: win over the loaders' defaults.
             reset_run_history: forget earlier runs' metrics; False counts epochs on from them.
             collate_fn: makes a batch of samples.
             resume_from: a saved training state to continue; "auto" takes the newest of `checkpoints`, if any.
             seed: fixes order, augmentation and dropout; None takes torch's current seed.
             mixed_precision: "no", "bf16", "fp16" or "fp8"; None follows accelerate's configuration.
             gradient_clip_norm: clip the gradient's norm.
-            step_mode: "eager"; "compile" for torch.compile; "auto" chooses.
+            step_mode: "eager", "compile" (torch.compile) or "graph" (CUDA graphs); "auto" takes graphs where they work.
             checkpoints: where and when to save.
             log_every: updates between logs.
             evaluate_every: updates between evaluations within an epoch, or "2 epochs"; None is after each epoch.
             nan: "stop" at a loss that is not finite, or "skip" such updates, which waits for the device each time.
             bad_samples: "raise" when the dataset raises for a sample, or "skip" such samples.
+            reduction: "exact" sums gradients the same way for every number of processes; "fast" as is quickest.
+            sharding: "full_shard" to split weights, gradients and optimizer over the processes (FSDP2); None copies.
 
         Raises:
             ConfigError, DataError: before anything is touched.
@@ -192,20 +188,20 @@ class Trainer(TrainerPersistence):
             evaluate_every=Interval.parse(evaluate_every),
             nan=nan,
             bad_samples=bad_samples,
+            reduction=reduction,
+            sharding=sharding,
         )
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer)
-        if not is_overridden(self, Trainer, "create_train_dataloader"):
-            check_dataset(train_dataset, "train_dataset", train_dataloader_kwargs or {}, per_device_batch_size)
-        if not is_overridden(self, Trainer, "create_eval_dataloader"):
-            check_dataset(eval_dataset, "eval_dataset", eval_dataloader_kwargs or {}, per_device_batch_size)
+        self._check_dataset("train", train_dataset, train_dataloader_kwargs, per_device_batch_size)
+        self._check_dataset("eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size)
         check_is_idle(self._run.is_running)
         with self._recorded(checkpoints) as record:
             resume_path = self._find_resume_path(resume_from, checkpoints)
             self._record = record
             if resume_path is None and reset_run_history:
                 self.run_history.reset()
-            self._start_anew(settings)
+            self._start_anew(self._in_stored_windows(settings, resume_path))
             self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
             self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
             self.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
@@ -218,12 +214,9 @@ class Trainer(TrainerPersistence):
                 )
             try:
                 self._prepare()
+                accumulation = self._settings.gradient_accumulation_steps
                 self.run_config = self._create_run_config(
-                    per_device_batch_size,
-                    num_epochs,
-                    gradient_accumulation_steps,
-                    max_num_train_steps,
-                    gradient_clip_value,
+                    per_device_batch_size, num_epochs, accumulation, max_num_train_steps, gradient_clip_value
                 )
                 if create_scheduler_fn is not None:
                     self.scheduler = self.create_scheduler()
@@ -234,6 +227,7 @@ class Trainer(TrainerPersistence):
                 self._release()
         return self._train_result()
 
+    @fails_together
     def evaluate(
         self,
         dataset: Any = None,
@@ -257,6 +251,7 @@ class Trainer(TrainerPersistence):
             self._release()
         return EvaluationResult(self.run_history.latest(), self._run.stop_reason)
 
+    @fails_together
     def predict(
         self,
         dataset: Any,
@@ -299,23 +294,30 @@ class Trainer(TrainerPersistence):
         self.train_epoch_start()
         self._begin_epoch()
         self.call_event("on_train_epoch_start")
-        windows = self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
+        windows = self._windows(train_dl)
         for window in windows if not self._has_reached_limit() else ():
             self._begin_update(window)
-            for index, piece in enumerate(window.pieces):
-                self._begin_micro_batch(window, index)
-                self.call_event("on_train_step_start")
-                batch = to_device(piece.batch, self.device)
-                self._perform_forward_and_backward_passes(batch, step=self.progress.batch + index)
+            if not self._replay(window):
+                self._run_update(window)
             self._finish_update(window)
             if self._is_complete():
                 break
         self._end_training_of_epoch(windows)
         self.train_epoch_end()
-        self.run_history.update_metric("train_loss_epoch", self._losses.mean())
-        self._reach(TRAINED)
+        self._reach(TRAINED, train_loss_epoch=self._losses.mean())
         self.call_event("on_train_epoch_end")
         self._serve_stop()
+
+    def _run_update(self, window: Window) -> None:
+        """Run forward and backward of each micro-batch of a window, and apply the gradients."""
+        for index, piece in enumerate(window.pieces):
+            self._begin_micro_batch(window, index)
+            self.call_event("on_train_step_start")
+            self._perform_forward_and_backward_passes(piece.on(self.device), self.progress.batch + index)
+        self._losses.finish_update()
+        if not self._skips_update():
+            self._apply_gradients()
+        self.optimizer_zero_grad()
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute a micro-batch's loss and its gradients."""
@@ -330,11 +332,7 @@ class Trainer(TrainerPersistence):
         self.backward_step(self._losses.weighted(output, self._run.piece_index))
 
     def _finish_update(self, window: Window) -> None:
-        """Apply the gradients of a window, count it, and serve what was asked for."""
-        self._losses.finish_update()
-        if not self._skips_update():
-            self._apply_gradients()
-        self.optimizer_zero_grad()
+        """Count an update, and serve what was asked for."""
         self._count_update(window)
         self.call_event("on_update_end")
         self._ask_for_what_is_due()
@@ -345,11 +343,9 @@ class Trainer(TrainerPersistence):
         if self._settings.clips:
             self._clip_gradients()
         self.call_event("on_before_optimizer_step")
-        self._run.update_is_torn = True
-        self.optimizer_step()
+        self._step_optimizer()
         self.call_event("on_optimizer_step_end")
-        if self.scheduler is not None and not self._engine.step_was_skipped(self.optimizer):
-            self.scheduler_step()
+        self._step_scheduler()
 
     # --- asking and serving -------------------------------------------------------------------------------------
 
@@ -389,6 +385,7 @@ class Trainer(TrainerPersistence):
     def _begin_run(self) -> None:
         if self._run.resumed_from is not None and self._run.loaded is not None:
             self.callback_handler.load_state_dict(self._run.loaded["callbacks"])
+            self._recount_batches(self._run.loaded["num_processes"])
         self._run.loaded = None
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
@@ -399,6 +396,8 @@ class Trainer(TrainerPersistence):
         self._buffers = BufferShadow(self.get_model(keep_torch_compile=False), self.loss_func)
         self._rehearse_saving()
         self._counts_items = is_overridden(self, Trainer, "count_batch_items")
+        self._plan_graphs()
+        self._throughput = self._create_throughput()
 
     def _begin_epoch(self) -> None:
         done = -(-self.progress.batch // self._settings.gradient_accumulation_steps)
@@ -414,18 +413,6 @@ class Trainer(TrainerPersistence):
         is_at_end = self.progress.batch == num_batches if num_batches is not None else False
         self._run.epoch_is_whole = is_at_end or next(windows, None) is None
         self._log()
-
-    def _begin_update(self, window: Window) -> None:
-        counts = [self.count_batch_items(piece.batch) for piece in window.pieces] if self._counts_items else []
-        self._losses.begin_update(window, counts)
-        self._buffers.keep()
-        self._run.is_in_window = True
-
-    def _begin_micro_batch(self, window: Window, index: int) -> None:
-        self._run.piece_index = index
-        self.current_rows = window.pieces[index].rows
-        self._engine.share_gradients(self.model, index == len(window.pieces) - 1)
-        seed_torch(forward_key(window.pieces[index].key), self.device)
 
     def _finish_epoch(self) -> None:
         if self.progress.stage < FINISHED:

@@ -89,6 +89,19 @@ def test_a_source_that_is_read_again_is_counted_whatever_else_is_the_same():
     assert tier(mark, {**mark, "threads": 64}, is_counted=True) == "T3"
 
 
+def test_an_exact_sum_stays_exact_on_another_number_of_processes_and_on_nothing_else():
+    mark = fingerprint(CPU, processes=2, reduction="exact")
+    assert tier(mark, mark, is_counted=False) == "T0"
+    assert tier(mark, {**mark, "processes": 4}, is_counted=False) == "T1"
+    assert tier(mark, {**mark, "processes": 4, "threads": 64}, is_counted=False) == "T2"
+    assert tier(mark, {**mark, "processes": 4, "reduction": "fast"}, is_counted=False) == "T2"
+
+
+def test_another_split_of_the_model_may_round_differently():
+    mark = fingerprint(CPU, processes=2)
+    assert tier(mark, {**mark, "sharding": "fsdp2"}, is_counted=False) == "T2"
+
+
 def test_every_tier_says_what_it_means():
-    assert sorted(TIERS) == ["T0", "T2", "T3"]
+    assert sorted(TIERS) == ["T0", "T1", "T2", "T3"]
     assert all(": " in text for text in TIERS.values())

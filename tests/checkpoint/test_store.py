@@ -211,9 +211,9 @@ def test_files_of_two_checkpoints_do_not_mix(tmp_path):
 def test_a_newer_format_is_refused_with_both_versions(tmp_path):
     folder = checkpoint(tmp_path / "a")
     manifest = verify(folder)
-    body = {**manifest, "format": 2}
+    body = {**manifest, "format": 3}
     (folder / "MANIFEST.json").write_text(json.dumps({**body, "sha256": store._digest_of(body)}))
-    assert is_refused(folder) == f"{folder} has format 2, this version reads format 1"
+    assert is_refused(folder) == f"{folder} has format 3, this version reads formats 1 and 2"
 
 
 def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from distributed.launcher import launch
 from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
@@ -44,7 +45,7 @@ def whole_and_in_two_parts() -> list:
 
 def test_a_run_of_two_processes_saves_once_and_continues_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setenv("TWO_FOLDER", str(tmp_path))
-    first, second = subject.launch(whole_and_in_two_parts, tmp_path, timeout_seconds=90)
+    first, second = launch(whole_and_in_two_parts, tmp_path, timeout_seconds=90)
     assert first == second
     whole, _, resumed = first
     assert whole[0] == resumed[0] == 6

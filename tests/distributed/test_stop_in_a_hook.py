@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from distributed.launcher import launch
 from flaws import subject
 from loopwright import StopTrainingError, Trainer
 
@@ -28,7 +29,7 @@ def train_until_one_stops():
 
 
 def test_a_stop_raised_in_a_hook_of_one_process_ends_both_at_the_same_update(tmp_path):
-    first, second = subject.launch(train_until_one_stops, tmp_path, timeout_seconds=60)
+    first, second = launch(train_until_one_stops, tmp_path, timeout_seconds=60)
     assert first[0] == second[0] == 4
     assert first[1] == "Stopped by another process"
     assert second[1] == "enough on one"

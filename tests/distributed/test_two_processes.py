@@ -1,21 +1,12 @@
 """Two real processes (gloo, CPU) train, evaluate, predict, save and stop as one process would.
 
-This module is also the program of the two processes: `python -m distributed.test_two_processes CASE FOLDER`, in
-the environment torchrun would give them. Two launches serve all tests: "measure", and "resume", which goes on in
-new processes from what the first one saved. A process writes each measurement as soon as it is made, so that what
-it saw before a crash or a hang is kept.
+Two launches serve all tests: "measure", and "resume", which goes on in new processes from what the first one saved.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import random
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from distributed.launcher import Rank, Results, run
 from flaws import subject
 from loopwright import Trainer
 from loopwright.callbacks import (
@@ -39,9 +31,6 @@ from loopwright.errors import DataError
 
 pytestmark = pytest.mark.distributed
 
-NUM_RANKS = 2
-TIMEOUT_SECONDS = 60
-GRACE_SECONDS = 5  # for a process to notice that its peer has died
 SEED = 3
 
 # name: (samples, accumulation on two processes). Micro-batches of 2, windows of 2 or 4 over both processes.
@@ -136,19 +125,6 @@ def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: i
 # The tests
 
 
-class Rank:
-    """What one process left behind."""
-
-    def __init__(self, seen: dict, exit_code: int | None, output: str):
-        self.seen, self.exit_code, self.output = seen, exit_code, output
-
-    def __getitem__(self, name: str):
-        if name not in self.seen:
-            ending = "hung" if self.exit_code is None else f"ended with exit code {self.exit_code}"
-            pytest.fail(f"a process {ending} before {name!r}; its output ends with\n{self.output[-4000:]}")
-        return self.seen[name]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("two_processes")
@@ -156,12 +132,12 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(folder) -> list[Rank]:
-    return launch("measure", folder)
+    return run(measure, folder)
 
 
 @pytest.fixture(scope="module")
 def resumed(folder, measured) -> list[Rank]:
-    return launch("resume", folder)
+    return run(resume, folder)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -296,71 +272,11 @@ def test_a_stop_on_one_process_ends_both_at_the_same_update(way, resumed):
     assert first["weights"] == second["weights"] or way == "nan"
 
 
-# Launching
-
-
-def launch(case: str, folder: Path) -> list[Rank]:
-    """Run the case in two processes; one that hangs, or that outlives a dead peer, is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    tests = Path(__file__).resolve().parents[1]
-    logs = [folder / f"{case}.rank{rank}.log" for rank in range(NUM_RANKS)]
-    processes = []
-    for rank, log in enumerate(logs):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(tests),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(NUM_RANKS),
-            "LOCAL_WORLD_SIZE": str(NUM_RANKS),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        command = [sys.executable, "-m", "distributed.test_two_processes", case, str(folder)]
-        with log.open("wb") as output:
-            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
-
-    deadline, someone_failed = time.monotonic() + TIMEOUT_SECONDS, False
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if not someone_failed and any(process.poll() for process in processes):
-            someone_failed = True
-            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-        time.sleep(0.05)
-    exit_codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-
-    ranks = []
-    for rank, log in enumerate(logs):
-        path = folder / f"{case}.rank{rank}.json"
-        seen = json.loads(path.read_text()) if path.exists() else {}
-        ranks.append(Rank(seen, exit_codes[rank], log.read_text(errors="replace")))
-    return ranks
-
-
 # What the two processes do
 
 
-class Results(dict):
-    """Measurements by name, on disk as soon as they are made."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-
-    def __setitem__(self, name, value):
-        super().__setitem__(name, value)
-        aside = self.path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self))
-        aside.replace(self.path)
-
-
-def measure(results: Results, rank: int, folder: Path) -> None:
+def measure(results: Results) -> None:
+    rank, folder = int(os.environ["RANK"]), results.path.parent
     for name, (num_samples, accumulation) in RUNS.items():
         callbacks = [SaveAtUpdates(folder / "states")] if name == RESUMED_RUN else []
         results[name] = fit(num_samples, accumulation, folder, callbacks)
@@ -430,7 +346,8 @@ def measure_writing(results: Results, rank: int, folder: Path) -> None:
     results["asked by one"] = {"exists": exists, "saved_events": len(events)}
 
 
-def resume(results: Results, rank: int, folder: Path) -> None:
+def resume(results: Results) -> None:
+    rank, folder = int(os.environ["RANK"]), results.path.parent
     num_samples, accumulation = RUNS[RESUMED_RUN]
     for update in range(1, 7):
         state = folder / "states" / f"update_{update}"
@@ -480,16 +397,3 @@ def measure_stops(results: Results, rank: int) -> None:
             "updates": result.updates,
             "weights": subject.weights(trainer).tolist(),
         }
-
-
-def main(case: str, folder: str) -> None:
-    faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10, exit=True)
-    torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    results = Results(Path(folder) / f"{case}.rank{rank}.json")
-    {"measure": measure, "resume": resume}[case](results, rank, Path(folder))
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

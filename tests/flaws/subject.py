@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+
+from distributed.launcher import launch  # noqa: F401 - for all tests that start processes
 
 PACKAGE = os.environ.get("LOOPWRIGHT_FLAWS_SUBJECT", "loopwright")
 MODULES = ("trainer", "callbacks", "tracking", "run_config", "schedulers", "finetuning", "utils", "errors")
@@ -127,49 +124,3 @@ def fit(trainer, dataset, num_epochs: int = 1, torch_seed: int | None = 7, **kwa
     for loader in ("train_dataloader_kwargs", "eval_dataloader_kwargs"):
         kwargs[loader] = {"num_workers": 0, **kwargs.get(loader, {})}
     return trainer.train(dataset, num_epochs, **kwargs)
-
-
-# Processes
-
-
-def launch(function, folder: Path, num_processes: int = 2, timeout_seconds: float = 120) -> list:
-    """Run a test module's function in processes that form one group (gloo, cpu).
-
-    Returns what it returned on each rank; that must be something JSON can hold.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = (
-        "import importlib, json, sys; "
-        "result = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(); "
-        "json.dump(result, open(sys.argv[3], 'w'))"
-    )
-    results = [Path(folder) / f"result_of_rank_{rank}.json" for rank in range(num_processes)]
-    logs = [path.with_suffix(".log") for path in results]
-    processes = []
-    try:
-        for rank, (result, log) in enumerate(zip(results, logs, strict=True)):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(num_processes),
-                "LOCAL_WORLD_SIZE": str(num_processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "ACCELERATE_USE_CPU": "true",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            }
-            command = [sys.executable, "-c", code, function.__module__, function.__name__, str(result)]
-            with log.open("w") as stream:
-                process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
-            processes.append(process)
-        codes = [process.wait(timeout_seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert not any(codes), "\n".join(f"rank {rank}:\n{log.read_text()}" for rank, log in enumerate(logs))
-    return [json.loads(result.read_text()) for result in results]

@@ -1,20 +1,12 @@
 """Flaws 30 to 34: two real processes, gloo on the CPU. One test per flaw, named after the right behaviour.
 
-This module is also the program of the two processes: `python -m <this module> CASE FOLDER`, in the
-environment torchrun would give them. A process writes to `FOLDER/rank<n>.json` after every measurement, so
-that what it saw before a crash or a hang is kept. Three launches serve the five tests.
+Three launches serve the five tests.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
-import socket
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +15,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from distributed.launcher import Rank, Results, run
+
 from . import subject
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_RANKS = 2
-TIMEOUT_SECONDS = 60
-GRACE_SECONDS = 5  # for a process to notice that its peer has died
 ANSWER_SECONDS = 10  # for a process to get as far as its peer
 
 BASE_LR = 0.1
@@ -43,26 +34,10 @@ DECORATORS = ("world_process_zero_only", "local_process_zero_only", "local_proce
 # The tests
 
 
-@dataclass
-class Rank:
-    """What one process left behind."""
-
-    seen: dict
-    exit_code: int | None  # None: it hung and was killed
-    output: str
-
-    def __getitem__(self, measurement: str):
-        if measurement not in self.seen:
-            ending = "hung" if self.exit_code is None else f"ended with exit code {self.exit_code}"
-            tail = self.output[-3000:]
-            pytest.fail(f"a process {ending} before {measurement!r}; its output ends with\n{tail}")
-        return self.seen[measurement]
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> list[Rank]:
     """One launch for all that can be measured side by side."""
-    return launch("measure", tmp_path_factory.mktemp("measure"))
+    return launch(measure, tmp_path_factory.mktemp("measure"))
 
 
 @pytest.mark.distributed
@@ -96,7 +71,7 @@ def test_flaw_31_evaluation_takes_any_number_of_samples(measured):
 
 @pytest.mark.distributed
 def test_flaw_32_a_stop_on_one_process_ends_all_of_them(tmp_path):
-    ranks = launch("stop", tmp_path)
+    ranks = launch(stop_on_one_rank, tmp_path)
     stops = [rank["stop"] for rank in ranks]
     assert [rank.exit_code for rank in ranks] == [0] * NUM_RANKS
     for stop in stops:
@@ -121,7 +96,7 @@ def test_flaw_33_gather_with_padding_takes_containers_and_keeps_genuine_rows(mea
 
 @pytest.mark.distributed
 def test_flaw_34_a_decorated_function_that_raises_on_one_process_raises_on_all(tmp_path):
-    main, other = launch("decorators", tmp_path)
+    main, other = launch(raise_in_decorated, tmp_path)
     for name in DECORATORS:
         assert main[name] == f"ValueError: boom in {name}", f"{name}: the other process waits for ever"
         assert other[name] != "returned"
@@ -130,76 +105,17 @@ def test_flaw_34_a_decorated_function_that_raises_on_one_process_raises_on_all(t
     assert other["healthy"] == [None, None, "rank 1"]
 
 
-# Launching
-
-
-def launch(case: str, folder: Path) -> list[Rank]:
-    """Run the case in two processes; a process that hangs, or that outlives a dead peer, is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    logs = [folder / f"rank{rank}.log" for rank in range(NUM_RANKS)]
-    processes = []
-    for rank, log in enumerate(logs):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)]),
-            "ACCELERATE_USE_CPU": "true",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(NUM_RANKS),
-            "LOCAL_WORLD_SIZE": str(NUM_RANKS),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        command = [sys.executable, "-m", __name__, case, str(folder)]
-        with log.open("wb") as output:
-            processes.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            )
-
-    deadline, someone_failed = time.monotonic() + TIMEOUT_SECONDS, False
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if not someone_failed and any(process.poll() for process in processes):
-            someone_failed = True
-            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-        time.sleep(0.05)
-    exit_codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-
-    ranks = []
-    for rank, log in enumerate(logs):
-        path = folder / f"rank{rank}.json"
-        seen = json.loads(path.read_text()) if path.exists() else {}
-        ranks.append(Rank(seen, exit_codes[rank], log.read_text(errors="replace")))
-    return ranks
+def launch(function, folder: Path) -> list[Rank]:
+    return run(function, folder, NUM_RANKS, ACCELERATE_USE_CPU="true")
 
 
 # What the two processes do
 
 
-class Results(dict):
-    """Measurements by name, on disk as soon as they are made."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-
-    def __setitem__(self, name, value):
-        super().__setitem__(name, value)
-        aside = self.path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self))
-        aside.replace(self.path)
-
-
-def measure(results: Results, rank: int, folder: Path) -> None:
+def measure(results: Results) -> None:
     """Flaws 30, 33 and 31: first what leaves the processes in step even where it fails."""
     measure_schedulers(results)
-    measure_padding(results, rank)
+    measure_padding(results, int(os.environ["RANK"]))
     for num_samples in EVAL_SIZES:
         try:
             results[f"evaluate {num_samples}"] = evaluate(num_samples)
@@ -269,8 +185,9 @@ def evaluate(num_samples: int) -> dict:
     return {"ids": ids, "outputs": outputs, "loss": loss}
 
 
-def stop_on_one_rank(results: Results, rank: int, folder: Path) -> None:
+def stop_on_one_rank(results: Results) -> None:
     """Flaw 32: StopTrainingError on process 1 alone, in the middle of an epoch."""
+    rank = int(os.environ["RANK"])
     events = []
 
     def stop(trainer, **kwargs):
@@ -294,8 +211,9 @@ def stop_on_one_rank(results: Results, rank: int, folder: Path) -> None:
     }
 
 
-def raise_in_decorated(results: Results, rank: int, folder: Path) -> None:
+def raise_in_decorated(results: Results) -> None:
     """Flaw 34: each decorator around a function that raises on process 0."""
+    rank, folder = int(os.environ["RANK"]), results.path.parent
     evaluate(NUM_RANKS * EVAL_BATCH_SIZE)  # the processes know each other once a trainer has run
 
     def function(name):
@@ -326,16 +244,3 @@ def appears(path: Path) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def main(case: str, folder: str) -> None:
-    faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10)  # where it hangs, if it does
-    rank = int(os.environ["RANK"])
-    cases = {"measure": measure, "stop": stop_on_one_rank, "decorators": raise_in_decorated}
-    cases[case](Results(Path(folder) / f"rank{rank}.json"), rank, Path(folder))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

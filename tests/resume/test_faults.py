@@ -162,6 +162,15 @@ def test_a_run_killed_at_a_named_point_continues_as_if_nothing_had_happened(poin
     assert read_status(tmp_path / "checkpoints")["state"] == "done"
 
 
+def test_a_run_killed_before_it_noted_its_best_checkpoint_knows_it_afterwards(tmp_path):
+    assert in_a_process(tmp_path / "whole") == 0
+    assert in_a_process(tmp_path / "killed", "pre_best:1:kill") == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "checkpoints" / "best.json").exists()
+    assert in_a_process(tmp_path / "killed") == 0
+    best, expected = ((tmp_path / name / "checkpoints" / "best.json").read_text() for name in ("killed", "whole"))
+    assert best == expected
+
+
 def test_a_run_killed_while_it_loads_changes_nothing(whole, tmp_path):
     assert in_a_process(tmp_path, "after_commit:2:kill") == -signal.SIGKILL
     assert in_a_process(tmp_path, "mid_load:1:kill") == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.callbacks.saving import SaveBestModelCallback
+from loopwright.engine.sharding import copy_model, load_weights, local
 from loopwright.protocols import TrainerLike
 
 
@@ -25,7 +25,7 @@ class ModelEma(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
         super().__init__()
-        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        self.module = copy_model(model).eval().requires_grad_(False)
         self.decay = decay
 
     @torch.no_grad()
@@ -62,7 +62,7 @@ class ModelEma(nn.Module):
 
     @staticmethod
     def _tensors(module: nn.Module) -> Iterable[Tensor]:
-        yield from module.parameters()
+        yield from map(local, module.parameters())
         yield from module.buffers()
 
 
@@ -154,7 +154,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Go on with the saved average."""
         super().load_state_dict(state)
         if state["ema_model"] is not None and self.ema_model is not None:
-            self.ema_model.module.load_state_dict(state["ema_model"])
+            load_weights(self.ema_model.module, state["ema_model"])
 
     def _save(self, trainer: TrainerLike, metadata: dict[str, Any]) -> None:
         trainer.save_checkpoint(

@@ -15,6 +15,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
     `intermediate_eval_loss` and whatever the evaluation hooks record.
     """
 
+    graph_safe = True  # it only counts
+
     def __init__(self, eval_every_n_steps: int) -> None:
         self.eval_every_n_steps = eval_every_n_steps
         self._asked_at: int | None = None

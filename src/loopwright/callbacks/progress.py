@@ -18,6 +18,8 @@ class ProgressBarCallback(TrainerCallback):
         eval_pbar: the bar of the current evaluation epoch.
     """
 
+    graph_safe = True  # it only counts
+
     def __init__(self) -> None:
         self.pbar: Any = None
         self.eval_pbar: Any = None

@@ -13,12 +13,15 @@ from loopwright.version import package_version
 
 TIERS = {
     "T0": "bit-exact: weights, optimizer and metrics as in a run that was never interrupted",
+    "T1": "bit-exact elastic: weights and optimizer as on any other number of processes",
     "T2": "sequence-exact: the same samples, augmentation and dropout; sums may round differently",
     "T3": "counted: the position is found by reading again; exact if the source gives the same once more",
 }
+EXACT = ("T0", "T1")
 # Another value of these gives the same samples, and maybe other bits.
 _ROUNDING = frozenset(
     ("torch", "device", "threads", "deterministic", "tf32", "matmul_precision", "precision", "step_mode", "processes")
+    + ("reduction", "sharding")
 )
 
 
@@ -55,7 +58,10 @@ def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool)
     """
     if is_counted:
         return "T3"
-    return "T2" if any(_differs(name, saved, current) for name in _ROUNDING) else "T0"
+    differing = {name for name in _ROUNDING if _differs(name, saved, current)}
+    if differing == {"processes"} and current.get("reduction") == "exact":
+        return "T1"
+    return "T2" if differing else "T0"
 
 
 def _differs(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:

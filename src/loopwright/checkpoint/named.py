@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from loopwright.engine.sharding import local
 from loopwright.errors import CheckpointError
 
 
@@ -24,13 +25,22 @@ def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
         if tensor.layout is not torch.strided:
             kept[name] = tensor  # it has no one place in memory
             continue
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = (tensor.device, _address(tensor), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in seen:
             tied[name] = seen[place]
         else:
             seen[place] = name
             kept[name] = tensor
     return kept, tied
+
+
+def _address(tensor: torch.Tensor) -> Any:
+    """Return where in memory a tensor begins: of a sharded one the part here, which may be empty."""
+    part = local(tensor)
+    if part is tensor or part.numel():
+        return part.data_ptr()
+    memory = part.untyped_storage()  # FSDP2 has room for a part of full size everywhere
+    return memory.data_ptr() if memory.nbytes() else object()
 
 
 def parameter_names(**modules: Any) -> dict[int, str]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from loopwright.checkpoint import sharded
 from loopwright.checkpoint.encoding import encode
 from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
-from loopwright.checkpoint.store import clean, commit, has_finite_weights, prune, take_snapshot
+from loopwright.checkpoint.store import clean, commit, has_finite_weights, prune, read_manifest, take_snapshot
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import read_json, write_json
@@ -45,6 +46,7 @@ class Saver:
         rank: int = 0,
         num_processes: int = 1,
         is_ours: Callable[[], bool] = lambda: True,
+        is_sharded: bool = False,
     ) -> None:
         self.skipped = 0
         self.refusals: list[str] = []
@@ -57,6 +59,7 @@ class Saver:
         # With several processes an error must reach all of them at once, so the first one writes while they wait.
         self.is_asynchronous = policy.asynchronous and num_processes == 1
         self._is_writer = rank == 0
+        self._is_sharded = is_sharded
         self._staging = Staging() if self.is_asynchronous else None
         self._is_cold = self._staging is not None
         self._thread: threading.Thread | None = None
@@ -71,6 +74,22 @@ class Saver:
         if self._is_writer:
             clean(policy.directory)
             Path(policy.directory).mkdir(parents=True, exist_ok=True)
+        self._take_over_best()
+
+    def _take_over_best(self) -> None:
+        """Make up for a kill between the commit of a better checkpoint and best.json: its manifest knows what it is."""
+        folder = self._resumed_from
+        if folder is None or folder.parent != self.directory or self._policy.keep_best is None:
+            return
+        note = read_manifest(folder).get("about", {}).get("best")
+        name, _ = self._policy.keep_best
+        if note is None or note["checkpoint"] != folder.name or note["metric"] != name:
+            return
+        best = self.best_with({name: note["value"]}, folder)
+        if best is not None:
+            self._best = best
+            if self._is_writer:
+                write_json(self.directory / _BEST, best)
 
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint of an update."""
@@ -154,17 +173,21 @@ class Saver:
             return
         self._settle()
         self._last_save = time.monotonic()
+        path = self._policy.path(update)
+        if self._is_sharded:
+            self._save_shards(capture, path, update, metrics, about)
+            return
         try:
             model, state, files = capture()
         except OSError as error:  # the metrics of this update are not safe on disk
             self._outcome = error
             return
+        best = self.best_with(metrics, path)
+        about = _with_best(about, best)
         if not self._is_writer:
-            self._best = self.best_with(metrics, self._policy.path(update)) or self._best
+            self._best = best or self._best
             return
         snapshot = take_snapshot(model, state, update, staging=self._staging, files=files)
-        path = self._policy.path(update)
-        best = self.best_with(metrics, path)
 
         def job() -> None:
             try:
@@ -180,11 +203,7 @@ class Saver:
                     is_ours=self._is_ours,
                     is_open=self._policy.is_open,
                 )
-                if best is not None:
-                    failpoint("pre_best")
-                    write_json(Path(self._policy.directory) / _BEST, best)
-                    self._best = best
-                prune(self.directory, self._policy.keep_last, self._protected(), self._policy.pattern)
+                self._tidy(best)
                 self._outcome = path
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
                 self._outcome = error
@@ -194,6 +213,46 @@ class Saver:
             self._thread.start()
         else:
             job()
+
+    def _save_shards(
+        self,
+        capture: Callable[[], Captured],
+        path: Path,
+        update: int,
+        metrics: Mapping[str, Any],
+        about: Mapping[str, Any] | None,
+    ) -> None:
+        """Save together with the other processes; each of them calls this, and all learn of a failure of one."""
+        outcome: Path | BaseException
+        try:
+            model, state, files = sharded.everywhere(capture)
+            snapshot = sharded.take_snapshot(model, state, update, files)
+            failpoint("writer_start")
+            best = self.best_with(metrics, path)
+            sharded.commit(
+                snapshot,
+                path,
+                run_id=self._run_id,
+                about=_with_best(about, best),
+                is_ours=self._is_ours,
+                is_open=self._policy.is_open,
+            )
+            self._best = best or self._best
+            if self._is_writer:
+                self._tidy(best)
+            outcome = path
+        except (CheckpointError, LeaseError, OSError) as error:
+            outcome = error
+        # The first process tells of it, in `poll`, and the others learn it from there.
+        self._outcome = outcome if self._is_writer else None
+
+    def _tidy(self, best: dict[str, Any] | None) -> None:
+        """Note which checkpoint is the best, and remove those that are not to be kept; called after a commit."""
+        if best is not None:
+            failpoint("pre_best")
+            write_json(Path(self._policy.directory) / _BEST, best)
+            self._best = best
+        prune(self.directory, self._policy.keep_last, self._protected(), self._policy.pattern)
 
     def poll(self) -> Path | None:
         """Return a checkpoint that was committed and not told of yet, if there is one.
@@ -260,3 +319,8 @@ class Saver:
         if old is not None and not (value > old if direction == "max" else value < old):
             return None
         return {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}
+
+
+def _with_best(about: Mapping[str, Any] | None, best: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a manifest says of the run, and that its checkpoint is the best so far, if it is."""
+    return dict(about or {}) if best is None else {**(about or {}), "best": best}

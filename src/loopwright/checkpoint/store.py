@@ -9,6 +9,9 @@ A checkpoint is a folder:
     MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id,
                         and what the run is about: its fingerprint, settings, data
 
+One that was written by processes which share a model has shard-*.safetensors and shards.json in place of
+model.safetensors (`sharded.py`).
+
 It exists when its manifest does. Every file says which run, update and attempt it belongs to, so one that was
 swapped in from elsewhere is found. Nothing here can run code from a file.
 """
@@ -30,6 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from loopwright.checkpoint import shards
 from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular
 from loopwright.checkpoint.named import untied
@@ -41,8 +45,11 @@ from loopwright.run_folder.files import fsync_folder
 from loopwright.run_folder.lease import LeaseError
 
 FORMAT = 1
+SHARDED_FORMAT = 2
 MANIFEST = "MANIFEST.json"
+MODEL = "model/"  # begins the names of weights among other tensors
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
+_SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _LARGEST_MANIFEST_BYTES = 1_000_000
 _LARGEST_STATE_BYTES = 200_000_000
@@ -101,7 +108,7 @@ def take_snapshot(
     Raises:
         CheckpointError: something in the state cannot be saved; it names the key path.
     """
-    _check_file_names(files or ())
+    check_file_names(files or ())
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     encoded = encode({**state, "tied": tied}, tensors)
@@ -144,41 +151,13 @@ def commit(
         LeaseError: another process has taken the folder over.
     """
     final = Path(directory)
-    attempt = uuid.uuid4().hex[:8]
-    aside = final.with_name(f".tmp-{final.name}-{attempt}")
-    identity = {"run_id": run_id, "update": str(snapshot.update), "attempt": attempt}
+    identity = identify(run_id, snapshot.update)
+    aside = aside_of(final, identity)
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(final.parent, snapshot.num_bytes)
-        aside.mkdir()
-        files = {}
-        for name, tensors in (("model.safetensors", snapshot.model), ("state.safetensors", snapshot.tensors)):
-            with HashedFile(aside / name) as file:
-                write_tensors(file, tensors, {"format": "pt", **identity})
-            files[name] = file.describe()
-        for name, content in snapshot.files.items():
-            with HashedFile(aside / name) as file:
-                file.write(content)
-            files[name] = file.describe()
-        with HashedFile(aside / "state.json") as file:
-            text = json.dumps({"identity": identity, "state": snapshot.encoded}, allow_nan=False)
-            file.write(text.encode())
-        files["state.json"] = file.describe()
-        failpoint("pre_manifest")
-        with HashedFile(aside / MANIFEST) as file:
-            body = {
-                "format": FORMAT,
-                "identity": identity,
-                "files": files,
-                "about": dict(about or {}),
-                "is_open": is_open,
-            }
-            file.write(_canonical(body))
-        fsync_folder(aside)
-        failpoint("pre_rename")
-        if not is_ours():
-            raise LeaseError(f"not committing {final}: another process has taken the run folder over")
-        _put_in_place(aside, final)
+        prepare_aside(aside, snapshot.num_bytes)
+        files = write_tensor_file(aside, "model.safetensors", snapshot.model, identity)
+        files |= write_rest(aside, snapshot, identity)
+        seal(aside, final, files, identity, FORMAT, about, is_ours, is_open)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
@@ -187,6 +166,71 @@ def commit(
         raise
     failpoint("after_commit")
     return final
+
+
+def identify(run_id: str, update: int) -> dict[str, str]:
+    """Return what every file of a new checkpoint says of itself."""
+    return {"run_id": run_id, "update": str(update), "attempt": uuid.uuid4().hex[:8]}
+
+
+def aside_of(final: Path, identity: Mapping[str, str]) -> Path:
+    """Return the folder that a checkpoint is written to before it is renamed into place."""
+    return final.with_name(f".tmp-{final.name}-{identity['attempt']}")
+
+
+def prepare_aside(aside: Path, num_bytes: int) -> None:
+    """Make the folder to write to, if there is space for so many bytes."""
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(aside.parent, num_bytes)
+    aside.mkdir()
+
+
+def write_tensor_file(
+    aside: Path, name: str, tensors: Mapping[str, torch.Tensor], identity: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write one file of tensors, and return its name with its size and sha256."""
+    with HashedFile(aside / name) as file:
+        write_tensors(file, tensors, {"format": "pt", **identity})
+    return {name: file.describe()}
+
+
+def write_rest(aside: Path, snapshot: Snapshot, identity: Mapping[str, str]) -> dict[str, Any]:
+    """Write everything but the weights, and return the files with their sizes and sha256."""
+    files = write_tensor_file(aside, "state.safetensors", snapshot.tensors, identity)
+    for name, content in snapshot.files.items():
+        with HashedFile(aside / name) as file:
+            file.write(content)
+        files[name] = file.describe()
+    return files | write_own(aside, "state.json", {"state": snapshot.encoded}, identity)
+
+
+def write_own(aside: Path, name: str, content: Mapping[str, Any], identity: Mapping[str, str]) -> dict[str, Any]:
+    """Write a JSON file that says which checkpoint it is of, and return its name with its size and sha256."""
+    with HashedFile(aside / name) as file:
+        file.write(json.dumps({"identity": identity, **content}, allow_nan=False).encode())
+    return {name: file.describe()}
+
+
+def seal(
+    aside: Path,
+    final: Path,
+    files: Mapping[str, Any],
+    identity: Mapping[str, str],
+    kind: int,
+    about: Mapping[str, Any] | None,
+    is_ours: Callable[[], bool],
+    is_open: bool,
+) -> None:
+    """Write the manifest of a folder whose files are all there, and rename it into place."""
+    failpoint("pre_manifest")
+    with HashedFile(aside / MANIFEST) as file:
+        body = {"format": kind, "identity": identity, "files": files, "about": dict(about or {}), "is_open": is_open}
+        file.write(_canonical(body))
+    fsync_folder(aside)
+    failpoint("pre_rename")
+    if not is_ours():
+        raise LeaseError(f"not committing {final}: another process has taken the run folder over")
+    _put_in_place(aside, final)
 
 
 def write(
@@ -225,7 +269,7 @@ def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], file
     Raises:
         CheckpointError: something in it cannot be saved, with its key path; or a further file cannot have its name.
     """
-    _check_file_names(files)
+    check_file_names(files)
     weights, tied = untied(model)
     tensors: dict[str, torch.Tensor] = {}
     json.dumps(encode({**state, "tied": tied}, tensors), allow_nan=False)
@@ -234,29 +278,54 @@ def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], file
     return sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
 
 
-def read(directory: str | Path) -> Checkpoint:
+def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1)) -> Checkpoint:
     """Verify a checkpoint and return what it holds.
+
+    Args:
+        directory: its folder.
+        mesh: the processes over which to split the tensors of a sharded checkpoint; None reads them whole.
+        share: this process and how many there are, if each of them verifies a part of the files.
 
     Raises:
         CheckpointError: it is incomplete or damaged; it names the file and what is wrong with it.
     """
     folder = Path(directory)
     restore_moved(folder)
-    manifest = verify(folder)
+    manifest = verify(folder, share)
     failpoint("mid_load")
-    weights = load_file(folder / "model.safetensors")
     tensors = load_file(folder / "state.safetensors")
-    saved = _read_json(folder / "state.json", _LARGEST_STATE_BYTES)
-    if saved.get("identity") != manifest["identity"]:
-        raise CheckpointError(f"{folder / 'state.json'} belongs to another checkpoint")
-    state = decode(saved["state"], tensors)
+    if manifest["format"] == SHARDED_FORMAT:
+        tensors.update(shards.read_split(folder, read_table(folder, manifest), mesh))
+        weights = {name.removeprefix(MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(MODEL)}
+    else:
+        weights = load_file(folder / "model.safetensors")
+    state = decode(_read_own(folder, "state.json", manifest)["state"], tensors)
     for name, stored_as in state.pop("tied").items():
         weights[name] = weights[stored_as]
     return Checkpoint(weights, state, update_of(manifest), manifest.get("about", {}))
 
 
-def verify(directory: str | Path) -> dict[str, Any]:
+def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
+    """Return where each part of each tensor of a sharded checkpoint is."""
+    table = _read_own(folder, shards.TABLE, manifest).get("tensors")
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{folder / shards.TABLE} is damaged: it names no tensors")
+    return table
+
+
+def _read_own(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    saved = _read_json(folder / name, _LARGEST_STATE_BYTES)
+    if saved.get("identity") != manifest["identity"]:
+        raise CheckpointError(f"{folder / name} belongs to another checkpoint")
+    return saved
+
+
+def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """Check every byte of a checkpoint against its manifest, and return the manifest.
+
+    Args:
+        directory: its folder.
+        share: this process and how many there are, if each of them reads a part of the files.
 
     Raises:
         CheckpointError: something is missing, extra, or not what was written.
@@ -268,12 +337,17 @@ def verify(directory: str | Path) -> dict[str, Any]:
     if listed - present or (present - listed and not manifest["is_open"]):
         missing, extra = sorted(listed - present), sorted(present - listed)
         raise CheckpointError(f"{folder}: missing files {missing or 'none'}, unlisted files {extra or 'none'}")
-    for name in sorted(listed):
+    index, count = share
+    for name in sorted(listed)[index::count]:
         found, expected = describe(folder / name), manifest["files"][name]
         if found != expected:
             raise CheckpointError(f"{folder / name} is damaged: {_told(found)} instead of {_told(expected)}")
-    for name in _FILES[:2]:
-        check_header(folder / name, {"format": "pt", **manifest["identity"]})
+    is_sharded = manifest["format"] == SHARDED_FORMAT
+    written = [name for name in sorted(listed) if name in _FILES[:2] or (is_sharded and shards.is_shard_file(name))]
+    headers = {name: check_header(folder / name, {"format": "pt", **manifest["identity"]}) for name in written}
+    if is_sharded:
+        del headers["state.safetensors"]
+        shards.check_table(read_table(folder, manifest), headers, folder / shards.TABLE)
     return manifest
 
 
@@ -292,19 +366,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
     manifest = _read_json(path, _LARGEST_MANIFEST_BYTES)
     digest = manifest.pop("sha256", None)
-    if manifest.get("format") != FORMAT and isinstance(manifest.get("format"), int):
-        raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads format {FORMAT}")
+    kind = manifest.get("format")
+    if isinstance(kind, int) and kind not in (FORMAT, SHARDED_FORMAT):
+        raise CheckpointError(f"{folder} has format {kind}, this version reads formats {FORMAT} and {SHARDED_FORMAT}")
     if _digest_of(manifest) != digest or _canonical(manifest) != _read_bytes(path, _LARGEST_MANIFEST_BYTES):
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
     if not _is_identity(manifest.get("identity")) or not isinstance(manifest.get("is_open"), bool):
         raise CheckpointError(f"{path} does not say which run and update it is of")
-    listed = manifest["files"]
+    listed, needed = manifest["files"], _SHARDED_FILES if kind == SHARDED_FORMAT else _FILES
     if (
         not isinstance(listed, dict)
-        or not set(_FILES) <= set(listed)
+        or not set(needed) <= set(listed)
         or not all(_FILE_NAME.fullmatch(name) for name in listed)
     ):
-        raise CheckpointError(f"{path} lists {list(listed)}; it must list {sorted(_FILES)}, and plain names only")
+        raise CheckpointError(f"{path} lists {list(listed)}; it must list {sorted(needed)}, and plain names only")
     return manifest
 
 
@@ -478,9 +553,15 @@ def restore_moved(final: Path) -> None:
         os.rename(old, final)
 
 
-def _check_file_names(names: Iterable[str]) -> None:
+def check_file_names(names: Iterable[str]) -> None:
+    """Refuse names of further files that a checkpoint cannot have.
+
+    Raises:
+        CheckpointError: it names the file.
+    """
     for name in names:
-        if name in (*_FILES, MANIFEST) or not _FILE_NAME.fullmatch(name):
+        is_taken = name in (*_FILES, shards.TABLE, MANIFEST) or shards.is_shard_file(name)
+        if is_taken or not _FILE_NAME.fullmatch(name):
             raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
 
 

@@ -19,7 +19,7 @@ from loopwright.checkpoint.files import HashedFile, open_regular
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -37,24 +37,44 @@ _DTYPES = {
     torch.uint64: "U64",
     torch.complex64: "C64",
 }
-_SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in _DTYPES.items()}
+_SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in DTYPES.items()}
+_TYPES = {name: dtype for dtype, name in DTYPES.items()}
 _LARGEST_HEADER_BYTES = 10_000_000
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype that a header calls so.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _TYPES[name]
 
 
 def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors that are on the CPU and contiguous, in order, with this metadata in the header."""
+    write_header(file, tensors, metadata)
+    failpoint("mid_write")
+    for tensor in tensors.values():
+        write_data(file, tensor)
+
+
+def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write the header of a file; only the kinds and shapes of the tensors are looked at."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data start on a multiple of 8, so that they can be mapped
     file.write(struct.pack("<Q", len(text)) + text)
-    failpoint("mid_write")
-    for tensor in tensors.values():
-        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+def write_data(file: HashedFile, tensor: torch.Tensor) -> None:
+    """Write the numbers of one tensor, the next in the order of the header; it is on the CPU and contiguous."""
+    file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
 
 def check_kind(name: str, tensor: torch.Tensor) -> None:
@@ -64,12 +84,12 @@ def check_kind(name: str, tensor: torch.Tensor) -> None:
         CheckpointError: it names the tensor and its kind.
     """
     is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
-    if not is_plain or tensor.dtype not in _DTYPES:
+    if not is_plain or tensor.dtype not in DTYPES:
         raise CheckpointError(f"{name} is a {tensor.layout} {tensor.dtype} on {tensor.device}: cannot be saved")
 
 
-def check_header(path: Path, expected_metadata: Mapping[str, str]) -> None:
-    """Refuse a file whose header is not what `write_tensors` writes, in bounded memory and time.
+def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Refuse a file whose header is not what `write_tensors` writes, in bounded memory and time; return its entries.
 
     Raises:
         CheckpointError: the header is too large, is no JSON, points outside the file, or belongs to another checkpoint.
@@ -100,6 +120,8 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> None:
             raise CheckpointError(f"{path} is damaged: the entry of {name!r} makes no sense ({error})") from None
     if end != size - 8 - length:
         raise CheckpointError(f"{path} is damaged: its tensors take {end} bytes of {size - 8 - length}")
+    entries: dict[str, Any] = header
+    return entries
 
 
 def parse_json(data: bytes, path: Path) -> Any:

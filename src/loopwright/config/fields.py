@@ -18,7 +18,7 @@ T = TypeVar("T")
 DEFAULT_OUTPUT_DIR = "trainer_output"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 SAMPLING_STRATEGIES = ("random", "sequential", "group_by_length")
-STEP_MODES = ("auto", "eager", "compile")
+STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 
@@ -206,8 +206,12 @@ class TrainingFields(TrainingOldNames):
     ddp_static_graph: bool | None = refused(None, _DDP)
     ddp_backend: str | None = refused(None, _DDP)
     ddp_timeout: int = refused(1800, _DDP)
-    fsdp: str | list[str] | bool | None = refused(None, _DDP, "", False, [])
-    fsdp_config: dict[str, Any] | str | None = refused(None, _DDP, {})
+    fsdp: str | list[str] | bool | None = honoured(
+        None, "Split the model over the processes (FSDP2): full_shard, or shard_grad_op, which gathers it less often."
+    )
+    fsdp_config: dict[str, Any] | str | None = honoured(
+        None, "More about fsdp: transformer_layer_cls_to_wrap, min_num_params, reshard_after_forward."
+    )
     deepspeed: dict[str, Any] | str | None = refused(None, _DDP)
 
     # Debugging, and flags that scripts read
@@ -223,5 +227,9 @@ class TrainingFields(TrainingOldNames):
     logging_dir: str | None = honoured(None, "Folder of TensorBoard's files; unset is one in output_dir.")
     overwrite_output_dir: bool = accepted(False, "For your script: whether a folder that has files may be used.")
     step_mode: str = honoured("auto", "How an update is run.", choices=STEP_MODES)
+    length_buckets: list[str] | str = honoured(
+        "auto",
+        "Lengths that training batches are padded to: auto (where updates may be CUDA graphs), off, or numbers.",
+    )
     nan: str = honoured("stop", "What a loss that is not finite does to the run.", choices=NAN_POLICIES)
     bad_samples: str = honoured("raise", "What a sample that cannot be loaded does.", choices=BAD_SAMPLE_POLICIES)

@@ -164,6 +164,7 @@ def _settle_choices(args: TrainingFields) -> None:
     args.optim = str(getattr(args.optim, "value", args.optim))
     named = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     args.report_to = [] if named == ["none"] else named
+    _settle_buckets(args)
     for name in args.include_for_metrics:
         if name not in METRIC_INPUTS:
             hint = nearest(str(name), METRIC_INPUTS)
@@ -174,6 +175,19 @@ def _settle_choices(args: TrainingFields) -> None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
+
+
+def _settle_buckets(args: TrainingFields) -> None:
+    """Make the bucket lengths "auto", "off" or whole numbers in ascending order."""
+    given: Any = args.length_buckets
+    words = [given] if isinstance(given, str) else list(given or ["off"])
+    if words in (["auto"], ["off"]):
+        args.length_buckets = words[0]
+        return
+    if not all(str(word).isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {given!r}')
+    lengths: Any = sorted({int(word) for word in words})  # settled to numbers, from what a file or a flag says
+    args.length_buckets = lengths
 
 
 def _settle_intervals(args: TrainingFields) -> None:

@@ -10,12 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from loopwright.engine.processes import Agreement, sum_on_device
+from loopwright.engine.processes import (
+    Agreement,
+    TreeSum,
+    broadcast_from_first,
+    collective_timeout,
+    joining_method,
+    sum_on_device,
+)
+from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, shard
+from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,20 +33,23 @@ if TYPE_CHECKING:
 _ABSENT = object()
 
 
-def create_accelerator(mixed_precision: str | None = None, use_cpu: bool = False) -> Accelerator:
+def create_accelerator(mixed_precision: str | None = None, use_cpu: bool = False, sharding: Any = None) -> Accelerator:
     """Make a fresh Accelerator.
 
     Args:
         mixed_precision: "no", "fp16", "bf16", "fp8"; None follows accelerate's configuration.
         use_cpu: stay on the CPU, whatever else there is.
+        sharding: how to split the model over the processes; None follows accelerate's configuration.
     """
-    from accelerate import Accelerator
+    from accelerate import Accelerator, InitProcessGroupKwargs
 
     # Where torchrun started this and there is no accelerator, accelerate must be told: it would join the process
     # group, and still take each process for the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
+    patience = InitProcessGroupKwargs(init_method=joining_method(), timeout=collective_timeout())
     with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read while it is made
-        return Accelerator(mixed_precision=mixed_precision, cpu=on_cpu)
+        make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[patience])
+        return create_sharding(make, sharding)
 
 
 @contextmanager
@@ -60,15 +73,37 @@ def forget_precision() -> None:
     GradientState._reset_state()
 
 
+def check_reduction(reduction: str, model: Any) -> None:
+    """Refuse an exact sum of gradients for a model whose updates depend on the number of processes in other ways.
+
+    Raises:
+        ConfigError: it names the modules.
+    """
+    if reduction != "exact" or not isinstance(model, nn.Module):
+        return
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+    ]
+    if names:
+        raise ConfigError(
+            f'reduction="exact" cannot be exact for {", ".join(names[:3])}: the running means of batch norm depend on '
+            'how many processes there are. Use GroupNorm or LayerNorm, or reduction="fast".'
+        )
+
+
 class Engine:
     """What the loop needs from device, precision and processes, for one run.
 
     Attributes:
         parameters: everything that gets gradients: the model's parameters, and those that only the optimizer holds
             (of a loss function, say).
+        num_averaged: by how many the processes' gradients are divided when they are shared: all of them, or 1 for
+            an exact sum.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, reduction: str = "fast") -> None:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.num_processes: int = accelerator.num_processes
@@ -77,11 +112,18 @@ class Engine:
         self.is_distributed = self.kind != "NO" and self.num_processes > 1
         self.agreement = Agreement()
         self.parameters: list[nn.Parameter] = []
-        self._is_sharded = self.kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+        self._is_sharded = self.kind == "FSDP"
+        if reduction == "exact" and self._is_sharded:
+            raise ConfigError(
+                f'reduction="exact" needs a whole model on every process, which {self.kind} does not keep'
+            )
+        self._tree = TreeSum() if reduction == "exact" else None
+        self.num_averaged = 1 if reduction == "exact" else self.num_processes
         self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
         self._only_in_optimizer: list[nn.Parameter] = []
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._optimizer: Any = None
+        self._sharded: nn.Module | None = None
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Place and wrap the model and the optimizer for this run; stand-ins for either are left alone."""
@@ -89,12 +131,16 @@ class Engine:
         if isinstance(model, nn.Module):
             modules = [module for module in (model, getattr(model, "_orig_mod", None)) if module is not None]
             self._forwards = [(module, module.__dict__.get("forward", _ABSENT)) for module in modules]
-        if self._is_sharded:
-            prepared = self.accelerator.prepare(model, optimizer)
-            model, optimizer = prepared[0], prepared[1]
+        if isinstance(model, nn.Module) and (self._is_sharded or is_sharded(model)):
+            self._is_sharded = True
+            model, optimizer = shard(self.accelerator, model, optimizer)
+            self._sharded = model
         else:
             if isinstance(model, nn.Module):
-                model = self.accelerator.prepare_model(model)
+                # An exact sum is made here, from whole gradients: the wrapper that averages them is left out.
+                model = self.accelerator.prepare_model(model, evaluation_mode=self._tree is not None)
+                if self._tree is not None:
+                    broadcast_from_first([*model.parameters(), *model.buffers()])
             if isinstance(optimizer, torch.optim.Optimizer):
                 if optimizer.state:
                     # Casts an earlier run's state to wherever the parameters are now.
@@ -164,12 +210,26 @@ class Engine:
             loss.backward()
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients there are."""
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        """Return the gradients there are; of sharded ones this process's part."""
+        return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+    def begin_gradients(self, is_pad: bool) -> None:
+        """Start the gradients of an update; called before its first micro-batch.
+
+        Args:
+            is_pad: this process has no micro-batch of its own in it: what it computes does not count.
+        """
+        if self._tree is not None:
+            self._tree.begin(self.parameters, is_pad)
 
     def finish_gradients(self) -> None:
-        """Share the gradients that no wrapper shares: of parameters that only the optimizer holds."""
-        if self.is_distributed:
+        """Share the gradients that no wrapper shares: of parameters that only the optimizer holds, or all of them."""
+        if self._tree is not None:
+            self._tree.add_gradients()
+            self._tree.finish()
+        elif self.is_distributed:
+            if self._sharded is not None:
+                broadcast_from_first(self._sharded.buffers())  # nothing else keeps running means and the like equal
             for parameter in self._only_in_optimizer:
                 if parameter.grad is not None:
                     parameter.grad = sum_on_device(parameter.grad) / self.num_processes
@@ -179,8 +239,8 @@ class Engine:
 
         Called once per update, on the full gradient; gradients are unscaled first.
         """
-        parameters = [parameter for parameter in self.parameters if parameter.grad is not None or self._is_sharded]
-        if self.accelerator.scaler is not None and not self._is_sharded:
+        parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
+        if self.accelerator.scaler is not None:
             # Not accelerate's own unscaling: it asks process-wide state, which another trainer may have changed.
             self.accelerator.scaler.unscale_(self.unwrap_optimizer(self._optimizer))
         if value is not None:
@@ -188,8 +248,7 @@ class Engine:
         if norm is None:
             return None
         if self._is_sharded:
-            total: torch.Tensor | None = self.accelerator.clip_grad_norm_(parameters, norm)
-            return total
+            return clip_norm(parameters, norm)
         return nn.utils.clip_grad_norm_(parameters, norm)
 
     def step_was_skipped(self, optimizer: Any) -> bool:
@@ -197,7 +256,12 @@ class Engine:
         return bool(getattr(optimizer, "step_was_skipped", False))
 
     def share_gradients(self, model: Any, is_shared: bool) -> None:
-        """Say whether the next backward shares its gradients with the other processes (only a window's last does)."""
+        """Say whether the next backward shares its gradients with the other processes (only a window's last does).
+
+        Called before every micro-batch.
+        """
+        if self._tree is not None:
+            self._tree.add_gradients()
         if not self.is_distributed:
             return
         if hasattr(model, "require_backward_grad_sync"):
@@ -208,12 +272,14 @@ class Engine:
     @contextmanager
     def independent_forward(self, model: Any) -> Iterator[None]:
         """Run a block in which forward passes of the processes need not match (evaluation)."""
-        # DDP broadcasts buffers in every forward, also in evaluation: with uneven batches that hangs.
+        # DDP broadcasts buffers in every forward, also in evaluation: with uneven batches that hangs. Once is enough.
         sync = getattr(model, "require_forward_param_sync", None)
         if sync is not None:
+            broadcast_from_first(model.buffers())
             model.require_forward_param_sync = False
         try:
             yield
         finally:
             if sync is not None:
                 model.require_forward_param_sync = sync
+            reshard(model)

@@ -16,6 +16,14 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return _map_children(value, lambda item: map_tensors(item, function))
 
 
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same structure with the function applied to everything that is not a container."""
+    is_container = isinstance(value, (list, tuple, Mapping)) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+    return _map_children(value, lambda item: map_leaves(item, function)) if is_container else function(value)
+
+
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a structure, in order."""
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Talk between the processes of one run: gather, reduce, agree, and functions for one process only.
+"""Talk between the processes of one run: gather, sum, agree, fail together, and functions for one process only.
 
 In a single process everything here is transparent and costs nothing.
 """
@@ -6,23 +6,86 @@ In a single process everything here is transparent and costs nothing.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
+import faulthandler
 import functools
+import itertools
 import os
-from collections.abc import Callable
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from loopwright.errors import DataError, LoopwrightError
+from loopwright.errors import ConfigError, DataError, LoopwrightError, Preempted
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+TIMEOUT_VARIABLE = "LOOPWRIGHT_TIMEOUT_SECONDS"
+_TIMEOUT_SECONDS = 300.0
+_PATIENT = timedelta(days=7)  # for what one process does while the others wait: reading data, writing a checkpoint
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 1.0  # for a process to see by itself that another one has failed
+_HEARD_SECONDS = 2.0  # for the others to hear of a failure
+_ABORT_SECONDS = 2.0  # for it to leave a collective that was broken off
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_SCHEME = "loopwright"
+_LAUNCHED_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun and accelerate launch
 
 
 def is_distributed() -> bool:
     """Whether this process is one of several in an initialised process group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def collective_timeout() -> timedelta:
+    """Return how long a process waits for the others in a collective before it gives the run up.
+
+    Raises:
+        ConfigError: the environment variable for it is not a number of seconds.
+    """
+    given = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        seconds = float(given or _TIMEOUT_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {given!r}")
+    return timedelta(seconds=seconds)
+
+
+def joining_method() -> str | None:
+    """Return the `init_method` by which the processes are to find each other; None where torch's own will do.
+
+    After a restart torchrun may offer the same store again, which still has the addresses of the processes that are
+    gone. Then this start has a part of the store to itself.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    _offer_restarted_store()
+    return f"{_SCHEME}://"
+
+
+@functools.cache
+def _offer_restarted_store() -> None:
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
+
+    def meet(url: str, timeout: timedelta, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        store, rank, world = next(rendezvous("env://", timeout=timeout))
+        yield PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, world
+
+    register_rendezvous_handler(_SCHEME, meet)
 
 
 def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float | None = None) -> torch.Tensor:
@@ -33,26 +96,39 @@ def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float
         device: where the processes communicate.
         padding_value: fills up dimensions after the first where they differ; without it that is an error.
     """
-    rows = (tensor.unsqueeze(0) if tensor.dim() == 0 else tensor).detach().to(device).contiguous()
     if not is_distributed():
-        return rows if tensor.dim() else tensor
-    shape = torch.tensor(rows.shape, dtype=torch.int64, device=device)
-    shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size())]
-    dist.all_gather(shapes, shape)
-    sizes = torch.stack(shapes).tolist()
-    largest = [max(column) for column in zip(*sizes, strict=True)]
-    if padding_value is None and any(size[1:] != largest[1:] for size in sizes):
+        return tensor.detach().to(device).contiguous()
+    parts, sizes = _exchanged(tensor, device, 0 if padding_value is None else padding_value)
+    if padding_value is None and any(size[1:] != sizes[0][1:] for size in sizes):
         raise DataError(
             f"gather: the processes hold rows of different shapes {[tuple(size[1:]) for size in sizes]}. "
             "Pass padding_value= to fill them up to the largest."
         )
-    padded = rows.new_full(largest, 0 if padding_value is None else padding_value)
-    padded[tuple(slice(size) for size in rows.shape)] = rows
+    return torch.cat([part[: size[0]] for part, size in zip(parts, sizes, strict=True)])
+
+
+def gather_parts(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """Return every process's tensor, in order of rank, each in its own shape; a 0-dim tensor counts as one row."""
+    if not is_distributed():
+        return [tensor.detach().to(device)]
+    parts, sizes = _exchanged(tensor, device, 0)
+    return [part[tuple(map(slice, size))] for part, size in zip(parts, sizes, strict=True)]
+
+
+def _exchanged(tensor: torch.Tensor, device: torch.device, fill: float) -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Return every process's tensor, filled up to the largest size of each dimension, and their own sizes."""
+    rows = (tensor.unsqueeze(0) if tensor.dim() == 0 else tensor).detach().to(device).contiguous()
+    shape = torch.tensor(rows.shape, dtype=torch.int64, device=device)
+    shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size())]
+    dist.all_gather(shapes, shape)
+    sizes: list[list[int]] = torch.stack(shapes).tolist()
+    padded = rows.new_full([max(column) for column in zip(*sizes, strict=True)], fill)
+    padded[tuple(map(slice, rows.shape))] = rows
     # bool is not supported by every backend; bytes are.
     wire = padded.to(torch.uint8) if padded.dtype == torch.bool else padded
     parts = [torch.empty_like(wire) for _ in sizes]
     dist.all_gather(parts, wire)
-    return torch.cat([part[: size[0]] for part, size in zip(parts, sizes, strict=True)]).to(rows.dtype)
+    return [part.to(rows.dtype) for part in parts], sizes
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -80,16 +156,26 @@ class Agreement:
     It uses a gloo group, so that the host can talk without waiting for the device.
     """
 
-    _groups: ClassVar[dict[int, Any]] = {}
+    _groups: ClassVar[dict[tuple[int, bool], Any]] = {}
 
     @property
     def _group(self) -> Any:
-        # Made at its first use, by all processes, and kept: making one is itself a collective.
-        world = id(dist.group.WORLD)
-        if world not in self._groups:
+        return self.group(is_patient=False)
+
+    @classmethod
+    def group(cls, is_patient: bool) -> Any:
+        """Return a gloo group of all processes: made at its first use, by all of them, and kept.
+
+        Args:
+            is_patient: one in which a process may be waited for however long it takes.
+        """
+        which = id(dist.group.WORLD), is_patient
+        if which not in cls._groups:
             atexit.register(_leave_group)
-            self._groups[world] = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        return self._groups[world]
+            timeout = _PATIENT if is_patient else collective_timeout()
+            is_default = dist.get_backend() == "gloo" and not is_patient
+            cls._groups[which] = None if is_default else dist.new_group(backend="gloo", timeout=timeout)
+        return cls._groups[which]
 
     def largest(self, *values: int) -> list[int]:
         """Return, for each value, its largest over all processes; every process must call it."""
@@ -123,6 +209,126 @@ def sum_on_device(value: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite tensors with those of the first process."""
+    if is_distributed():
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+class TreeSum:
+    """Sums the gradients of an update's micro-batches in one fixed order, whichever process ran which.
+
+    The micro-batches are the leaves of a binary tree, in order. Each process sums its own part of it, and the parts
+    are summed by the rest of the tree. As long as a part is a whole subtree, which it is if the micro-batches of a
+    process are a power of two, the sum has the same bits for any number of processes.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[torch.nn.Parameter] = []
+        self._is_pad = False
+        self._partial: list[tuple[int, list[torch.Tensor | None]]] = []  # (height, sums), the highest first
+
+    def begin(self, parameters: list[torch.nn.Parameter], is_pad: bool) -> None:
+        """Start an update.
+
+        Args:
+            parameters: all that may get gradients.
+            is_pad: what this process computes does not count.
+        """
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._is_pad = is_pad
+        self._partial = []
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def add_gradients(self) -> None:
+        """Take the gradients there are as those of one micro-batch, and leave none; nothing if there are none."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._is_pad or all(gradient is None for gradient in gradients):
+            return
+        self._partial.append((0, gradients))
+        while len(self._partial) > 1 and self._partial[-1][0] == self._partial[-2][0]:
+            self._merge()
+
+    def finish(self) -> None:
+        """Sum over the whole tree, and give every process's parameters the result as their gradients."""
+        while len(self._partial) > 1:
+            self._merge()
+        sums: list[torch.Tensor | None] = [None] * len(self._parameters)
+        if self._partial:
+            sums = self._partial.pop()[1]
+        if is_distributed():
+            self._sum_over_processes(sums)
+        for parameter, gradient in zip(self._parameters, sums, strict=True):
+            parameter.grad = gradient
+
+    def _merge(self) -> None:
+        height, right = self._partial.pop()
+        below, left = self._partial.pop()
+        self._partial.append((max(height, below) + 1, _added(left, right)))
+
+    def _sum_over_processes(self, sums: list[torch.Tensor | None]) -> None:
+        kinds: defaultdict[Any, list[int]] = defaultdict(list)
+        for index, parameter in enumerate(self._parameters):
+            kinds[parameter.dtype, parameter.device].append(index)
+        for indexes in kinds.values():
+            self._sum_alike([self._parameters[index] for index in indexes], indexes, sums)
+
+    @staticmethod
+    def _sum_alike(parameters: list[Any], indexes: list[int], sums: list[torch.Tensor | None]) -> None:
+        """Sum gradients of one type and device over the processes, and put them in their places in `sums`."""
+        world, like = dist.get_world_size(), parameters[0]
+        own = [sums[index] for index in indexes]
+        # Adding -0.0 changes nothing, not even the sign of a zero: so it stands for what is not there.
+        parts = [
+            torch.full_like(parameter, -0.0).reshape(-1) if gradient is None else gradient.reshape(-1)
+            for parameter, gradient in zip(parameters, own, strict=True)
+        ]
+        is_used = torch.tensor([gradient is not None for gradient in own], dtype=like.dtype).to(like.device)
+        size = sum(part.numel() for part in parts) + len(parts)
+        flat = torch.cat([*parts, is_used, like.new_zeros(-size % world)])
+        rows = torch.empty_like(flat)
+        # Each process sums one slice of all gradients: no more is sent than by an ordinary all-reduce.
+        dist.all_to_all_single(rows.view(torch.uint8), flat.view(torch.uint8))
+        stack: list[tuple[int, torch.Tensor]] = []
+        for row in rows.view(world, -1):
+            stack.append((0, row))
+            while len(stack) > 1 and stack[-1][0] == stack[-2][0]:
+                _merge_rows(stack)
+        while len(stack) > 1:
+            _merge_rows(stack)
+        _gather_slices(flat.view(torch.uint8), stack[0][1].view(torch.uint8))
+        totals = flat[:size].split([*(part.numel() for part in parts), len(parts)])
+        for place, index in enumerate(indexes):
+            total, gradient = totals[place].view_as(parameters[place]), own[place]
+            if gradient is not None:
+                gradient.copy_(total)
+            elif bool(totals[-1][place] > 0):  # another process used this parameter
+                sums[index] = total.clone()
+
+
+def _added(left: list[torch.Tensor | None], right: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    both = [(one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None]
+    if both:
+        torch._foreach_add_([one for one, _ in both], [other for _, other in both])
+    return [other if one is None else one for one, other in zip(left, right, strict=True)]
+
+
+def _gather_slices(whole: torch.Tensor, own: torch.Tensor) -> None:
+    # torch 2.13 has another name for it, and warns of the old one.
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(whole, own)
+
+
+def _merge_rows(stack: list[tuple[int, torch.Tensor]]) -> None:
+    height, right = stack.pop()
+    below, left = stack.pop()
+    stack.append((max(height, below) + 1, left + right))
+
+
 def world_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
     """Run the function on rank 0 only; all wait for it, the others return None.
 
@@ -142,7 +348,7 @@ def local_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
 def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
     """Run the function on one process of each node first (to download, to fill a cache), then on the others.
 
-    Everyone gets a result. If it raises on a first process, every process raises.
+    Everyone gets a result. If it raises on any process, every process raises.
     """
 
     @functools.wraps(function)
@@ -150,10 +356,8 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
         if not is_distributed():
             return function(*args, **kwargs)
         first = _local_rank() == 0
-        result = _shared_failure(function, first, *args, **kwargs)
-        if not first:
-            result = function(*args, **kwargs)
-        return result  # type: ignore[return-value]
+        results = [_shared_failure(function, turn, *args, **kwargs) for turn in (first, not first)]
+        return results[0] if first else results[1]  # type: ignore[return-value]
 
     return wrapper
 
@@ -171,13 +375,15 @@ def _on_some(function: Callable[P, R], chosen: Callable[[], bool]) -> Callable[P
 def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kwargs: Any) -> R | None:
     """Run the function where asked; afterwards all processes know whether it failed anywhere."""
     result, failure = None, None
+    group = Agreement.group(is_patient=True)
     if run_here:
         try:
             result = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again below, once the others know
             failure = error
     failures: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, None if failure is None else f"{type(failure).__name__}: {failure}")
+    told = None if failure is None else f"{type(failure).__name__}: {failure}"
+    dist.all_gather_object(failures, told, group=group)
     if failure is not None:
         raise failure
     for rank, text in enumerate(failures):
@@ -189,3 +395,111 @@ def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kw
 
 def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+
+
+# ------------------------------------------------------------------------------------------------ failing together
+
+
+def fails_together(function: Callable[P, R]) -> Callable[P, R]:
+    """Let an exception that one process raises in a function end the function on all of them, within seconds.
+
+    All processes must call the decorated function. The first failure is printed at once, with its rank; the other
+    processes then raise a LoopwrightError that names it, or end if they cannot be reached.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not is_distributed():
+            return function(*args, **kwargs)
+        with FailureWatch():
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+class FailureWatch:
+    """A block that all processes run, and that all of them leave when one fails in it.
+
+    A failure is noted in the store by which the processes found each other. A thread of every process looks there
+    twice a second. If it finds one, and the process does not leave the block by itself, it breaks off the collective
+    that the process waits in, and in the end ends the process. It also ends it when the launcher is gone.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._failure: str | None = None  # of another process
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        # The processes enter such blocks in the same order, so that the number is the same on all of them.
+        self._key = f"loopwright/failure/{next(self._numbers)}"
+        # A connection of its own: the main thread may be waiting in the other.
+        store: Any = dist.distributed_c10d._get_default_store()
+        self._store = store.clone()
+        self._launcher = os.getppid() if _LAUNCHED_VARIABLE in os.environ else None
+
+    def __enter__(self) -> FailureWatch:
+        if self._launcher is not None and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        threading.Thread(target=self._watch, name="loopwright-failures", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        # Signals are agreed on before they are raised, and Ctrl-C reaches every process.
+        if error is None or isinstance(error, (KeyboardInterrupt, Preempted)):
+            return
+        with contextlib.suppress(dist.DistError):
+            other = self._failure_of_another()
+            if other is None:
+                self._tell(error)
+            elif type(error) is RuntimeError or isinstance(error, dist.DistError):
+                # What a collective raises when its peer is gone; the cause is what the peer told.
+                raise LoopwrightError(f"{other} (this is rank {self._rank})") from error
+
+    def _tell(self, error: BaseException) -> None:
+        lines = str(error).splitlines() or [""]
+        text = f"rank {self._rank} of {self._world} failed: {type(error).__name__}: {lines[0][:500]}"
+        if self._store.add(f"{self._key}/count", 1) == 1:
+            sys.stderr.write(f"{text[0].upper()}{text[1:]}\n")  # before anyone else knows, so before what they print
+            sys.stderr.flush()
+            self._store.set(self._key, text)
+            deadline = time.monotonic() + _HEARD_SECONDS
+            # The store may go with this process, so the others have to have heard.
+            while self._store.add(f"{self._key}/heard", 0) < self._world - 1 and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _failure_of_another(self) -> str | None:
+        if not self._store.check([self._key]):
+            return None
+        if self._failure is None:
+            self._failure = self._store.get(self._key).decode()
+            self._store.add(f"{self._key}/heard", 1)
+        return self._failure
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_POLL_SECONDS):
+            if self._launcher is not None and os.getppid() != self._launcher:
+                self._leave("the launcher has ended")
+            try:
+                failure = self._failure_of_another()
+            except dist.DistError:
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    return  # the first process kept the store, and has ended: well, or its peers see it by themselves
+                failure = "the launcher of the first machine has ended"
+            if failure is None:
+                continue
+            if not self._is_over.wait(_GRACE_SECONDS):
+                dist.distributed_c10d._abort_process_group()
+                if not self._is_over.wait(_ABORT_SECONDS):
+                    self._leave(failure)
+            return
+
+    def _leave(self, cause: str) -> None:
+        """End the process from this thread: the main thread is stuck, and where is worth knowing."""
+        sys.stderr.write(f"Rank {self._rank} of {self._world} ends, since {cause}. It was here:\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback()
+        os._exit(1)

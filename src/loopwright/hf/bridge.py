@@ -34,6 +34,8 @@ class Bridge(TrainerCallback):
         owner: the `hf.Trainer`.
     """
 
+    graph_safe = True  # which of HF's callbacks are not, the core asks itself
+
     def __init__(self, owner: Trainer) -> None:
         self._owner = owner
 

@@ -77,6 +77,11 @@ class ColumnCollator:
         self._labels = {*_LABELS, *label_names}
         self.keeps_others = keeps_others
 
+    @property
+    def bucket_lengths(self) -> Any:
+        """The lengths that batches are padded to, if the collator has some."""
+        return getattr(self.collate, "bucket_lengths", None)
+
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch.
 

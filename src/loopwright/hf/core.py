@@ -22,6 +22,7 @@ from loopwright.data import Share, Window, adopt
 from loopwright.engine import create_accelerator
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_over_processes, world_process_zero_only
+from loopwright.engine.sharding import Sharding
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
@@ -33,6 +34,9 @@ from loopwright.trainer import Trainer as CoreTrainer
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
+
+STEPS = ("training_step", "compute_loss", "_prepare_inputs")
+STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 EvaluationStep = Callable[[Any], tuple[Tensor, Any]]
 
@@ -211,7 +215,9 @@ class Core(CoreTrainer):
     # --- the loop's steps ---------------------------------------------------------------------------------------
 
     def _create_accelerator(self) -> Any:
-        return create_accelerator(self._settings.mixed_precision, self.owner.args.use_cpu)
+        args = self.owner.args
+        sharding = Sharding.parse(args.fsdp, args.fsdp_config)
+        return create_accelerator(self._settings.mixed_precision, args.use_cpu, sharding)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         super()._prepare_model_optimizer_and_dataloaders()
@@ -238,10 +244,13 @@ class Core(CoreTrainer):
         self._items, self._entries = [], []
         super()._begin_update(window)
 
-    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        index, rows = self._run.piece_index, self.current_rows or 0
+    def _begin_micro_batch(self, window: Window, index: int) -> None:
+        super()._begin_micro_batch(window, index)
         if index == 0:
             self.owner.call_event("on_step_begin")
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        index, rows = self._run.piece_index, self.current_rows or 0
         items = self._items[index]
         # The core weighs a place for the loss, which is written once it is known: `training_step` runs backward.
         loss = torch.ones((), device=self.device)
@@ -254,6 +263,31 @@ class Core(CoreTrainer):
             self.backward_step(self._stand_in_for(batch, error)["loss"])
         if rows:
             self._entries.append((loss, float(rows if items is None else items)))
+        if index < len(self._items) - 1:
+            self.owner.call_event("on_substep_end")
+
+    def _watchers(self) -> list[str]:
+        """Return the overridden steps of the owner, and its callbacks that look at gradients."""
+        owner = self.owner
+        found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
+        for callback in owner.callback_handler.callbacks:
+            if not getattr(callback, "graph_safe", False):
+                found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if _listens(callback, name)]
+        return found
+
+    def _graph_inputs(self, batch: Any, index: int) -> Any:
+        items = self._items[index]
+        rows = num_rows(batch)
+        return {**super()._graph_inputs(batch, index), "items": float(rows if items is None else items)}
+
+    def _graphed_micro_batch(self, inputs: Any) -> Any:
+        self._weight, self._backward_loss = inputs["weight"], None
+        return {"loss": self._training_step(inputs["batch"], inputs["items"])}
+
+    def _take_graphed(self, output: Any, index: int) -> None:
+        loss, rows, items = output["loss"].clone(), self.current_rows or 0, self._items[index]
+        self._losses.note(index, loss, {"batch_size": rows})
+        self._entries.append((loss, float(rows if items is None else items)))
         if index < len(self._items) - 1:
             self.owner.call_event("on_substep_end")
 
@@ -324,7 +358,8 @@ class Core(CoreTrainer):
             loss, items = sum_over_processes([total - self.logged[0], count - self.logged[1]], self.device)
             self.logged = (total, count, update)
             self._record.tell(update=update, epoch=self.run_history.current_epoch)
-            self.record("log", self.owner.flow.log_update(loss / items if items else 0.0))
+            self.record("log", {**self.owner.flow.log_update(loss / items if items else 0.0), **self._step_logs()})
+            self._tell_speed()
             self.take_requests()
         self._stop_if_nonfinite(*self._find_nonfinite())
 
@@ -343,6 +378,12 @@ class Core(CoreTrainer):
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         super()._restore(completed(self.owner.model, checkpoint))
+
+
+def _listens(callback: Any, event: str) -> bool:
+    """Whether a callback does something at an event; the bases of both libraries, of one name, do nothing."""
+    owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
+    return event in getattr(callback, "__dict__", ()) or (owner is not None and owner.__name__ != "TrainerCallback")
 
 
 class AcceleratorView:

@@ -57,7 +57,7 @@ class FolderFiles:
         configuration: Any = copy.deepcopy(getattr(self._model, "config", None))
         if hasattr(configuration, "architectures") and callable(getattr(self._model, "save_pretrained", None)):
             # What that would write into the configuration.
-            configuration.architectures = [type(self._model).__name__]
+            configuration.architectures = [type(self._model).__name__.removeprefix("FSDP")]
             configuration.dtype = str(self._model.dtype).partition(".")[2]
         return {**self._files, **_saved(configuration), **_saved(getattr(self._model, "generation_config", None))}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright.checkpoint import Checkpointing, read
+from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
@@ -281,4 +282,4 @@ class Flow:
             )
             return
         best = completed(self._trainer.model, read(path))
-        self._trainer.model.load_state_dict({**best.model, **best.state["model_extra"]})
+        load_weights(self._trainer.model, {**best.model, **best.state["model_extra"]})

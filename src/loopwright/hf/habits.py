@@ -25,6 +25,7 @@ class TransformersHabits:
         current_gradient_accumulation_steps: what a copied `training_step` divides its loss by; 1, since
             `accelerator.backward` weighs it.
         model_accepts_loss_kwargs: whether a copied `compute_loss` hands `num_items_in_batch` to the model; never.
+        graph_safe: of a subclass that overrides `compute_loss` or `training_step`: they may be recorded as a CUDA graph.
     """
 
     model: Any
@@ -34,6 +35,7 @@ class TransformersHabits:
     label_names: list[str]
     current_gradient_accumulation_steps = 1
     model_accepts_loss_kwargs = False
+    graph_safe = False
 
     @property
     def tokenizer(self) -> Any:

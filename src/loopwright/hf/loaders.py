@@ -1,74 +1,23 @@
-"""DataLoaders from a dataset and the arguments, and the order that groups samples of similar length."""
+"""DataLoaders from a dataset and the arguments: their order, and the lengths that their batches are padded to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+import dataclasses
+from collections.abc import Mapping, Sized
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from loopwright.data.order import Permutation
-from loopwright.errors import ConfigError, DataError
+from loopwright.data import collators
+from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
+from loopwright.errors import ConfigError
 from loopwright.hf.columns import DataCollator
-from loopwright.keys import key
 
-# Batches that are sorted together: more make lengths more alike, fewer keep the order more random.
-_GROUPED_BATCHES = 50
-
-
-class LengthGroupedSampler(Sampler[int]):
-    """A shuffled order in which neighbours have similar lengths; a function of the seed and the epoch.
-
-    The longest sample comes first, so that memory runs out at once if it does.
-
-    Args:
-        lengths: of every sample.
-        batch_size: samples of a batch.
-        seed: of the order.
-    """
-
-    def __init__(self, lengths: list[int], batch_size: int, seed: int) -> None:
-        self._lengths = np.asarray(lengths)
-        self._group = batch_size * _GROUPED_BATCHES
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch's order iterating yields."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        size = len(self._lengths)
-        ids = Permutation(key(self._seed, "length-groups", self._epoch), size)(np.arange(size))
-        groups = [ids[start : start + self._group] for start in range(0, size, self._group)]
-        groups = [group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]
-        longest = max(range(len(groups)), key=lambda index: int(self._lengths[groups[index][0]]))
-        groups[0][0], groups[longest][0] = groups[longest][0], groups[0][0]
-        yield from np.concatenate(groups).tolist()
-
-
-def sample_lengths(dataset: Any, column: str, main_input: str) -> list[int]:
-    """Return the length of every sample: its length column, or how long its main input is.
-
-    Raises:
-        DataError: samples have neither.
-    """
-    if column in (getattr(dataset, "column_names", None) or ()):
-        return [int(length) for length in dataset[column]]
-    sample = dataset[0]
-    if not isinstance(sample, Mapping) or not (column in sample or main_input in sample):
-        held = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
-        raise DataError(
-            f'train_sampling_strategy="group_by_length" needs a column {column} or {main_input}; a sample has {held}. '
-            "Set length_column_name to the column that holds the lengths."
-        )
-    samples = (dataset[index] for index in range(len(dataset)))
-    return [int(each[column]) if column in each else len(each[main_input]) for each in samples]
+_LENGTHS = "lengths.bin"
+_NO_LIMIT = 100_000  # what tokenizers without a limit say is larger
+_FEW = 4  # bucket lengths of inputs, and as many of targets: each pair is a graph
 
 
 def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | None:
@@ -80,9 +29,10 @@ def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | No
     if args.train_sampling_strategy == "sequential":
         return SequentialSampler(dataset)
     if args.train_sampling_strategy == "group_by_length":
-        lengths = sample_lengths(dataset, args.length_column_name, main_input)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        return LengthGroupedSampler(lengths, args.train_batch_size, seed)
+        folder = Path(args.output_dir)
+        cache = folder / _LENGTHS if folder.is_dir() and args.should_save else None
+        lengths = sample_lengths(dataset, args.length_column_name, main_input, cache=cache)
+        return LengthGroupedSampler(lengths, args.train_batch_size, args.data_seed)
     generator = None
     if args.data_seed is not None:
         generator = torch.Generator()
@@ -122,3 +72,54 @@ def create_dataloader(
         options["sampler"] = SequentialSampler(dataset) if sampler is None else sampler
         options["drop_last"] = args.dataloader_drop_last
     return DataLoader(dataset, **options)
+
+
+def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: Any) -> DataCollator:
+    """Return the collator of the training data: one that pads to `length_buckets`, where there are some.
+
+    Collators of transformers that pad are replaced by ours of the same name, which make the same batches.
+
+    Raises:
+        ConfigError: lengths were given, and the collator pads to none.
+    """
+    is_paired = type(collate).__name__ == "DataCollatorForSeq2Seq"
+    lengths = chosen_lengths(
+        args.length_buckets,
+        _longest_input(tokenizer, getattr(model, "config", None)),
+        may_graph=may_be_graphs(args, args.device, args.world_size),
+        **({"most": _FEW} if is_paired else {}),
+    )
+    if lengths is None:
+        return collate
+    padding = _as_ours(collate)
+    if not hasattr(padding, "bucket_lengths"):
+        if args.length_buckets == "auto":
+            return collate
+        raise ConfigError(
+            f"length_buckets={args.length_buckets!r} needs a collator that pads to them, and "
+            f"{getattr(collate, '__name__', type(collate).__name__)} does not: pass DataCollatorWithPadding(tokenizer) "
+            'as data_collator, or set length_buckets="off"'
+        )
+    return with_buckets(padding, lengths)  # type: ignore[no-any-return]
+
+
+def _as_ours(collate: Any) -> Any:
+    """Return our collator for one of transformers' that only pads; any other one as it is."""
+    ours = getattr(collators, type(collate).__name__, None)
+    is_theirs = type(collate).__module__ == "transformers.data.data_collator"
+    is_padding = isinstance(ours, type) and issubclass(ours, collators.PaddingCollator)
+    if not is_theirs or not is_padding or collate.return_tensors != "pt":
+        return collate
+    values = {field.name: getattr(collate, field.name) for field in dataclasses.fields(ours)}  # type: ignore[arg-type]
+    return ours(**values)  # type: ignore[misc]
+
+
+def _longest_input(tokenizer: Any, config: Any) -> int | None:
+    """Return how many tokens a model takes; None where neither the tokenizer nor the model says it."""
+    limits = [getattr(tokenizer, "model_max_length", None)]
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int):
+        # Models of RoBERTa's kind number positions from the pad token on.
+        taken = (config.pad_token_id or 0) + 1 if "roberta" in str(config.model_type) else 0
+        limits.append(positions - taken)
+    return min((int(limit) for limit in limits if limit and 0 < limit < _NO_LIMIT), default=None)

@@ -23,6 +23,7 @@ from loopwright.config import TrainingArguments
 from loopwright.data.collators import DataCollatorWithPadding, default_data_collator
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
+from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import files, loaders
 from loopwright.hf.bridge import Bridge
@@ -297,7 +298,8 @@ class Trainer(TransformersHabits):
     def get_train_dataloader(self) -> Any:
         """Return the training loader; called once per `train`. Its order becomes resumable in the loop."""
         sampler = self._get_train_sampler()
-        return self._create_dataloader(self.train_dataset, self.args.train_batch_size, sampler)
+        collator = loaders.training_collator(self.data_collator, self.args, self.model, self.processing_class)
+        return self._create_dataloader(self.train_dataset, self.args.train_batch_size, sampler, collator)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the order of the training data; called by `get_train_dataloader`."""
@@ -321,8 +323,8 @@ class Trainer(TransformersHabits):
         """Return the order of evaluation data, None for that in which it comes; called for each of its loaders."""
         return None
 
-    def _create_dataloader(self, dataset: Any, batch_size: int, sampler: Any) -> Any:
-        collator = self._get_collator_with_removed_columns(self.data_collator)
+    def _create_dataloader(self, dataset: Any, batch_size: int, sampler: Any, collator: Any = None) -> Any:
+        collator = self._get_collator_with_removed_columns(self.data_collator if collator is None else collator)
         return loaders.create_dataloader(dataset, self.args, batch_size, collator, sampler)
 
     def num_examples(self, dataloader: Any) -> int:
@@ -535,7 +537,8 @@ class Trainer(TransformersHabits):
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""
-        world_process_zero_only(self._save)(str(self.args.output_dir if output_dir is None else output_dir))
+        weights = (self.core.whole_weights(),) if is_sharded(self.model) else ()
+        world_process_zero_only(self._save)(str(self.args.output_dir if output_dir is None else output_dir), *weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write what `save_model` writes, on the first process; called by it alone, not for checkpoints."""

@@ -1,0 +1,416 @@
+"""Time per update of small-batch fine-tuning on a GPU: loopwright in every step mode against six other ways.
+
+    python benchmarks/finetune.py                                  everything, written to results/finetune.md
+    python benchmarks/finetune.py --settings bert8 --sides hand loopwright-auto
+
+The model is BERT-base from its config with random weights, the texts are generated token ids with lengths like those of
+MRPC's pairs, in bf16; or a tiny MLP in float32. Each side runs in a process of its own: some updates to warm up (and to
+record graphs), then as many timed ones between two waits for the device. Everybody pads to the longest text of a batch;
+loopwright pads on to the next of a few lengths, since each length is a graph of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+THIS_FILE = Path(__file__).resolve()
+SOURCE = THIS_FILE.parents[1] / "src"
+RESULTS = THIS_FILE.parent / "results" / "finetune.md"
+BUCKETS = (32, 48, 64, 80, 96, 128)
+LOG_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained.
+
+    Attributes:
+        title: in the table.
+        batch_size: samples of a batch.
+        warm_up: updates before the clock starts.
+        timed: updates between its start and its end.
+    """
+
+    title: str
+    batch_size: int
+    warm_up: int
+    timed: int
+
+
+SETTINGS = {
+    "bert8": Setting("BERT-base, batch 8, bf16", 8, 120, 200),
+    "bert32": Setting("BERT-base, batch 32, bf16", 32, 60, 100),
+    "mlp": Setting("MLP 32-64-64-4, batch 32, float32", 32, 300, 1500),
+}
+
+
+class Clock:
+    """Counts updates, and takes the time between two of them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.first, self.last = setting.warm_up, setting.warm_up + setting.timed
+        self.count = 0
+        self.seconds = 0.0
+
+    def tick(self) -> None:
+        """Count an update; called after each."""
+        self.count += 1
+        if self.count in (self.first, self.last):
+            torch.cuda.synchronize()
+            now = time.perf_counter()
+            self.seconds = now if self.count == self.first else now - self.seconds
+
+
+# ---------------------------------------------------------------------------------------- the work, for every side
+
+
+class Texts(Dataset):
+    """Token ids with lengths like those of MRPC's pairs: 53 on average, from 20 to 110."""
+
+    def __init__(self, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lengths = (torch.randn(rows, generator=generator) * 14 + 53).round().clamp(20, 110).long().tolist()
+        self.rows = [torch.randint(1000, 30000, (length,), generator=generator).tolist() for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = self.rows[index]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": len(ids) % 2}
+
+
+class Numbers(Dataset):
+    """Features and classes of the tiny MLP."""
+
+    def __init__(self, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.features = torch.randn(1024, 32, generator=generator)
+        self.classes = torch.randint(4, (1024,), generator=generator)
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"features": self.features[index % 1024], "labels": self.classes[index % 1024]}
+
+
+class Pad:
+    """Pads a batch to its longest text, or on to one of a few lengths."""
+
+    def __init__(self, lengths: tuple[int, ...] = ()) -> None:
+        self.bucket_lengths = lengths
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        if "features" in samples[0]:
+            return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        length = max(len(sample["input_ids"]) for sample in samples)
+        length = next((each for each in self.bucket_lengths if each >= length), length)
+        batch = {
+            name: torch.tensor([sample[name] + [0] * (length - len(sample[name])) for sample in samples])
+            for name in ("input_ids", "attention_mask")
+        }
+        return batch | {"labels": torch.tensor([sample["labels"] for sample in samples])}
+
+
+class Mlp(nn.Module):
+    """A tiny model with the interface of transformers'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def parts(name: str) -> tuple[nn.Module, Dataset, torch.optim.Optimizer, str]:
+    """Return model, data, optimizer and precision of a setting."""
+    setting = SETTINGS[name]
+    rows = (setting.warm_up + setting.timed + 2) * setting.batch_size
+    torch.manual_seed(0)
+    if name == "mlp":
+        model: nn.Module = Mlp()
+        data: Dataset = Numbers(rows)
+    else:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        model, data = BertForSequenceClassification(BertConfig()), Texts(rows)
+    model.cuda()
+    return model, data, torch.optim.AdamW(model.parameters(), lr=2e-5), "no" if name == "mlp" else "bf16"
+
+
+def loader_of(data: Dataset, setting: Setting) -> DataLoader:
+    return DataLoader(data, setting.batch_size, shuffle=True, collate_fn=Pad(), pin_memory=True)
+
+
+# -------------------------------------------------------------------------------------------------------- the sides
+
+
+def run_hand(name: str, clock: Clock) -> None:
+    model, data, optimizer, precision = parts(name)
+    model.train()
+    for batch in loader_of(data, SETTINGS[name]):
+        batch = {key: value.cuda(non_blocking=True) for key, value in batch.items()}
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.tick()
+
+
+def run_accelerate(name: str, clock: Clock) -> None:
+    from accelerate import Accelerator
+
+    model, data, optimizer, precision = parts(name)
+    accelerator = Accelerator(mixed_precision=precision)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader_of(data, SETTINGS[name]))
+    model.train()
+    for batch in loader:
+        accelerator.backward(model(**batch)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.tick()
+
+
+def run_pytorch_accelerated(name: str, clock: Clock) -> None:
+    from pytorch_accelerated import Trainer, TrainerCallback
+
+    class Ticks(TrainerCallback):
+        def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
+            clock.tick()
+
+    class Own(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            outputs = self.model(**batch)
+            return {"loss": outputs["loss"], "model_outputs": outputs, "batch_size": len(batch["labels"])}
+
+    os.environ["ACCELERATE_MIXED_PRECISION"] = parts(name)[3]
+    model, data, optimizer, _ = parts(name)
+    trainer = Own(model, None, optimizer, callbacks=[Ticks])
+    trainer.train(
+        data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=Pad(),
+        train_dataloader_kwargs={"num_workers": 0},
+    )  # fmt: skip
+
+
+def _hf_arguments(kind: Any, name: str, **more: Any) -> Any:
+    return kind(
+        "output", num_train_epochs=1, per_device_train_batch_size=SETTINGS[name].batch_size, bf16=name != "mlp",
+        report_to="none", save_strategy="no", logging_steps=LOG_EVERY, max_grad_norm=0.0, dataloader_num_workers=0,
+        disable_tqdm=True, **more,
+    )  # fmt: skip
+
+
+def run_transformers(name: str, clock: Clock) -> None:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    _run_hf(Trainer, TrainerCallback, TrainingArguments, name, clock, Pad())
+
+
+def _run_hf(trainer: Any, callback: Any, arguments: Any, name: str, clock: Clock, pad: Pad, **more: Any) -> None:
+    class Ticks(callback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            clock.tick()
+
+    model, data, optimizer, _ = parts(name)
+    made = trainer(
+        model, _hf_arguments(arguments, name, **more), data_collator=pad, train_dataset=data,
+        optimizers=(optimizer, None), callbacks=[Ticks()],
+    )  # fmt: skip
+    made.train()
+    share = getattr(made, "graphed_share", None)
+    if share is not None:
+        clock.graphed = share
+
+
+def run_lightning(name: str, clock: Clock) -> None:
+    import pytorch_lightning as lightning
+
+    model, data, optimizer, precision = parts(name)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return self.model(**batch)["loss"]
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            clock.tick()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer
+
+    model.train()
+    trainer = lightning.Trainer(
+        max_epochs=1, precision="32-true" if precision == "no" else "bf16-mixed", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=LOG_EVERY, devices=1,
+    )  # fmt: skip
+    trainer.fit(Module(), loader_of(data, SETTINGS[name]))
+
+
+def run_loopwright(mode: str, name: str, clock: Clock) -> None:
+    from loopwright import Trainer
+    from loopwright.callbacks import TrainerCallback
+
+    class Ticks(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            clock.tick()
+
+        def on_log(self, trainer: Any, logs: Any = None, **kwargs: Any) -> None:
+            clock.graphed = getattr(clock, "graphed", 0) + logs.get("graphed_updates", 0)
+
+    model, data, optimizer, precision = parts(name)
+    trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
+    trainer.train(
+        data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=Pad(BUCKETS if mode == "auto" else ()),
+        train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
+    )  # fmt: skip
+    clock.graphed = getattr(clock, "graphed", 0) / trainer.progress.update
+
+
+def run_loopwright_hf(name: str, clock: Clock) -> None:
+    from loopwright import hf
+
+    _run_hf(hf.Trainer, hf.TrainerCallback, hf.TrainingArguments, name, clock, Pad(BUCKETS))
+
+
+SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
+    "hand": ("hand-written loop", "torch", run_hand),
+    "accelerate": ("hand-written + Accelerator", "accelerate", run_accelerate),
+    "pytorch-accelerated": ("pytorch-accelerated", "pytorch_accelerated", run_pytorch_accelerated),
+    "transformers": ("transformers.Trainer", "transformers", run_transformers),
+    "lightning": ("Lightning", "pytorch_lightning", run_lightning),
+    "loopwright-eager": ("loopwright, eager", "loopwright", lambda name, clock: run_loopwright("eager", name, clock)),
+    "loopwright-compile": (
+        "loopwright, compile",
+        "loopwright",
+        lambda name, clock: run_loopwright("compile", name, clock),
+    ),
+    "loopwright-auto": ("loopwright, auto", "loopwright", lambda name, clock: run_loopwright("auto", name, clock)),
+    "loopwright-hf": ("loopwright.hf, auto", "loopwright", run_loopwright_hf),
+}
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+
+
+def child(side: str, name: str, output: Path) -> None:
+    """Measure one side; called in a process of its own."""
+    clock = Clock(SETTINGS[name])
+    torch.cuda.reset_peak_memory_stats()
+    SIDES[side][2](name, clock)
+    assert clock.count >= clock.last, f"{clock.count} updates, expected {clock.last}"
+    milliseconds = 1000 * clock.seconds / (clock.last - clock.first)
+    memory = torch.cuda.max_memory_allocated() / 2**20
+    output.write_text(json.dumps({"ms": milliseconds, "graphed": getattr(clock, "graphed", None), "memory": memory}))
+
+
+def measure(side: str, name: str, timeout: float) -> dict[str, Any] | str:
+    """Run a side, and return its figures or why there are none."""
+    if importlib.util.find_spec(SIDES[side][1]) is None and SIDES[side][1] != "loopwright":
+        return "not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "figure.json"
+        command = [sys.executable, str(THIS_FILE), "--child", side, name, str(output)]
+        paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {timeout:.0f} s"
+        if not output.exists():
+            return "failed: " + (done.stderr.strip().splitlines() or ["no word"])[-1][:150]
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def table(name: str, figures: dict[str, list[Any]]) -> list[str]:
+    """Return the lines of one setting's table."""
+    known = {side: [one for one in found if isinstance(one, dict)] for side, found in figures.items()}
+    medians = {side: statistics.median(one["ms"] for one in found) for side, found in known.items() if found}
+    lines = [
+        f"### {SETTINGS[name].title}",
+        "",
+        "| side | ms per update | over the hand-written loop | over transformers.Trainer | graphed | peak MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for side, found in figures.items():
+        title = SIDES[side][0]
+        if side not in medians:
+            lines.append(f"| {title} | {found[0]} | | | | |")
+            continue
+        ratios = [
+            f"{medians[side] / medians[other]:.3f}" if other in medians else "" for other in ("hand", "transformers")
+        ]
+        graphed = known[side][0]["graphed"]
+        share = "" if graphed is None else f"{100 * graphed:.1f} %"
+        lines.append(
+            f"| {title} | {medians[side]:.3f} | {ratios[0]} | {ratios[1]} | {share} | {known[side][0]['memory']:.0f} |"
+        )
+    return [*lines, ""]
+
+
+def main() -> None:
+    """Measure, print and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=240.0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], options.child[1], Path(options.child[2]))
+        return
+    if not torch.cuda.is_available():
+        sys.exit("finetune.py measures a GPU, and there is none here")
+    lines = [
+        "# Time per update of fine-tuning",
+        "",
+        f"`python benchmarks/finetune.py{''.join(f' {word}' for word in sys.argv[1:])}`",
+        "",
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}, medians over "
+        f"{options.rounds} round{'s' if options.rounds > 1 else ''}.",
+        "",
+    ]
+    for name in options.settings:
+        figures: dict[str, list[Any]] = {side: [] for side in options.sides}
+        for _ in range(options.rounds):
+            for side in options.sides:
+                figures[side].append(measure(side, name, options.timeout))
+                sys.stderr.write(f"{name} {side}: {figures[side][-1]}\n")
+        lines += table(name, figures)
+    text = "\n".join(lines)
+    sys.stdout.write(text + "\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Tensors that are split over processes: which process writes which part, and how any other split reads them back.
+
+torch's planners for distributed checkpoints decide both; their files are not used, since those are pickled. Each
+process writes its parts into one safetensors file, and `shards.json` says where in which tensor each part belongs. A
+table is trusted only if its parts cover every tensor, once, and are in the files that it names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+
+from loopwright.checkpoint.tensor_file import DTYPES, dtype_of
+from loopwright.engine.processes import gather_objects
+from loopwright.errors import CheckpointError
+
+TABLE = "shards.json"
+# {tensor: {"dtype", "shape", "parts": [{"file", "offsets", "shape"}]}}
+Table = dict[str, dict[str, Any]]
+
+
+def is_split(value: Any) -> bool:
+    """Whether a value is a tensor of which every process holds a part."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
+
+
+def file_of(rank: int) -> str:
+    """Return the name of the file that a process writes its parts into."""
+    return f"shard-{rank:05d}.safetensors"
+
+
+def is_shard_file(name: str) -> bool:
+    """Whether `file_of` gives this name."""
+    digits = name.removeprefix("shard-").removesuffix(".safetensors")
+    return digits.isascii() and digits.isdigit() and name == file_of(int(digits))
+
+
+def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Table]:
+    """Settle with the other processes who writes what of these split tensors; every process must call it.
+
+    Returns:
+        The parts that this process writes, by their names in its file, and the table of all parts.
+
+    Raises:
+        CheckpointError: the parts of the processes do not make up the tensors.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    rank = dist.get_rank()
+    for name, tensor in tensors.items():
+        if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+            raise CheckpointError(f"{name} is a sum that the processes have not added up yet: it cannot be saved")
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
+    plans = gather_objects(planner.create_local_plan())
+    try:
+        plans, _ = planner.create_global_plan(plans)
+    except ValueError as error:
+        raise CheckpointError(f"the processes hold different states, which cannot be saved together: {error}") from None
+    table: Table = {}
+    for writer, of_rank in enumerate(plans):
+        for item in of_rank.items:
+            data = item.tensor_data
+            assert data is not None, item.index.fqn  # only tensors are planned here
+            entry = table.setdefault(
+                item.index.fqn, {"dtype": DTYPES[data.properties.dtype], "shape": list(data.size), "parts": []}
+            )
+            if math.prod(data.chunk.sizes):
+                offsets, shape = list(data.chunk.offsets), list(data.chunk.sizes)
+                entry["parts"].append({"file": file_of(writer), "offsets": offsets, "shape": shape})
+    own = planner.finish_plan(plans[rank])
+    parts = {}
+    for item in own.items:
+        part = planner.resolve_data(item)
+        assert isinstance(part, torch.Tensor), item.index.fqn
+        if part.numel() and item.tensor_data is not None:
+            parts[part_name(item.index.fqn, item.tensor_data.chunk.offsets)] = part.detach()
+    return parts, table
+
+
+def part_name(tensor: str, offsets: Any) -> str:
+    """Return what a part is called in its file: the tensor, and where in it the part begins."""
+    return f"{tensor}@{','.join(map(str, offsets))}"
+
+
+def check_table(table: Any, headers: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Refuse a table whose parts do not cover every tensor exactly once, or are not in the files.
+
+    Args:
+        table: as read.
+        headers: the entries of each shard file, by name.
+        path: of the table, for messages.
+
+    Raises:
+        CheckpointError: it names the tensor.
+    """
+    found = 0
+    for name, entry in table.items():
+        try:
+            shape = entry["shape"]
+            if any(type(extent) is not int or extent < 0 for extent in shape):
+                raise ValueError(f"a shape of {shape}")
+            dtype_of(entry["dtype"])
+            boxes = []
+            for part in entry["parts"]:
+                stored = headers[part["file"]][part_name(name, part["offsets"])]
+                if stored["shape"] != part["shape"] or stored["dtype"] != entry["dtype"]:
+                    raise ValueError(f"{part['file']} holds another part")
+                boxes.append(
+                    [(first, first + size) for first, size in zip(part["offsets"], part["shape"], strict=True)]
+                )
+            _check_cover(shape, boxes)
+            found += len(boxes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: the parts of {name!r} do not make up the tensor ({error})") from None
+    listed = sum(len(header) for header in headers.values())
+    if listed != found:
+        raise CheckpointError(f"{path} names {found} parts, the shard files hold {listed}")
+
+
+def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
+    for box in boxes:
+        if len(box) != len(shape) or any(
+            not 0 <= first < last <= extent for (first, last), extent in zip(box, shape, strict=True)
+        ):
+            raise ValueError("a part lies outside")
+    ordered = sorted(boxes)
+    # Parts that overlap share a place in the first dimension: only those are compared with each other.
+    for index, box in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            if shape and other[0][0] >= box[0][1]:
+                break
+            if all(first < end and start < last for (first, last), (start, end) in zip(box, other, strict=True)):
+                raise ValueError("two parts overlap")
+    volume = sum(math.prod(last - first for first, last in box) for box in boxes)
+    if volume != math.prod(shape):
+        raise ValueError(f"they hold {volume} numbers of {math.prod(shape)}")
+
+
+def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a table, split over the processes of a mesh, or whole without one.
+
+    Each process reads no more than it keeps. Nothing here waits for another process.
+    """
+    targets = {name: _empty(entry, mesh) for name, entry in table.items()}
+    with ExitStack() as stack:
+        _fill(folder, table, targets, {}, stack)
+    return targets
+
+
+def iterate_whole(folder: Path, table: Table, only_kinds: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a table, one at a time: no more than one of them is in memory.
+
+    Args:
+        folder: of the checkpoint.
+        table: of the tensors.
+        only_kinds: yield tensors without numbers, which only have a shape and a type.
+    """
+    files: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for name, entry in table.items():
+            if only_kinds:
+                yield name, torch.empty(entry["shape"], dtype=dtype_of(entry["dtype"]), device="meta")
+                continue
+            targets = {name: _empty(entry, None)}
+            _fill(folder, {name: entry}, targets, files, stack)
+            yield name, targets[name]
+
+
+def _fill(
+    folder: Path, table: Table, targets: dict[str, torch.Tensor], files: dict[str, Any], stack: ExitStack
+) -> None:
+    """Read into each target what it holds of its tensor."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    planner.set_up_planner(targets, _as_metadata(table), is_coordinator=True)
+    places = {
+        part_name(name, part["offsets"]): part["file"] for name, entry in table.items() for part in entry["parts"]
+    }
+    for item in planner.finish_plan(planner.create_local_plan()).items:
+        name = part_name(item.storage_index.fqn, item.storage_index.offset or ())
+        file = places[name]
+        if file not in files:
+            files[file] = stack.enter_context(safe_open(folder / file, "pt"))
+        ranges = zip(item.storage_offsets, item.lengths, strict=True)
+        stored = files[file].get_tensor(name)[tuple(slice(first, first + size) for first, size in ranges)]
+        planner.resolve_tensor(item).detach().copy_(stored)
+
+
+def _empty(entry: Mapping[str, Any], mesh: Any) -> torch.Tensor:
+    shape, dtype = entry["shape"], dtype_of(entry["dtype"])
+    if mesh is None:
+        return torch.empty(shape, dtype=dtype)
+    from torch.distributed.tensor import Shard, empty
+
+    # Along the first dimension, as FSDP2 splits.
+    return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+
+
+def _as_metadata(table: Table) -> Any:
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    return Metadata(
+        {
+            name: TensorStorageMetadata(
+                TensorProperties(dtype_of(entry["dtype"])),
+                torch.Size(entry["shape"]),
+                [
+                    ChunkStorageMetadata(torch.Size(part["offsets"]), torch.Size(part["shape"]))
+                    for part in entry["parts"]
+                ],
+            )
+            for name, entry in table.items()
+        }
+    )

@@ -1,0 +1,194 @@
+"""The verb that starts several processes: launch, which is torchrun with the exit codes of the run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from loopwright.cli.outcomes import BUG, DONE, INPUT, INTERRUPTED, PREEMPTED
+from loopwright.errors import InputError
+from loopwright.run_folder import find_run, runs_root
+from loopwright.run_folder.layout import new_run_id
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+_USAGE = """\
+usage: loopwright launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright, on N processes
+       loopwright launch [-n N] [torchrun options] -- script.py ...   or a script
+
+  -n N                      processes on this machine; every GPU has one if this is left out
+  --max-restarts R          start all processes again, up to R times, when one is lost; the run goes on by itself
+  --nnodes, --rdzv-endpoint, --rdzv-id, --rdzv-backend, ...
+                            several machines: the same command on each (torchrun --help says more)
+
+  loopwright launch -n 2 -- train text-classification --data reviews.csv
+  loopwright launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
+"""
+_TRAINING = ("train", "demo")
+_WORKER = "loopwright.cli.launching"
+_HEAD_START_SECONDS = 3.0
+
+
+def launch(words: list[str]) -> int:
+    """Run a verb or a script on several processes, and return its exit code."""
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_USAGE)
+        return DONE if words else INPUT
+    if "--" not in words:
+        raise InputError(
+            "args.value",
+            "loopwright launch does not know where its own options end",
+            saw=[f"got {' '.join(words)}"],
+            fix="loopwright launch -n 2 -- train TASK ...",
+        )
+    place = words.index("--")
+    options, target = words[:place], words[place + 1 :]
+    if not target:
+        raise InputError("args.value", "nothing to run after --", fix="loopwright launch -n 2 -- train TASK ...")
+    from torch.distributed import run as torchrun
+
+    parser = torchrun.get_args_parser()
+    parser.add_argument("-n", dest="nproc_per_node", help=argparse.SUPPRESS)
+    parser.error = _refuse  # type: ignore[method-assign]
+    is_script = target[0].endswith(".py")
+    if not is_script:
+        target = _with_folder(target, parser.parse_args([*options, "script"]))
+    settled = parser.parse_args([*_defaults(options), *options, *([] if is_script else ["-m", _WORKER]), *target])
+    return _run(torchrun, settled)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InputError("args.unknown", f"loopwright launch: {message}", fix="loopwright launch --help says what it takes")
+
+
+def _defaults(options: Sequence[str]) -> list[str]:
+    """Return what torchrun is told unless the options say otherwise: a process per GPU."""
+    names = {option.partition("=")[0] for option in options}
+    if names & {"-n", "--nproc-per-node", "--nproc_per_node"}:
+        return []
+    import torch
+
+    return ["--nproc-per-node", "gpu"] if torch.cuda.is_available() else []
+
+
+def _with_folder(target: list[str], options: Any) -> list[str]:
+    """Return the words of a run with the folder that it is in, if it may have to be found again after a restart."""
+    if target[0] not in _TRAINING or int(options.max_restarts) == 0 or _folder_in(target) is not None:
+        return target
+    if options.nnodes not in ("1", "1:1"):
+        raise InputError(
+            "args.value",
+            "a run on several machines that is restarted by itself has to be told its folder",
+            fix="add --output_dir with a path that all machines see",
+        )
+    return [*target, "--output_dir", str(runs_root() / new_run_id("launch"))]
+
+
+def _folder_in(words: Sequence[str]) -> Path | None:
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") == "__output_dir":
+            return Path(value if equals else words[index + 1]) if equals or index + 1 < len(words) else None
+    return None
+
+
+def _run(torchrun: Any, settled: Any) -> int:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if torchrun.determine_local_world_size(settled.nproc_per_node) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with a warning
+    fewest, most = torchrun.parse_min_max_nnodes(settled.nnodes)
+    if fewest != most:
+        # When machines join or leave, the processes start again without a new number: a store of their own then.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    try:
+        torchrun.run(settled)
+    except SignalException as error:
+        return INTERRUPTED if error.sigval == signal.SIGINT else PREEMPTED
+    except ChildFailedError as error:
+        return _code_of(error)
+    return DONE
+
+
+def _code_of(error: ChildFailedError) -> int:
+    """Say which process failed first, and return its exit code."""
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        sys.stderr.write(f"rank {rank} was ended by {name}; its output is above\n")
+        return 128 - failure.exitcode
+    if failure.exitcode not in (INPUT, PREEMPTED):
+        sys.stderr.write(f"rank {rank} failed first, with exit code {failure.exitcode}; its output is above\n")
+    return failure.exitcode or BUG
+
+
+# --------------------------------------------------------------------------------------------- in each process
+
+
+class _HeldBack:
+    """Standard error of a process beside the first of its machine: held back until the processes have met.
+
+    What goes wrong before, a file that is missing say, goes wrong in all of them, and the first one tells it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._held: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Write a text, or keep it."""
+        self._held.append(text)
+        if "torch" in sys.modules:
+            import torch.distributed
+
+            if torch.distributed.is_initialized():
+                self.release()
+        return len(text)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something was kept."""
+        return bool(self._held)
+
+    def release(self) -> None:
+        """Write what was kept."""
+        for text in self._held:
+            self._stream.write(text)
+        self._held.clear()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def work(words: list[str]) -> int:
+    """Run a verb in one of the processes; after a restart, training goes on with the run that the first start began."""
+    from loopwright.cli import main
+
+    held = _HeldBack(sys.stderr) if os.environ.get("LOCAL_RANK", "0") != "0" else None
+    if held is not None:
+        sys.stderr = held
+    is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    folder = _folder_in(words) if is_restarted and words[0] in _TRAINING else None
+    if folder is not None:
+        with contextlib.suppress(InputError):  # it was lost before it had a folder
+            words = ["resume", str(find_run(folder).path)]
+    code = main(words)
+    if held is not None:
+        if code != DONE and held.is_holding:
+            time.sleep(_HEAD_START_SECONDS)  # if the first process says the same, torchrun ends this one meanwhile
+        held.release()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(work(sys.argv[1:]))

@@ -1,0 +1,474 @@
+"""Sharded models: weights, gradients and optimizer state split over the processes (FSDP2), through accelerate.
+
+Each process holds a part of every weight (a DTensor, split along its first dimension). A layer's weights are gathered
+when it runs, and let go afterwards. torch's own modules for this are imported where they are used: they cost as much
+time as the rest of the package.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from loopwright.errors import ConfigError
+
+_ORIGIN = "_loopwright_sharding"  # in a sharded model's __dict__
+_USE_FSDP = "ACCELERATE_USE_FSDP"
+_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+_REFUSED = {
+    "offload": "keeping weights in host memory is not offered",
+    "hybrid_shard": "shards within a machine and copies between machines are not offered",
+    "hybrid_shard_zero2": "shards within a machine and copies between machines are not offered",
+    "no_shard": "leave the argument out instead",
+}
+# hf's fsdp_config: what each entry is called here. Those without a name change nothing in FSDP2.
+_CONFIG = {
+    "transformer_layer_cls_to_wrap": "layers",
+    "min_num_params": "min_num_params",
+    "reshard_after_forward": "reshard_after_forward",
+    "version": None,
+    "fsdp_version": None,
+    "use_orig_params": None,
+    "sync_module_states": None,
+    "state_dict_type": None,
+    "auto_wrap_policy": None,
+    "backward_prefetch": None,
+    "limit_all_gathers": None,
+    "cpu_ram_efficient_loading": None,
+}
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults.
+
+    Args:
+        layers: class names of the modules whose weights are gathered together, one module at a time. Without them a
+            model of transformers says it itself, and of others every module of `min_num_params` or more is taken.
+        min_num_params: see `layers`.
+        reshard_after_forward: let a layer's weights go after its forward pass and gather them again for backward.
+            False needs more memory and less traffic.
+    """
+
+    layers: tuple[str, ...] = ()
+    min_num_params: int = 1_000_000
+    reshard_after_forward: bool = True
+
+    @classmethod
+    def parse(cls, value: Any, config: Any = None) -> Sharding | None:
+        """Return what an argument in hf's shape asks for: True, "full_shard auto_wrap", or a list of such words.
+
+        Args:
+            value: as given; None, False and nothing else mean copies instead of shards.
+            config: hf's `fsdp_config`, a mapping.
+
+        Raises:
+            ConfigError: it asks for something that is not offered.
+        """
+        if isinstance(value, cls) or value is None or value is False:
+            return value or None
+        words = ["full_shard"] if value is True else value.split() if isinstance(value, str) else list(value)
+        for word in words:
+            if word not in _WORDS:
+                reason = _REFUSED.get(word, f"the words are {', '.join(_WORDS)}")
+                raise ConfigError(f"sharding {value!r}: {word!r} cannot be used: {reason}")
+        if not words:
+            return None
+        if not {"full_shard", "shard_grad_op"} & set(words):
+            raise ConfigError(f'sharding {value!r} does not say how: pass "full_shard" or "shard_grad_op"')
+        options = _options({name.removeprefix("fsdp_"): entry for name, entry in (config or {}).items()})
+        return cls(**{"reshard_after_forward": "full_shard" in words, **options})
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Sharding` that an `fsdp_config` gives."""
+    if int(config.get("version", 2)) != 2:
+        raise ConfigError(f"fsdp_config: version {config['version']} is not offered, only 2")
+    if config.get("activation_checkpointing"):
+        raise ConfigError(
+            "fsdp_config: activation_checkpointing forgets the dropout masks that it computes again. Let the model do "
+            "it: gradient_checkpointing=True, or torch.utils.checkpoint in its forward."
+        )
+    chosen: dict[str, Any] = {}
+    for name, value in config.items():
+        if name not in _CONFIG and value:
+            raise ConfigError(f"fsdp_config: {name}={value!r} is not offered")
+        own = _CONFIG.get(name)
+        if own == "layers" and value:
+            chosen[own] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        elif own == "reshard_after_forward":
+            chosen[own] = str(value).lower() in ("true", "full_shard")
+        elif own == "min_num_params" and value:
+            chosen[own] = int(value)
+    return chosen
+
+
+def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
+    """Make an Accelerator that shards, if that is asked for by the argument or by `accelerate launch`.
+
+    Args:
+        make: makes the Accelerator from further keywords.
+        sharding: as `train` was given it.
+
+    Raises:
+        ConfigError: accelerate's configuration asks for FSDP 1.
+    """
+    asked = Sharding.parse(sharding)
+    is_launched = os.environ.get(_USE_FSDP, "false").lower() == "true"
+    if asked is None and not is_launched:
+        return make()
+    plugin = _plugin(asked)
+    before = os.environ.get(_USE_FSDP)
+    try:
+        accelerator = make(fsdp_plugin=plugin)
+    finally:
+        # accelerate leaves a note there, which the next trainer of this process would follow.
+        os.environ.pop(_USE_FSDP, None)
+        if before is not None:
+            os.environ[_USE_FSDP] = before
+    if accelerator.num_processes > 1 and _adopt(accelerator, plugin):
+        plugin.loopwright_sharding = asked
+        dtype = _PRECISIONS.get(str(accelerator.mixed_precision))
+        if dtype is not None:
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            # accelerate would add gradients up in the low precision, too.
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return accelerator
+
+
+def _plugin(asked: Sharding | None) -> Any:
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    if asked is not None:
+        return FullyShardedDataParallelPlugin(
+            fsdp_version=2, reshard_after_forward=asked.reshard_after_forward, auto_wrap_policy="no_wrap"
+        )
+    plugin = FullyShardedDataParallelPlugin()
+    if plugin.fsdp_version != 2:
+        raise ConfigError("accelerate is configured for FSDP 1: set fsdp_version to 2 (FSDP_VERSION=2)")
+    if str(os.environ.get("FSDP_OFFLOAD_PARAMS", "false")).lower() == "true":
+        raise ConfigError("accelerate is configured to keep weights in host memory (FSDP_OFFLOAD_PARAMS): not offered")
+    if plugin.activation_checkpointing:
+        raise ConfigError(
+            "accelerate's FSDP activation checkpointing forgets the dropout masks that it computes again. Switch it "
+            "off (FSDP_ACTIVATION_CHECKPOINTING=false) and let the model do it."
+        )
+    return plugin
+
+
+def _adopt(accelerator: Any, plugin: Any) -> bool:
+    """Make the accelerator one that shards; it does so by itself everywhere but on the CPU."""
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type is DistributedType.MULTI_CPU:
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    return accelerator.distributed_type is DistributedType.FSDP
+
+
+# --- splitting ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a sharded model was made from, and how.
+
+    Attributes:
+        skeleton: a copy of it as it was, with weights that take no memory; or why there is none.
+        units: the names of the modules whose weights are gathered together, inner ones first.
+        options: of torch's `fully_shard`.
+    """
+
+    skeleton: nn.Module | str
+    units: tuple[str, ...]
+    options: dict[str, Any]
+
+    def copied(self, memory: dict[int, Any] | None = None) -> nn.Module:
+        """Return a copy of the skeleton, with what `memory` has in place of its parameters."""
+        if isinstance(self.skeleton, str):
+            raise ConfigError(f"this sharded model cannot be copied: {self.skeleton}")
+        twin: nn.Module = copy.deepcopy(self.skeleton, memory)
+        return twin
+
+    def split(self, model: nn.Module) -> None:
+        """Split a model that is made like the skeleton."""
+        from torch.distributed.fsdp import fully_shard
+
+        for name in self.units:
+            fully_shard(model.get_submodule(name), **self.options)
+        # torch decides itself when the rest goes: it is needed again at once.
+        fully_shard(model, **{**self.options, "reshard_after_forward": None})
+        if self.options["mp_policy"].param_dtype is not None:
+            model.register_forward_hook(_as_full_precision)
+        _inner(model).__dict__[_ORIGIN] = self
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """Return the module inside a compiled one."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def _origin_of(model: nn.Module) -> _Origin | None:
+    origin: _Origin | None = _inner(model).__dict__.get(_ORIGIN)
+    return origin
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model's weights are split over processes."""
+    return isinstance(model, nn.Module) and _origin_of(model) is not None
+
+
+def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+    """Split a model and its optimizer over the processes, in place; one that is split already stays as it is.
+
+    The weights are those of the first process. The model stays split when the run is over: it may not fit into one
+    process.
+    """
+    if not is_sharded(model):
+        inner, plugin = _inner(model), accelerator.state.fsdp_plugin
+        places = _take_out(inner, optimizer)
+        for tensor in (*inner.parameters(), *inner.buffers()):
+            _take_from_first(tensor, accelerator.device)
+        if accelerator.mixed_precision != "no":
+            for parameter in inner.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()  # the optimizer's; layers compute with rounded ones
+        _Origin(_skeleton(inner), _units(plugin, inner), _split_options(plugin, accelerator.device)).split(inner)
+        inner.to(accelerator.device)  # buffers, which stay whole
+        _put_back(inner, places)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    return model, optimizer
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model; of a sharded one a copy that is split in the same way.
+
+    Raises:
+        ConfigError: the model cannot be copied.
+    """
+    origin = _origin_of(model)
+    if origin is None:
+        return copy.deepcopy(model)
+    reshard(model)
+    twin = origin.copied()
+    origin.split(twin)
+    twin.to_empty(device=next(model.parameters()).device)
+    twin.load_state_dict(_inner(model).state_dict())
+    _copy_buffers(model, twin)
+    for own, other in zip(twin.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(other.requires_grad)
+    return twin.train(model.training)
+
+
+def whole_model(model: nn.Module) -> nn.Module:
+    """Return a sharded model as an ordinary one, on the host of the first process; the model itself elsewhere.
+
+    Every process must call it. One that is not sharded is returned as it is.
+
+    Raises:
+        ConfigError: the model cannot be copied.
+    """
+    origin = _origin_of(model)
+    if origin is None:
+        return model
+    reshard(model)
+    is_first = dist.get_rank() == 0
+    empties = origin.skeleton.parameters() if isinstance(origin.skeleton, nn.Module) else model.parameters()
+    memory: dict[int, Any] = {}
+    for empty, parameter in zip(empties, model.parameters(), strict=True):
+        value = whole(parameter.detach())
+        if is_first:
+            memory[id(empty)] = nn.Parameter(value.cpu(), parameter.requires_grad)
+    if not is_first:
+        return model
+    twin = origin.copied(memory)
+    _copy_buffers(model, twin)
+    return twin.train(model.training)
+
+
+def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
+    with torch.no_grad():
+        for own, other in zip(target.buffers(), source.buffers(), strict=True):
+            own.copy_(other)
+
+
+def _take_from_first(tensor: Tensor, device: torch.device) -> None:
+    """Give a tensor the first process's values, as DDP does: a model may have been made with other random numbers."""
+    sent = tensor.detach().to(device).contiguous()
+    dist.broadcast(sent, 0)
+    with torch.no_grad():
+        tensor.copy_(sent)
+
+
+def _split_options(plugin: Any, device: torch.device) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return {
+        "mesh": init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",)),
+        "reshard_after_forward": plugin.reshard_after_forward,
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+    }
+
+
+def _units(plugin: Any, model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules whose weights are gathered together, inner ones before those they are in."""
+    is_unit = _chosen(plugin, model)
+    names = {id(module): name for name, module in model.named_modules()}
+    units = [
+        name
+        for name, module in reversed(list(model.named_modules()))
+        if name and is_unit(module) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    ]
+    # The embeddings of a language model are large, and needed at its two ends only; tied ones are one.
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    if ends[0] is not None and getattr(ends[0], "weight", None) is not getattr(ends[1], "weight", None):
+        for end in ends:
+            name = names.get(id(end), "")
+            if name and not any(f"{name}.".startswith(f"{unit}.") for unit in units):
+                units.insert(0, name)
+    return tuple(units)
+
+
+def _chosen(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool]:
+    """Return which modules are gathered one at a time: by the argument, or by accelerate's configuration."""
+    asked: Sharding | None = getattr(plugin, "loopwright_sharding", None)
+    if asked is None:
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+
+        plugin.set_auto_wrap_policy(model)
+        return fsdp2_prepare_auto_wrap_policy(plugin, model) or (lambda module: False)
+    present = {type(module).__name__ for module in model.modules()}
+    missing = sorted(set(asked.layers) - present)
+    if missing:
+        raise ConfigError(f"sharding: the model has no modules of class {missing}; it has {sorted(present)}")
+    layers = asked.layers or [name for name in getattr(model, "_no_split_modules", None) or () if name in present]
+    if layers:
+        return lambda module: type(module).__name__ in layers
+    return lambda module: sum(parameter.numel() for parameter in module.parameters()) >= asked.min_num_params
+
+
+def _skeleton(model: nn.Module) -> nn.Module | str:
+    memory: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memory[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    try:
+        return copy.deepcopy(model, memory)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _as_full_precision(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Give a loss function numbers it can be exact with, as accelerate does for models that are not sharded."""
+    from accelerate.utils import convert_to_fp32
+
+    return convert_to_fp32(outputs)
+
+
+def _take_out(model: nn.Module, optimizer: Any) -> list[tuple[Any, list[Any], int, str, dict[str, Any]]]:
+    """Take a model's parameters out of the optimizer, so that nothing keeps the whole ones in memory.
+
+    Returns:
+        For each of them the optimizer, the list it was in, its place there, its name, and what was kept for it.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    places = []
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ():
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) in names:
+                kept = optimizer.state.pop(parameter, {})
+                places.append((optimizer, group["params"], index, names[id(parameter)], kept))
+                group["params"][index] = torch.empty(0)
+    return places
+
+
+def _put_back(model: nn.Module, places: list[tuple[Any, list[Any], int, str, dict[str, Any]]]) -> None:
+    parameters = dict(model.named_parameters())
+    for optimizer, group, index, name, kept in places:
+        parameter = parameters[name]
+        group[index] = parameter
+        if kept:
+            optimizer.state[parameter] = {key: split_like(value, parameter) for key, value in kept.items()}
+
+
+# --- parts and wholes -----------------------------------------------------------------------------------------------
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds: all of it, if it is not sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every process must call it for one that is sharded."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def split_like(value: Any, sharded: Tensor) -> Any:
+    """Return a whole tensor split as a sharded one of the same shape is; anything else as it is."""
+    is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
+    if not is_whole or not hasattr(sharded, "to_local") or value.shape != sharded.shape:
+        return value
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = sharded.device_mesh, sharded.placements  # type: ignore[attr-defined]
+    shape, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    part = value[tuple(slice(first, first + size) for first, size in zip(offsets, shape, strict=True))]
+    part = part.detach().to(sharded.device).contiguous()
+    return DTensor.from_local(part.clone(), mesh, placements, shape=value.shape, stride=value.stride(), run_check=False)
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
+    """Give a module weights that may be whole where its own are split, or the other way round."""
+    own = module.state_dict()
+    fitting = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
+    module.load_state_dict(fitting, strict=strict)
+
+
+def mesh_of(model: Any) -> Any:
+    """Return the processes over which a model is split, as torch's DeviceMesh; None for one that is not."""
+    parameters = model.parameters() if is_sharded(model) else ()
+    return next((parameter.device_mesh for parameter in parameters if hasattr(parameter, "device_mesh")), None)
+
+
+def reshard(model: Any) -> None:
+    """Let go of weights that a forward pass without a backward pass has left gathered."""
+    if is_sharded(model):
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def clip_norm(parameters: Iterable[nn.Parameter], norm: float) -> Tensor:
+    """Clip the norm of all gradients together, split ones and whole ones; return what it was."""
+    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
+    if not with_gradients:
+        return torch.tensor(0.0)
+    kinds = [
+        [parameter for parameter in with_gradients if hasattr(parameter.grad, "to_local") is is_split]
+        for is_split in (True, False)
+    ]
+    norms = [
+        whole(nn.utils.get_total_norm([parameter.grad for parameter in kind if parameter.grad is not None]))
+        for kind in kinds
+        if kind
+    ]
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    scale = torch.clamp(norm / (total + 1e-6), max=1.0)
+    gradients = [local(parameter.grad) for parameter in with_gradients if parameter.grad is not None]
+    torch._foreach_mul_(gradients, scale)
+    return total

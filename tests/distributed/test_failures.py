@@ -1,0 +1,247 @@
+"""A process that raises, hangs, is killed or is asked to end: what becomes of the others, and of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from distributed.launcher import SERVER, Results, run
+from flaws import subject
+from loopwright import Checkpointing, Trainer
+from loopwright.checkpoint import verify_all
+from loopwright.errors import Preempted
+
+pytestmark = pytest.mark.distributed
+
+UPDATES = 48
+KILLED_AT = 37
+
+
+class Interrupted(Trainer):
+    """Calls a function in the middle of an update."""
+
+    def __init__(self, *args, at: int, function, **kwargs):
+        self.at, self.function = at, function
+        super().__init__(*args, **kwargs)
+
+    def calculate_train_batch_loss(self, batch):
+        if self.progress.update == self.at:
+            self.function()
+        return super().calculate_train_batch_loss(batch)
+
+
+def fit(function=lambda: None, at: int = 3, **kwargs) -> Interrupted:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    trainer = Interrupted(model, nn.MSELoss(), optimizer, callbacks=(), at=at, function=function)
+    trainer.train(subject.data(8 * UPDATES // 2), 2, per_device_batch_size=4, seed=2, **kwargs)
+    return trainer
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+# --- an exception
+
+
+def raise_on_one(results: Results) -> None:
+    def boom():
+        if rank() == 1:
+            results["raised at"] = time.time()
+            raise ValueError("boom on one\nwith a second line")
+
+    try:
+        fit(boom)
+    finally:
+        results["left at"] = time.time()
+
+
+def test_an_exception_on_one_process_is_told_first_and_ends_both_within_seconds(tmp_path):
+    first, second = run(raise_on_one, tmp_path)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert second.output.startswith("Rank 1 of 2 failed: ValueError: boom on one\n")
+    assert "with a second line" in second.output  # its own traceback follows
+    told = "LoopwrightError: rank 1 of 2 failed: ValueError: boom on one (this is rank 0)"
+    assert told in first.output
+    assert first["left at"] - second["raised at"] < 5
+
+
+def raise_beside_a_loop_without_end(results: Results) -> None:
+    def one_raises_one_hangs():
+        if rank() == 1:
+            results["raised at"] = time.time()
+            raise ValueError("boom")
+        while True:
+            results["alive at"] = time.time()
+            time.sleep(0.05)
+
+    fit(one_raises_one_hangs)
+
+
+def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_says_where_it_was(tmp_path):
+    first, second = run(raise_beside_a_loop_without_end, tmp_path)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert "Rank 0 of 2 ends, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
+    assert "in one_raises_one_hangs" in first.output
+    assert first["alive at"] - second["raised at"] < 5
+
+
+# --- signals
+
+
+def signal_to_one(results: Results) -> None:
+    def ask():
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    folder = results.path.parent / "run"
+    with pytest.raises(Preempted, match="SIGTERM"):
+        fit(ask, at=5, checkpoints=Checkpointing(folder))
+    results["checkpoints"] = [finding.update for finding in verify_all(folder)]
+    results["updates"] = fit(checkpoints=Checkpointing(folder), resume_from="auto").progress.update
+    results["bits"] = bits(folder)
+
+
+def whole(results: Results) -> None:
+    fit(checkpoints=Checkpointing(results.path.parent / "whole"))
+    results["bits"] = bits(results.path.parent / "whole")
+
+
+def bits(folder: Path) -> str:
+    newest = verify_all(folder)[-1]
+    assert newest.problem is None and newest.update == UPDATES
+    return hashlib.sha256((newest.path / "model.safetensors").read_bytes()).hexdigest()
+
+
+def weights_of(folder: Path) -> str:
+    from safetensors.torch import load_file
+
+    tensors = load_file(verify_all(folder)[-1].path / "model.safetensors")
+    return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+
+
+def test_a_signal_to_one_process_ends_all_of_them_saved_and_as_preempted(tmp_path):
+    for process in run(signal_to_one, tmp_path):
+        assert process["checkpoints"] == [6]
+        assert process["updates"] == UPDATES
+
+
+# --- a process that is stopped
+
+
+def stop_one(results: Results) -> None:
+    def stop():
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        results["waits since"] = time.time()
+
+    try:
+        fit(stop)
+    finally:
+        results["left at"] = time.time()
+
+
+def test_a_process_that_waits_for_a_stopped_one_gives_up_after_the_timeout(tmp_path):
+    first, second = run(stop_one, tmp_path, grace_seconds=0.5, LOOPWRIGHT_TIMEOUT_SECONDS="2")
+    assert first.exit_code == 1 and second.exit_code is None
+    assert "Rank 0 of 2 failed: RuntimeError" in first.output and "imed out" in first.output
+    assert 1 < first["left at"] - first["waits since"] < 7
+
+
+# --- torchrun
+
+
+def agent(folder: str) -> None:
+    """torchrun in a process of its own, with workers that run on and on."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.setsid()
+    config = LaunchConfig(
+        1, 1, 2, run_id="agent", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", start_method="fork"
+    )
+    elastic_launch(config, work_on)(folder)
+
+
+def work_on(folder: str) -> None:
+    def note():
+        (Path(folder) / f"{os.getpid()}.pid").touch()
+        time.sleep(60)
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    fit(note)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_no_process_outlives_a_killed_launcher(tmp_path):
+    launcher = SERVER.Process(target=agent, args=(str(tmp_path),))
+    launcher.start()
+    try:
+        assert wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 40)
+        workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+        assert all(map(is_alive, workers))
+        launcher.kill()
+        launcher.join()
+        assert wait_until(lambda: not any(map(is_alive, workers)), 3), "orphans train on"
+    finally:
+        launcher.kill()
+        launcher.join()
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+
+from distributed.test_failures import KILLED_AT, fit, rank
+from loopwright import Checkpointing
+
+def kill():
+    if rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+fit(kill, at=KILLED_AT, checkpoints=Checkpointing(Path(sys.argv[1]), every_updates=5), resume_from="auto")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced_by_the_launcher_and_the_run_ends_with_the_same_bits(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "loopwright.cli", "launch", "-n", "2", "--max-restarts", "3", "--"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py"), str(tmp_path / "killed")],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Told once, by one of the two processes.
+    assert done.stdout.count(f"killed/step-{35:010d} (epoch 2)") == 1, done.stdout + done.stderr
+    assert run(whole, tmp_path)[0].exit_code == 0
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")

@@ -1,0 +1,100 @@
+"""`loopwright launch`: torchrun with our exit codes; nothing is spread over devices unasked."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import loopwright
+from flaws import subject
+from loopwright import Trainer, utils
+from loopwright.cli import main
+from loopwright.services import unused_devices
+
+SOURCE = Path(loopwright.__file__).parent
+SCRIPT = """
+import os, sys
+
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} got {sys.argv[1:]}")
+sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
+"""
+
+
+def run(*words, cwd: Path) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "loopwright.cli", "launch", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_script_runs_on_two_processes_and_its_exit_code_is_that_of_launch(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run("-n", "2", "--", "script.py", "75", cwd=tmp_path)
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 got ['75']" for rank in (0, 1)]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_told_once(tmp_path):
+    done = run("-n", "2", "--", "train", "text-classification", "--data", "absent.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("error[data.file]") == 1
+
+
+def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
+    assert main(["launch", "-n", "2", "train"]) == 2
+    assert "fix: loopwright launch -n 2 -- train" in capsys.readouterr().err
+    assert main(["launch", "-n", "2", "--"]) == 2
+    assert "nothing to run" in capsys.readouterr().err
+    assert main(["launch", "-n", "2", "--unheard-of", "--", "train"]) == 2
+    assert "--unheard-of" in capsys.readouterr().err
+    words = ["launch", "--nnodes", "2", "--max-restarts", "1", "--", "train", "text-classification"]
+    assert main(words) == 2
+    assert "--output_dir" in capsys.readouterr().err
+    assert main(["launch", "--help"]) == 0
+    assert "torchrun" in capsys.readouterr().out
+
+
+# --- nothing unasked
+
+
+def test_one_process_never_spreads_its_model_over_several_devices():
+    kinds = []
+    witness = subject.callback(on_train_step_end=lambda trainer, **kwargs: kinds.append(type(trainer.model)))
+    subject.fit(subject.trainer([witness], cls=Trainer), subject.data(8))
+    assert set(kinds) == {nn.Linear}
+    names = [
+        f"{path.name}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if getattr(node, "attr", getattr(node, "id", None)) == "DataParallel"
+    ]
+    assert names == []
+
+
+def test_a_run_on_one_of_several_devices_says_how_to_use_them_all():
+    line = unused_devices(4)
+    assert "1 of 4" in line and "loopwright launch -n 4 -- train" in line and "torchrun --nproc-per-node 4" in line
+
+
+def test_the_launcher_for_notebooks_is_the_one_of_accelerate():
+    from accelerate import notebook_launcher
+
+    assert utils.notebook_launcher is loopwright.notebook_launcher is notebook_launcher
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        utils.absent  # noqa: B018
+    assert not torch.distributed.is_initialized()

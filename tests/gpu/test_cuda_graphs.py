@@ -1,0 +1,160 @@
+"""Updates as CUDA graphs, on a real device: the bits and losses of eager updates, resume, and what cannot be done."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.checkpoint import Checkpointing
+from loopwright.engine.graphs import single_precision_rates
+from loopwright.schedulers import CosineLrScheduler
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+class Encoder(nn.Module):
+    """A small transformer with dropout, as it is used for texts."""
+
+    def __init__(self, vocabulary: int = 200, width: int = 64, classes: int = 3) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 128, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.words(inputs))
+        return self.head(hidden.mean(1))
+
+
+class EagerTrainer(Trainer):
+    """Runs every update operation by operation, with learning rates as graphs have them: in float32."""
+
+    def optimizer_step(self) -> None:
+        with single_precision_rates(self.optimizer):
+            super().optimizer_step()
+
+
+class Losses(TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.graphed = 0
+
+    def on_log(self, trainer: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.seen.append(logs["loss"])
+        self.graphed += logs.get("graphed_updates", 0)
+
+
+def a_dataset(rows: int = 800, length: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    words = torch.randint(0, 200, (rows, length), generator=generator)
+    return TensorDataset(words, (words < 60).sum(1).remainder(3))
+
+
+def trained(kind: type[Trainer], callbacks: Any = (), updates: int = 200, **options: Any) -> tuple[Any, Losses]:
+    torch.manual_seed(7)
+    model = Encoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses = Losses()
+    trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[losses, *callbacks])
+    settings: dict[str, Any] = {
+        "num_epochs": 100,
+        "max_num_train_steps": updates,
+        "per_device_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "gradient_clip_norm": 1.0,
+        "create_scheduler_fn": functools.partial(
+            CosineLrScheduler, num_warmup_epochs=1, total_num_epochs=4, num_update_steps_per_epoch=50
+        ),
+        "seed": 11,
+        "log_every": 1,
+        **options,
+    }
+    trainer.train(a_dataset(), **settings)
+    return trainer, losses
+
+
+def assert_same_weights(one: Any, other: Any) -> None:
+    first, second = one.model.state_dict(), other.model.state_dict()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_graphs_have_the_bits_of_eager_updates_in_float32(accumulation: int) -> None:
+    eager, eager_losses = trained(EagerTrainer, step_mode="eager", gradient_accumulation_steps=accumulation)
+    graphed, losses = trained(Trainer, step_mode="graph", gradient_accumulation_steps=accumulation)
+    assert losses.graphed >= 0.95 * 200
+    assert losses.seen == eager_losses.seen
+    assert_same_weights(eager, graphed)
+
+
+def test_graphs_have_the_losses_of_eager_updates_in_bf16() -> None:
+    _, eager = trained(EagerTrainer, step_mode="eager", mixed_precision="bf16")
+    _, graphed = trained(Trainer, step_mode="graph", mixed_precision="bf16")
+    assert graphed.graphed >= 0.95 * 200
+    assert torch.allclose(torch.tensor(eager.seen), torch.tensor(graphed.seen), atol=0.02)
+
+
+def test_auto_takes_graphs_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    class StopAt(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            if trainer.progress.update == 33:
+                raise StopTrainingError("enough")
+
+    whole, losses = trained(Trainer, updates=60)
+    assert losses.graphed >= 55
+    options = {"checkpoints": Checkpointing(tmp_path / "run", every_updates=20), "resume_from": "auto", "updates": 60}
+    trained(Trainer, [StopAt()], **options)
+    resumed, losses = trained(Trainer, **options)
+    assert losses.graphed >= 25
+    assert_same_weights(whole, resumed)
+
+
+def test_a_forward_pass_that_waits_for_the_device_is_run_eagerly(capsys: Any) -> None:
+    class Waiting(Encoder):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) * (1.0 if inputs.sum().item() > 0 else 2.0)
+
+    torch.manual_seed(7)
+    model = Waiting()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+    trainer.train(a_dataset(), num_epochs=1, seed=1, max_num_train_steps=10)
+    assert "operation by operation, not as CUDA graphs" in capsys.readouterr().out
+    assert trainer.progress.update == 10
+
+
+def test_the_loss_scaler_means_eager(capsys: Any) -> None:
+    trained(Trainer, updates=5, mixed_precision="fp16")
+    assert "the loss scaler of fp16 decides on the host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "RMSprop", "NAdam", "Adagrad"])
+def test_torchs_optimizers_are_recorded_or_run_eagerly(optimizer: str) -> None:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    inputs = torch.randn(64, 4)
+    losses = Losses()
+    trainer = Trainer(
+        model, nn.MSELoss(), getattr(torch.optim, optimizer)(model.parameters(), lr=0.01), callbacks=[losses]
+    )
+    trainer.train(TensorDataset(inputs, inputs.sum(1, keepdim=True)), num_epochs=10, seed=1, log_every=8)
+    print(optimizer, "graphed", losses.graphed, "of", trainer.progress.update)
+    assert losses.seen[-1] < losses.seen[0]

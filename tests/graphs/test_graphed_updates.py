@@ -1,0 +1,285 @@
+"""Updates as graphs, with a stand-in for CUDA: which ones are graphs, that they are the same updates, and when not."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from tests.graphs.recorder import EagerTrainer, GraphedTrainer
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.checkpoint import Checkpointing
+from loopwright.errors import ConfigError
+from loopwright.schedulers import CosineLrScheduler
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 3))
+
+
+def a_dataset(rows: int = 42) -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(rows, 6, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+
+
+def trained(kind: type[Trainer], make_optimizer: Any = adamw, **options: Any) -> Any:
+    model = a_model()
+    trainer = kind(model, nn.CrossEntropyLoss(), make_optimizer(model), callbacks=options.pop("callbacks", []))
+    settings = {"num_epochs": 3, "per_device_batch_size": 8, "seed": 5, "log_every": 2, **options}
+    trainer.train(a_dataset(), **settings)
+    return trainer
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    first, second = weights_of(one), weights_of(other)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert one.run_history.get_metric_values("train_loss_epoch") == other.run_history.get_metric_values(
+        "train_loss_epoch"
+    )
+
+
+@pytest.mark.parametrize("make_optimizer", [adamw, momentum], ids=["adamw", "sgd with momentum"])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_graphed_updates_have_the_bits_of_eager_ones(make_optimizer: Any, accumulation: int) -> None:
+    options: dict[str, Any] = {
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clip_norm": 1.0,
+        "create_scheduler_fn": functools.partial(
+            CosineLrScheduler, num_warmup_epochs=1, total_num_epochs=3, num_update_steps_per_epoch=3
+        ),
+    }
+    eager = trained(EagerTrainer, make_optimizer, step_mode="eager", **options)
+    graphed = trained(GraphedTrainer, make_optimizer, **options)
+    assert graphed.capturer is not None and graphed.capturer.num_replays > 0
+    assert_same(eager, graphed)
+
+
+def test_the_first_update_and_short_batches_are_not_graphs() -> None:
+    trainer = trained(GraphedTrainer)  # 42 rows by 8: five full batches and one of 2
+    assert trainer.capturer.num_captures == 1
+    assert trainer.capturer.num_replays == 3 * 5 - 1
+
+
+def test_a_window_of_several_micro_batches_is_one_graph_for_them_and_one_for_the_optimizer() -> None:
+    trainer = trained(GraphedTrainer, gradient_accumulation_steps=2)
+    assert trainer.capturer.num_captures == 2
+    assert trainer.capturer.num_replays == (3 * 2 - 1) * 3  # two full windows per epoch, two micro-batches and a step
+
+
+def test_the_share_of_graphed_updates_is_logged() -> None:
+    class Logs(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_log(self, trainer: Any, logs: Any = None, **kwargs: Any) -> None:
+            self.seen.append(logs["graphed_updates"])
+
+    logs = Logs()
+    trainer = trained(GraphedTrainer, callbacks=[logs])
+    assert sum(logs.seen) == trainer.capturer.num_replays
+
+
+def test_warming_up_and_recording_leave_no_trace() -> None:
+    class Watch(TrainerCallback):
+        def __init__(self) -> None:
+            self.states: list[torch.Tensor] = []
+
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            self.states.append(torch.cat([value.flatten().double() for value in trainer.model.state_dict().values()]))
+
+    eager, graphed = Watch(), Watch()
+    trained(EagerTrainer, callbacks=[eager], step_mode="eager")
+    trained(GraphedTrainer, callbacks=[graphed])
+    assert all(torch.equal(*pair) for pair in zip(eager.states, graphed.states, strict=True))
+
+
+def test_an_update_that_cannot_be_recorded_is_run_and_the_reason_is_said_once(capsys: Any) -> None:
+    class Failing(GraphedTrainer):
+        fails_with = "operation not permitted when stream is capturing\nmore lines"
+
+    assert_same(trained(Trainer, step_mode="eager"), trained(Failing))
+    said = capsys.readouterr().out
+    assert said.count("not as CUDA graphs: operation not permitted when stream is capturing\n") == 1
+
+
+def test_a_forward_pass_that_draws_on_the_host_is_not_recorded(capsys: Any) -> None:
+    class Jitter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            import random
+
+            return self.layer(inputs) * random.random()
+
+    model = Jitter()
+    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+    trainer.train(a_dataset(), num_epochs=1, seed=1)
+    assert "draws random numbers on the host" in capsys.readouterr().out
+
+
+class Overriding(GraphedTrainer):
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        return super().calculate_train_batch_loss(batch)
+
+
+class OverridingSafely(Overriding):
+    graph_safe = True
+
+
+class Stepping(TrainerCallback):
+    def on_before_optimizer_step(self, trainer: Any, **kwargs: Any) -> None:
+        pass
+
+
+class SteppingSafely(Stepping):
+    graph_safe = True
+
+
+def test_an_overridden_step_hook_means_eager_unless_it_is_declared_safe(capsys: Any) -> None:
+    assert trained(Overriding).capturer is None
+    assert "Overriding.calculate_train_batch_loss must see every step" in capsys.readouterr().out
+    assert trained(OverridingSafely).capturer.num_replays > 0
+
+
+def test_a_callback_of_steps_means_eager_unless_it_is_declared_safe(capsys: Any) -> None:
+    assert trained(GraphedTrainer, callbacks=[Stepping]).capturer is None
+    assert "Stepping.on_before_optimizer_step must see every step" in capsys.readouterr().out
+    assert trained(GraphedTrainer, callbacks=[SteppingSafely]).capturer.num_replays > 0
+
+
+def test_the_callbacks_of_loopwright_do_not_stand_in_the_way() -> None:
+    from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback
+
+    callbacks = [*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2)]
+    assert trained(GraphedTrainer, callbacks=callbacks).capturer.num_replays > 0
+
+
+def test_skipping_updates_means_eager(capsys: Any) -> None:
+    assert trained(GraphedTrainer, nan="skip").capturer is None
+    assert "looks at every update" in capsys.readouterr().out
+
+
+def test_an_optimizer_that_reads_its_rate_on_the_host_means_eager(capsys: Any) -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    def own(model: nn.Module) -> torch.optim.Optimizer:
+        return Own(model.parameters(), lr=0.1)
+
+    assert trained(GraphedTrainer, own).capturer is None
+    assert "Own is not one of torch's optimizers" in capsys.readouterr().out
+
+
+def test_unfreezing_weights_records_anew() -> None:
+    class Unfreeze(TrainerCallback):
+        def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.model[0].requires_grad_(trainer.run_history.current_epoch > 1)
+
+    eager = trained(EagerTrainer, callbacks=[Unfreeze], step_mode="eager")
+    graphed = trained(GraphedTrainer, callbacks=[Unfreeze])
+    assert graphed.capturer.num_captures >= 2
+    assert_same(eager, graphed)
+
+
+def test_a_changed_setting_of_the_optimizer_is_followed() -> None:
+    class Change(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            trainer.optimizer.param_groups[0]["weight_decay"] = 0.5 if trainer.progress.update > 6 else 0.01
+
+    eager = trained(EagerTrainer, callbacks=[Change], step_mode="eager")
+    assert_same(eager, trained(GraphedTrainer, callbacks=[Change]))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Any) -> None:
+    class StopAt(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            if trainer.progress.update == 8:
+                raise StopTrainingError("enough")
+
+    whole = trained(GraphedTrainer)
+    options = {"checkpoints": Checkpointing(tmp_path / "run", every_updates=4), "resume_from": "auto"}
+    trained(GraphedTrainer, callbacks=[StopAt], **options)
+    resumed = trained(GraphedTrainer, **options)
+    assert resumed.capturer.num_replays > 0
+    first, second = weights_of(whole), weights_of(resumed)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_asking_for_graphs_on_the_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match='needs a CUDA device, and this run is on cpu. Use "auto"'):
+        trained(Trainer, step_mode="graph")
+
+
+def test_losses_per_item_are_weighed_the_same_in_graphs() -> None:
+    class Eager(EagerTrainer):
+        def count_batch_items(self, batch: Any) -> float:
+            return float(batch[1].sum()) + 1
+
+    class Graphed(GraphedTrainer):
+        def count_batch_items(self, batch: Any) -> float:
+            return float(batch[1].sum()) + 1
+
+    options = {"gradient_accumulation_steps": 2}
+    graphed = trained(Graphed, **options)
+    assert graphed.capturer.num_replays > 0
+    assert_same(trained(Eager, step_mode="eager", **options), graphed)
+
+
+class Padding:
+    """Pads sequences to one of a few lengths."""
+
+    bucket_lengths = (4, 8)
+
+    def __call__(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        longest = max(len(sample) for sample in samples)
+        length = min(each for each in (4, 8, 12) if each >= longest)
+        ids = torch.stack([nn.functional.pad(sample, (0, length - len(sample))) for sample in samples])
+        return {"inputs": ids.float(), "labels": ids.sum(1).remainder(2).long()}
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs.mean(1, keepdim=True))
+
+
+def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not() -> None:
+    lengths = [2] * 8 + [6] * 8 + [11] * 8
+    samples = [torch.arange(length) for length in lengths]
+    torch.manual_seed(0)
+    model = Reader()
+    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+    trainer.train(
+        samples,
+        num_epochs=2,
+        per_device_batch_size=4,
+        collate_fn=Padding(),
+        train_dataloader_kwargs={"shuffle": False},
+    )
+    assert trainer.capturer is not None
+    assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
+    assert trainer.capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
