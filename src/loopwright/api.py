@@ -8,6 +8,7 @@ torch is imported when a model is needed, not before.
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import platform
 import shlex
@@ -15,20 +16,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, create_run, find_run, runs_root, write_atomically
-from loopwright.sources import DataOptions, DataPlan, check_unchanged, preflight
+from loopwright.sources import DataOptions, DataPlan, Schema, check_unchanged, preflight
+from loopwright.sources.opening import KINDS_BY_ENDING, open_table
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
 from loopwright.tasks.data import ReadingProgress, RunData, describe
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, settle, words_of
-from loopwright.tasks.text import find_model
 from loopwright.version import package_version
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from loopwright.tasks.job import Outcome
 
 _DATA_FLAGS = ("data", "train_file", "validation_file", "test_file")
+_BATCH_FLAG = "per_device_eval_batch_size"
+_EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
 _PACKAGES = ("loopwright", "torch", "accelerate", "transformers", "tokenizers", "numpy", "peft", "datasets")
 
 
@@ -50,29 +53,28 @@ def train(task: str, *, config: str | Path | None = None, quiet: bool = False, *
         task: such as "text-classification".
         config: a YAML or JSON file of settings; flags win over it.
         quiet: print nothing; log.txt has it.
-        flags: by their names on the command line, the short ones too.
+        flags: by their names on the command line, the short ones too; for images `model` may be a module of PyTorch.
 
     Raises:
         InputError, ConfigError: what was given cannot work; nothing is left behind.
     """
-    settings = settle(get_task(task), words_of(flags), config)
-    return Run(start(settings, Screen(is_quiet=quiet)).run)
+    return Run(start(_settled(get_task(task), flags, config), Screen(is_quiet=quiet)).run)
 
 
 def check(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> DataPlan:
     """Do everything but the training, and return the plan of the data; like `loopwright check TASK --flags`."""
-    settings = settle(get_task(task), words_of(flags), config)
-    return check_settings(settings, Screen(is_quiet=quiet))
+    return check_settings(_settled(get_task(task), flags, config), Screen(is_quiet=quiet))
 
 
 def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run:
     """Go on with a run that was interrupted or is to be longer; like `loopwright resume RUN --flags`."""
     folder = _folder(run)
-    return Run(go_on(folder, words_of(changes), Screen(is_quiet=quiet)).run)
+    changes, module = _without_module(_task_of(folder), changes)
+    return Run(go_on(folder, words_of(changes), Screen(is_quiet=quiet), module).run)
 
 
 def evaluate(
-    run: str | Path | Run, data: str | Path | None = None, *, allow_changed_data: bool = False
+    run: str | Path | Run, data: str | Path | None = None, *, allow_changed_data: bool = False, **changes: Any
 ) -> dict[str, float]:
     """Return the metrics of a run's best model on its validation data, or on a file of other data.
 
@@ -80,24 +82,36 @@ def evaluate(
 
     Args:
         run: a folder, an id, "last", or a Run.
-        data: a file with the columns of the training data.
+        data: a file with the columns of the training data, or with others that can be told apart.
         allow_changed_data: evaluate also if the run's own data has changed.
+        changes: flags of the task for this evaluation, such as max_eval_samples, label_column or num_beams; and
+            `model`, the module of PyTorch that the run was given.
     """
-    metrics, _ = evaluate_run(_folder(run), data, Screen(is_quiet=True), allow_changed_data)
+    folder = _folder(run)
+    changes, module = _without_module(_task_of(folder), changes)
+    words = _allowed(changes, evaluation_flags(_task_of(folder)))
+    metrics, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, words, module)
     return metrics
 
 
-def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any]) -> list[dict[str, Any]]:
+def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes: Any) -> list[dict[str, Any]]:
     """Return predictions of a run's best model.
 
     Args:
         run: a folder, an id, "last", or a Run.
-        inputs: a data file, or texts, or rows as dicts by role or column.
+        inputs: a data file, or texts, or images (paths, or a folder), or rows as dicts by role or column.
+        changes: flags of the task for this call, such as text_column, max_new_tokens or num_beams; and `model`, the
+            module of PyTorch that the run was given.
     """
     folder = _folder(run)
+    task = _task_of(folder)
+    changes, module = _without_module(task, changes)
+    words = _allowed(changes, prediction_flags(task))
     if isinstance(inputs, (str, Path)):
-        return list(predict_run(folder, inputs if Path(inputs).is_file() else [str(inputs)]))
-    return list(predict_run(folder, list(inputs)))
+        is_file = Path(inputs).is_file() and not task.is_input(str(inputs))
+        return list(predict_run(folder, inputs if is_file else [str(inputs)], words, module))
+    given = [str(each) if isinstance(each, Path) else each for each in inputs]
+    return list(predict_run(folder, given, words, module))
 
 
 @dataclass(frozen=True)
@@ -138,16 +152,17 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of the best model on the validation data; nothing before the end."""
-        return dict(self.result.get("metrics", {}))
+        others = {name: float(word) for name, word in self.result.get("nonfinite", {}).items()}
+        return {**self.result.get("metrics", {}), **others}
 
     @property
     def model(self) -> Any:
         """The best model, loaded anew each time it is asked for, in evaluation mode."""
         return load_run(self.folder).model.eval()
 
-    def predict(self, inputs: str | Path | Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(self, inputs: str | Path | Iterable[Any], **changes: Any) -> list[dict[str, Any]]:
         """Return predictions for a file, texts or rows."""
-        return predict(self, inputs)
+        return predict(self, inputs, **changes)
 
     def evaluate(self, data: str | Path | None = None, **options: Any) -> dict[str, float]:
         """Return the metrics of the best model, on the validation data or on a file."""
@@ -176,6 +191,29 @@ def _folder(run: str | Path | Run) -> RunFolder:
     return run.folder if isinstance(run, Run) else find_run(run)
 
 
+def _settled(task: Task, flags: Mapping[str, Any], config: str | Path | None) -> Settings:
+    written, module = _without_module(task, flags)
+    return replace(settle(task, words_of(written), config), module=module)
+
+
+def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the flags that a command line could have, and the module that was given as the model, if one was.
+
+    Raises:
+        InputError: the task takes no module.
+    """
+    module = flags.get("model")
+    if module is None or isinstance(module, (str, Path)):
+        return dict(flags), None
+    if not task.takes_modules:
+        raise InputError(
+            "args.value",
+            f"{task.name} takes the name of a model, got a {type(module).__name__}",
+            fix="model='FOLDER' that save_pretrained has written",
+        )
+    return {name: value for name, value in flags.items() if name != "model"}, module
+
+
 # ------------------------------------------------------------------------------------------------------ training
 
 
@@ -199,9 +237,10 @@ def start(settings: Settings, screen: Screen, command: Sequence[str] | None = No
 
 
 def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
-    """Check the model's name and the data files, say what was found, and return the plan; imports no torch."""
+    """Check what is installed, the model's name and the data files, and return the plan; imports no torch."""
+    task.check_installed()
     if settings.args.model is not None:
-        find_model(settings.args.model)
+        task.find_model(settings.args.model)
     if all(getattr(settings.args, name) is None for name in _DATA_FLAGS):
         raise InputError(
             "data.file",
@@ -233,17 +272,17 @@ def check_settings(settings: Settings, screen: Screen) -> DataPlan:
     return plan
 
 
-def go_on(folder: RunFolder, words: list[str], screen: Screen) -> Outcome:
+def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = None) -> Outcome:
     """Go on with a run in its folder; called by `resume` and by the command line."""
     task = get_task(str(folder.about["task"]))
-    settings = settle(task, words, folder.config)
+    settings = replace(settle(task, words, folder.config), module=module)
     if settings.sources["output_dir"] == "flag":
         raise InputError(
             "args.value", "a run goes on in its own folder", fix=f"loopwright train {folder.path} --output_dir ..."
         )
     screen.attach(folder)
     screen.say(f"resume {folder.id}  {' '.join(words)}")
-    plan = _same_plan(task, settings, folder, is_moved=any(settings.sources[name] == "flag" for name in _DATA_FLAGS))
+    plan = _same_plan(task, settings, folder, is_moved=bool(_names_in(words) & set(_DATA_FLAGS)))
     from loopwright.tasks.job import train as train_job
 
     return train_job(task, settings, RunData(plan), screen, folder, None)
@@ -280,25 +319,65 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool
 # ------------------------------------------------------------------------------------------------ a trained model
 
 
-def load_run(folder: RunFolder, plan: DataPlan | None = None) -> Job:
+def evaluation_flags(task: Task) -> tuple[str, ...]:
+    """Return the task's flags that `evaluate` takes."""
+    return (*_EVALUATION_FLAGS, *_column_flags(task), *task.prediction_flags)
+
+
+def prediction_flags(task: Task) -> tuple[str, ...]:
+    """Return the task's flags that `predict` takes."""
+    return (_BATCH_FLAG, *_column_flags(task), *task.prediction_flags)
+
+
+def _column_flags(task: Task) -> list[str]:
+    return [field.name for field in fields(task.arguments) if field.name.endswith("_column")]
+
+
+def _allowed(changes: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return flags given in Python as words.
+
+    Raises:
+        InputError: a name is none of those that can be changed for a trained model.
+    """
+    for name in changes:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            raise InputError(
+                "args.unknown",
+                f"{name} cannot be changed for a model that is trained",
+                saw=[f"what can be: {', '.join(names)}"],
+                fix=f"did you mean {near[0]}?" if near else f"loopwright.train(..., {name}=...)",
+            )
+    return words_of(changes)
+
+
+def _task_of(folder: RunFolder) -> Task:
+    return get_task(str(folder.about["task"]))
+
+
+def load_run(
+    folder: RunFolder, plan: DataPlan | None = None, words: list[str] | None = None, module: Any = None
+) -> Job:
     """Return a job with the best weights of a run, on its device; its data is not opened.
 
     Args:
         folder: of the run.
         plan: of other data; that of the run if None.
+        words: flags that overrule the run's settings.
+        module: what the run was given as its model in Python.
     """
     from loopwright.tasks.job import build_job, prepare_torch
     from loopwright.tasks.restoring import load_weights
 
-    task = get_task(str(folder.about["task"]))
-    settings = settle(task, [], folder.config)
+    task = _task_of(folder)
+    settings = settle(task, words or [], folder.config)
     if plan is None:
         plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
     prepare_torch(settings)
     is_finished = folder.status["state"] == "done" and (folder.model / "model.safetensors").is_file()
     if is_finished:
         settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
-    job = build_job(task, RunData(plan), settings, Origin(str(folder.model), is_run=True))
+    job = build_job(task, RunData(plan), settings, Origin(str(folder.model), is_run=True, module=module))
     if not is_finished:
         load_weights(job, folder)
     job.model.to(settings.training.device)
@@ -306,50 +385,128 @@ def load_run(folder: RunFolder, plan: DataPlan | None = None) -> Job:
 
 
 def evaluate_run(
-    folder: RunFolder, data: str | Path | None, screen: Screen, allow_changed_data: bool = False
+    folder: RunFolder,
+    data: str | Path | None,
+    screen: Screen,
+    allow_changed_data: bool = False,
+    words: list[str] | None = None,
+    module: Any = None,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Evaluate the best model of a run; return the metrics and their intervals."""
+    """Evaluate the best model of a run; return the metrics and their intervals.
+
+    Args:
+        folder: of the run.
+        data: a file; None is the validation data of the run, as many rows as the run evaluates.
+        screen: what is said.
+        allow_changed_data: evaluate also if the run's own data has changed.
+        words: flags that overrule the run's settings.
+        module: what the run was given as its model in Python.
+    """
     own = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
-    task = get_task(str(folder.about["task"]))
+    task = _task_of(folder)
+    settings = settle(task, words or [], folder.config)
+    limit = settings.args.max_eval_samples
     if data is None:
         if not allow_changed_data:
             check_unchanged(own)
-        plan, split, place = own, "validation", folder.evaluation
+        plan, place = own, folder.evaluation
     else:
-        args = settle(task, [], folder.config).args
-        plan = preflight(
-            task.schema(args), validation_file=data, columns=own.columns, options=_trained_options(task, args, own)
-        )
-        split, place = "validation", folder.evaluation / Path(data).stem
+        plan = _plan_of_file(task, task.schema(settings.args), settings, own, words, validation_file=data)
+        place = folder.evaluation / Path(data).stem
+        if "max_eval_samples" not in _names_in(words):
+            limit = None
     screen.block("data", *describe(plan))
-    job = load_run(folder, plan)
+    job = load_run(folder, plan, words, module)
     from loopwright.tasks.finishing import evaluate as evaluate_job
 
-    dataset = task.create_dataset(job, job.data.rows(split), is_labelled=True)
+    rows = job.data.rows("validation")
+    if limit is not None and limit < len(rows):
+        screen.say(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
+    dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
     metrics, intervals, _ = evaluate_job(job, dataset, place, screen.say)
     return metrics, intervals
 
 
-def predict_run(folder: RunFolder, inputs: str | Path | Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield a prediction for each row of a data file, or for each text or row."""
-    task = get_task(str(folder.about["task"]))
+def predict_run(
+    folder: RunFolder, inputs: str | Path | Sequence[Any], words: list[str] | None = None, module: Any = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a prediction for each row of a data file, or for each text or row.
+
+    Args:
+        folder: of the run.
+        inputs: a file, texts, or rows as dicts by role or column.
+        words: flags that overrule the run's settings.
+        module: what the run was given as its model in Python.
+    """
+    task = _task_of(folder)
     plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
     rows: Any
     if isinstance(inputs, (str, Path)):
-        args = settle(task, [], folder.config).args
-        schema = task.schema(args).for_prediction()
-        roles = {role.name for role in schema.roles}
-        columns = {role: column for role, column in plan.columns.items() if role in roles}
-        rows = preflight(schema, test_file=inputs, columns=columns, options=_trained_options(task, args, plan)).rows(
-            "test"
-        )
+        settings = settle(task, words or [], folder.config)
+        schema = task.schema(settings.args).for_prediction()
+        rows = _plan_of_file(task, schema, settings, plan, words, test_file=inputs).rows("test")
     elif all(isinstance(each, str) for each in inputs):
         rows = task.rows_of_texts(plan, [str(each) for each in inputs])
     else:
         rows = [_by_role(plan, each) for each in inputs if not isinstance(each, str)]
-    job = load_run(folder)
+    job = load_run(folder, words=words, module=module)
     job.model.eval()
     yield from task.predict_rows(job, rows)
+
+
+def _names_in(words: Sequence[str] | None) -> set[str]:
+    """Return the flags of a command line: those of this call, and not those that the run was begun with."""
+    flags = [word.partition("=")[0] for word in words or () if word.startswith("--")]
+    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+
+
+def _plan_of_file(
+    task: Task, schema: Schema, settings: Settings, own: DataPlan, words: Sequence[str] | None, **file: Any
+) -> DataPlan:
+    """Return the plan of a file of other data: with the columns of the run, else with those that can be guessed.
+
+    Args:
+        task: the task.
+        schema: what is needed of a row.
+        settings: of the run, with flags of this call.
+        own: the plan of the run's own data.
+        words: the flags of this call.
+        file: the path, by what it is to `preflight`.
+
+    Raises:
+        InputError: the file cannot be used; it says why and what to do.
+    """
+    options = _trained_options(task, settings.args, own)
+    (path,) = file.values()
+    if has_known_ending(path):
+        options = replace(options, file_kind=None, delimiter=None)  # those were of the run's own files
+    roles = {role.name for role in schema.roles}
+    now = {name.removesuffix("_column") for name in _names_in(words)} & roles
+    named = {role: column for role, column in task.columns(settings.args).items() if role in now}
+    columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}
+    try:
+        return preflight(schema, columns=columns, options=options, **file)
+    except InputError as error:
+        if error.code != "data.column":
+            raise
+    found = open_table(
+        path, kind=options.file_kind, delimiter=options.delimiter, quoting=options.quoting, text_unit=options.text_unit
+    ).columns
+    kept = {role: column for role, column in columns.items() if role in named or _has_columns(found, column)}
+    needed = [role.name for role in schema.roles if role.is_required]
+    if len(found) == 1 and len(needed) == 1 and not named:
+        kept[needed[0]] = found[0]
+    return preflight(schema, columns=kept, options=options, **file)
+
+
+def has_known_ending(path: str | Path) -> bool:
+    """Whether the name of a file says what is in it, as that of a csv or a jsonl.gz file does."""
+    return Path(Path(path).name.lower().removesuffix(".gz")).suffix in KINDS_BY_ENDING
+
+
+def _has_columns(found: Sequence[str], column: str | Sequence[str]) -> bool:
+    names = [column] if isinstance(column, str) else column
+    return all(name in found or name.partition(".")[0] in found for name in names)
 
 
 def _by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,8 +516,6 @@ def _by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
     """Return how other data is read for a model: with its labels."""
-    from dataclasses import replace
-
     if plan.labels is None:
         return task.data_options(args)
     kind = plan.labels.kind if plan.labels.kind in ("class", "multi", "float") else None

@@ -39,7 +39,7 @@ def copied(finished, tmp_path):
 
 def test_help_names_every_verb(capsys):
     code, out, _ = run(capsys, "--help")
-    assert code == 0 and len(VERBS) == 13
+    assert code == 0 and len(VERBS) == 14
     assert all(f"  {verb} " in out for verb in VERBS)
     assert run(capsys)[0] == 2
     assert run(capsys, "--version")[1].startswith("loopwright ")
@@ -155,7 +155,7 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
         (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),
         (
             ["train", "text-classification", "--learnig_rate", "1"],
-            ["args.unknown", "--learning_rate (Peak learning rate"],
+            ["error[args.unknown]", "--learning_rate (Peak learning rate"],
         ),
         (["train", "text-classification", "--lr", "fast"], ["error[args.value]", "fast"]),
         (["train", "text-classification", "--data", "rewievs.csv"], ["error[data.file]", "fix: --data reviews.csv"]),
@@ -194,7 +194,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_65(capsys, copied):
     for file in copied.glob("checkpoints/*/model.safetensors"):
         file.write_bytes(b"damaged")
     code, _, err = run(capsys, "resume", copied, "--epochs", "3")
-    assert code == 65 and "checkpoint.none" in err
+    assert code == 65 and "error[checkpoint.none]" in err
     assert run(capsys, "verify", copied)[0] == 65
     assert run(capsys, "predict", copied, "still there: the model folder is whole")[0] == 0
 

@@ -106,41 +106,6 @@ def test_stop_ends_a_run_in_order_within_a_second(reviews, tmp_path):
     assert main(["resume", "run", "--max_steps", "1"]) == 0  # the file does not stop it again
 
 
-@pytest.mark.slow
-def test_the_real_pairs_of_mrpc_train_and_predict(shared_data, tmp_path):
-    lines = (shared_data / "mrpc" / "train.csv").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "train.csv").write_text("".join(lines[:200]), encoding="utf-8")
-    words = [
-        "--train_file",
-        "train.csv",
-        "--validation_file",
-        shared_data / "mrpc" / "test.csv",
-        "--max_eval_samples",
-        "50",
-    ]
-    words = [
-        "train",
-        "text-classification",
-        *map(str, words),
-        "--glue",
-        "mrpc",
-        "--epochs",
-        "1",
-        "--out",
-        "run",
-        *FLAGS,
-    ]
-    assert main(words) == 0
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(result["metrics"]) == {"accuracy", "f1", "loss"} and set(result["baselines"]["majority"]) == {
-        "accuracy",
-        "f1",
-    }
-    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
-    assert main(["predict", str(moved), "a", "b"]) == 0
-    assert main(["resume", str(moved), "--epochs", "2"]) == 0
-
-
 def test_small_files_are_checked_fast(tmp_path):
     write_csv(tmp_path / "reviews.csv", rows(2_000))
     done = lw("check", "text-classification", "--data", "reviews.csv", "--files")

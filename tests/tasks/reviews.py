@@ -49,5 +49,5 @@ def events(run: Path) -> list[dict]:
     return [
         {name: value for name, value in event.items() if name not in ("time", "seconds")}
         for event in read_lines(run / "metrics.jsonl")
-        if event["event"] not in ("start", "checkpoint", "end")
+        if event["event"] not in ("start", "checkpoint", "end", "speed")
     ]

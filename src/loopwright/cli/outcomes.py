@@ -10,6 +10,7 @@ from typing import Any
 from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, Preempted
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
+_CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 
 
@@ -44,7 +45,7 @@ def _code_of(error: BaseException) -> int:
         text = str(error)
         _say(text if text.startswith("error[") else f"error[args.value]: {text}")
         return INPUT
-    if kind == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if kind == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
         _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)
         return MEMORY

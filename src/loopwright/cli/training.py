@@ -11,9 +11,14 @@ from loopwright.cli.outcomes import DONE, INPUT, code_of_run
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names
+from loopwright.tasks.base import Task
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, create_parser, settle, task_of, words_of
 
+_ABOUT = {
+    "train": "Train a model. --check stops before the first update, --print_config shows all settings and stops.",
+    "check": "Do everything but the training: data, model, one update, a save. --files checks the data alone.",
+}
 _FILES = (".yaml", ".yml", ".json")
 
 
@@ -44,7 +49,9 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: loopwright resume RUN [--flags of its task]   (flags win over the run's config.yaml)\n"
+            "usage: loopwright resume RUN [--flags of its task]\n\n"
+            "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n\n"
+            "example: loopwright resume last --epochs 5\n"
         )
         return DONE if words else INPUT
     return code_of_run(go_on(find_run(words[0]), words[1:], _screen()))
@@ -59,22 +66,48 @@ def demo(words: list[str]) -> int:
                 sys.stdout.write(f"  loopwright demo {name:<22} {note}\n")
         return DONE
     if words[0] in ("-h", "--help"):
-        sys.stdout.write("usage: loopwright demo [TASK] [--flags of the task]\n")
+        sys.stdout.write(
+            "usage: loopwright demo [TASK] [--variant NAME] [--flags of the task]\n\n"
+            "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
+            "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n\n"
+            "example: loopwright demo text-classification\n"
+        )
         return DONE
     from loopwright.data.embedded import find_minilm, write_demo
 
     task = get_task(words[0])
-    folder = runs_root() / "demo-data" / task.name
-    write_demo(task.name, folder)
-    flags = {"data": folder, **task.demo}
+    variant, rest = _variant(task, words[1:])
+    folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
+    write_demo(task.name, folder, variant=variant)
+    flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}
     minilm = find_minilm() if task.demo_model == "minilm" else None
     if minilm is not None and minilm.folder is not None:
         flags["model"] = minilm.folder
     elif minilm is not None:
         sys.stdout.write(f"{minilm.problem}: a small model from scratch is trained instead\n")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
-    settings = settle(task, [*words_of(flags), *words[1:]])
+    settings = settle(task, [*words_of(flags), *rest])
     return code_of_run(start(settings, _screen(), ["loopwright", "demo", *words]))
+
+
+def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the variant of a demo that is asked for, and the words without it.
+
+    Raises:
+        InputError: the demo has no such variant.
+    """
+    if "--variant" not in words:
+        return None, words
+    place = words.index("--variant")
+    name = words[place + 1] if place + 1 < len(words) else ""
+    if name not in task.demo_variants:
+        raise InputError(
+            "args.value",
+            f"the demo of {task.name} has no variant {name!r}",
+            saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"],
+            fix=f"loopwright demo {task.name}",
+        )
+    return name, [*words[:place], *words[place + 2 :]]
 
 
 def _screen() -> Screen:
@@ -89,7 +122,13 @@ def _settings(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, b
     if name is None:
         sys.stdout.write(f"usage: loopwright {verb} TASK --data FILE [--flags]\n")
         sys.stdout.write(f"       loopwright {verb} cfg.yaml [--flags]   |   loopwright {verb} RUN [--flags]\n")
-        sys.stdout.write(f"tasks: {', '.join(TASKS)}; loopwright explain TASK lists the flags\n")
+        sys.stdout.write(f"\n{_ABOUT[verb]}\n\ntasks:\n")
+        for task_name, (_, summary) in TASKS.items():
+            sys.stdout.write(f"  {task_name:<22} {summary}\n")
+        sys.stdout.write(f"\nexample: loopwright {verb} text-classification --data reviews.csv --epochs 3\n")
+        sys.stdout.write(
+            f"loopwright {verb} TASK --help lists the flags of a task, loopwright explain TASK its data.\n"
+        )
         return None, asked
     task = get_task(name)
     if "--help" in rest or "-h" in rest:

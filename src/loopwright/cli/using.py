@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -10,27 +9,31 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from loopwright.api import Run, evaluate_run, predict_run
+from loopwright.api import Run, evaluate_run, evaluation_flags, has_known_ending, predict_run, prediction_flags
 from loopwright.cli.outcomes import DONE
+from loopwright.cli.words import VerbParser, parse_for_run
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
+from loopwright.tasks.scoring import as_json
 from loopwright.tasks.screen import Screen, metrics_text
 
-_FILE_KINDS = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".parquet", ".gz")
+_MORE = " With a run before --help, the flags of its task are listed too."
 
 
 def evaluate(words: list[str]) -> int:
     """Print the metrics of a run's best model."""
-    parser = argparse.ArgumentParser("loopwright evaluate", allow_abbrev=False)
+    parser = VerbParser(
+        "evaluate", "Print the metrics of a run's best model, with their 95 % intervals." + _MORE, "last"
+    )
     parser.add_argument("run", help="folder, id, or last")
-    parser.add_argument("--data", help="a file with the columns of the training data; unset is the validation data")
+    parser.add_argument("--data", help="a file with rows like those of the training; unset is the validation data")
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    asked = parser.parse_args(words)
+    asked, changes = parse_for_run(parser, words, evaluation_flags)
     screen = Screen(is_quiet=asked.json)
-    metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data)
+    metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
     if asked.json:
-        sys.stdout.write(json.dumps({"metrics": metrics, "intervals": intervals}) + "\n")
+        sys.stdout.write(json.dumps({**as_json(metrics), "intervals": intervals}) + "\n")
     else:
         screen.say(metrics_text(metrics, intervals))
     return DONE
@@ -38,13 +41,17 @@ def evaluate(words: list[str]) -> int:
 
 def predict(words: list[str]) -> int:
     """Print or write predictions for texts, for the rows of a file, or for the lines of stdin."""
-    parser = argparse.ArgumentParser("loopwright predict", allow_abbrev=False)
+    parser = VerbParser(
+        "predict", "Print a prediction of a run's best model for each text, image or row." + _MORE, 'last "a text"'
+    )
     parser.add_argument("run", help="folder, id, or last")
-    parser.add_argument("inputs", nargs="+", help="texts, or one csv, tsv, json, jsonl or txt file, or - for stdin")
+    parser.add_argument(
+        "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"
+    )
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
-    asked = parser.parse_args(words)
+    asked, changes = parse_for_run(parser, words, prediction_flags)
     folder = find_run(asked.run)
-    predictions = _predictions(folder, asked.inputs)
+    predictions = _predictions(folder, asked.inputs, changes)
     if asked.out is None:
         _write_lines(predictions, sys.stdout)
         return DONE
@@ -63,7 +70,7 @@ def predict(words: list[str]) -> int:
 
 def export(words: list[str]) -> int:
     """Write the best model of a run into a folder."""
-    parser = argparse.ArgumentParser("loopwright export", allow_abbrev=False)
+    parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
     parser.add_argument("run", help="folder, id, or last")
     parser.add_argument("--to", required=True, help="a new folder; transformers' from_pretrained opens it")
     asked = parser.parse_args(words)
@@ -72,17 +79,20 @@ def export(words: list[str]) -> int:
     return DONE
 
 
-def _predictions(folder: RunFolder, inputs: list[str]) -> Iterator[dict[str, Any]]:
+def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> Iterator[dict[str, Any]]:
     if inputs == ["-"]:
         texts = [line.rstrip("\n") for line in sys.stdin]
-        return predict_run(folder, [text for text in texts if text])
-    if len(inputs) == 1 and Path(inputs[0]).suffix in _FILE_KINDS and " " not in inputs[0]:
-        if not Path(inputs[0]).is_file():
-            raise InputError(
-                "data.file", f"{inputs[0]} does not exist", fix="give its path, or a text that does not end like a file"
-            )
-        return predict_run(folder, inputs[0])
-    return predict_run(folder, inputs)
+        return predict_run(folder, [text for text in texts if text], changes)
+    first = inputs[0]
+    if len(inputs) > 1 or not has_known_ending(first):
+        return predict_run(folder, inputs, changes)
+    if Path(first).is_file():
+        return predict_run(folder, first, changes)
+    if " " in first:
+        return predict_run(folder, inputs, changes)  # a sentence about a file
+    raise InputError(
+        "data.file", f"{first} does not exist", fix="give its path, or a text that does not end like a file"
+    )
 
 
 def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:

@@ -10,22 +10,22 @@ from loopwright.errors import InputError
 
 
 def freeze(model: Any, what: str) -> int:
-    """Freeze a part of a transformers model, and return how many parameters that are.
+    """Freeze a part of a model, and return how many parameters that are.
 
     Args:
-        model: with `base_model`.
-        what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head; anything else is
-            patterns of parameter names, with commas between them.
+        model: of transformers, or any other.
+        what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head (or the decoder);
+            anything else is patterns of parameter names, with commas between them.
 
     Raises:
         InputError: nothing fits, or nothing would be left to train.
     """
-    base = model.base_model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if what == "backbone":
-        chosen = list(base.parameters())
+        chosen = backbone_parameters(model)
     elif what.isdigit():
-        chosen = [*base.get_input_embeddings().parameters(), *_lowest(base, int(what))]
+        base = _base_of(model)
+        chosen = [*_embeddings(base), *_lowest(base, int(what))]
         chosen += [one for name, module in base.named_children() if "embed" in name for one in module.parameters()]
     else:
         patterns = [pattern.strip() for pattern in what.split(",") if pattern.strip()]
@@ -47,10 +47,41 @@ def freeze(model: Any, what: str) -> int:
     return sum(parameter.numel() for parameter in {id(one): one for one in chosen}.values())
 
 
+def backbone_parameters(model: Any) -> list[Any]:
+    """Return the parameters below the head; of a model that reads and writes, those of its encoder.
+
+    A model that is not of transformers has its head in the children that are called so, or in the last one.
+    """
+    base = _base_of(model)
+    if base is not model:
+        return list(base.parameters())
+    children = [(name, module) for name, module in model.named_children() if any(True for _ in module.parameters())]
+    if len(children) == 1:
+        return backbone_parameters(children[0][1])
+    heads = [module for name, module in children if any(word in name for word in ("head", "classifier"))]
+    of_heads = {id(one) for module in heads or [module for _, module in children[-1:]] for one in module.parameters()}
+    return [parameter for parameter in model.parameters() if id(parameter) not in of_heads]
+
+
+def _base_of(model: Any) -> Any:
+    """Return the part of a transformers model that its head stands on; of another model all of it."""
+    if bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and hasattr(model, "get_encoder"):
+        return model.get_encoder()
+    return getattr(model, "base_model", model)
+
+
+def _embeddings(base: Any) -> list[Any]:
+    try:
+        return list(base.get_input_embeddings().parameters())
+    except (AttributeError, NotImplementedError):
+        return []  # a net of convolutions has none
+
+
 def _lowest(base: Any, count: int) -> list[Any]:
     from torch import nn
 
-    stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList)]
+    stacks: list[Any] = [module for module in base.modules() if isinstance(module, nn.ModuleList)]
+    stacks = stacks or [module for module in base.modules() if isinstance(module, nn.Sequential)]
     layers = max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None)
     if layers is None or count > len(layers):
         raise InputError(

@@ -140,10 +140,6 @@ class AnsweredRows(MetricScorer):
         """Return the scores; how many questions there are of each kind is no score."""
         return {name: value for name, value in super().compute().items() if not name.endswith("total")}
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the intervals; data in which every question has an answer has none of the scores of the others."""
-        return {name: bounds for name, bounds in super().intervals().items() if not math.isnan(sum(bounds))}
-
 
 class AnswerScorer(Scorer):
     """Scores rows once all of their windows have come.

@@ -9,11 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder
 from loopwright.sources import SCHEMAS, DataOptions, DataPlan, Schema, preflight
 from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
 from loopwright.tasks.data import RunData
@@ -42,10 +44,12 @@ class Origin:
         path: a folder or a Hub id; None builds a small model for the data.
         is_run: whether it is the `model` folder of the run that goes on: its tokenizer and its config hold, and the
             weights are loaded from a checkpoint unless they are there.
+        module: a module that was handed over in Python, for a task with `takes_modules`; it wins over the path.
     """
 
     path: str | None
     is_run: bool = False
+    module: Any = None
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Job:
         collate_fn: from features to a batch; a batch holds "position", the place of each sample in its dataset.
         notes: lines for the start block.
         new_weights: the names of weights that no file had.
+        adapter_kind: what peft calls this job, where that is not the task's own `adapter_kind`.
         train_dataset: rows to train on, as features by position.
         eval_dataset: rows to evaluate on.
     """
@@ -75,6 +80,7 @@ class Job:
     collate_fn: Callable[[Sequence[Any]], Any]
     notes: list[str] = field(default_factory=list)
     new_weights: list[str] = field(default_factory=list)
+    adapter_kind: str | None = None
     train_dataset: Any = None
     eval_dataset: Any = None
 
@@ -95,7 +101,11 @@ class Task(ABC):
         arguments: the dataclass of its flags.
         defaults: values of `TrainingArguments` and of its own flags that are right for it.
         adapter_kind: what peft calls the task.
+        needs: modules that must be installed, each with the extra that has it; asked for before anything is read.
+        prediction_flags: names of its own flags that `predict` and `evaluate` take, such as "num_beams".
+        takes_modules: whether a model may be a module of PyTorch, handed over or made by "package.module:function".
         demo: the flags of its demo.
+        demo_variants: of demos on other data: the flags that differ, by the name of the variant.
         demo_model: "minilm", or "" for one made from scratch.
         demo_note: what the demo shows, and how long it takes.
     """
@@ -107,7 +117,11 @@ class Task(ABC):
     arguments: ClassVar[type[TaskArguments]] = TaskArguments
     defaults: ClassVar[Mapping[str, Any]] = COMMON_DEFAULTS
     adapter_kind: ClassVar[str | None] = None
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({"transformers": "text"})
+    prediction_flags: ClassVar[tuple[str, ...]] = ()
+    takes_modules: ClassVar[bool] = False
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     demo_model: ClassVar[str] = "minilm"
     demo_note: ClassVar[str] = ""
 
@@ -124,6 +138,20 @@ class Task(ABC):
             if name.endswith("_column") and getattr(args, name) is not None:
                 named[name.removesuffix("_column")] = getattr(args, name)
         return named
+
+    def check_installed(self) -> None:
+        """Refuse to begin where a package is missing.
+
+        Raises:
+            InputError: it says how to install it.
+        """
+        for module, extra in self.needs.items():
+            if find_spec(module) is None:
+                raise InputError(
+                    "install.extra",
+                    f"{self.name} needs the package {module}, which is not installed",
+                    fix=f"pip install 'loopwright[{extra}]'",
+                )
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         """Open and check the data files, and return the plan of the run's data; imports no torch.
@@ -142,13 +170,31 @@ class Task(ABC):
             say=say,
         )
 
+    def find_model(self, name: str) -> str:
+        """Return the folder or Hub id that a `--model` means; imports no torch.
+
+        Raises:
+            InputError: there can be no such model.
+        """
+        from loopwright.tasks.text import find_model
+
+        return find_model(name)
+
+    def is_input(self, path: str) -> bool:
+        """Whether a path given to `predict` is itself what is predicted for, such as an image, and no file of rows."""
+        return False
+
     def data_options(self, args: Any) -> DataOptions:
         """Return how the data is read: every flag that is an option of `DataOptions`."""
         named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
         return DataOptions(**{**named, "label_map": label_map(args.label_map)})
 
-    def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:
-        """Return what trivial methods reach, as metrics by the method's name; called once, without torch."""
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what trivial methods reach, as metrics by the method's name.
+
+        Called once, when a new run begins, before its model is trained; baselines.json keeps it for a resumed run.
+        A method that uses the model leaves its weights, its mode and the generators as they were.
+        """
         return {}
 
     @abstractmethod
@@ -156,6 +202,16 @@ class Task(ABC):
         """Return what of a row, by role, is written beside its prediction."""
 
     # --- with torch ---------------------------------------------------------------------------------------------
+
+    def check_model(self, name: str) -> None:
+        """Refuse a model that cannot be opened; called with what `find_model` returned, before anything is made.
+
+        Raises:
+            InputError: it says why and what to do.
+        """
+        from loopwright.tasks.text import load_config
+
+        load_config(name)
 
     @abstractmethod
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
@@ -169,19 +225,32 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, limit: int | None = None) -> Any:
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
         """Return a dataset of rows as features; its items have a "position".
 
         Args:
             job: as `build` made it.
             rows: dicts by role, by number.
             is_labelled: False for `predict`.
+            is_training: whether they are trained on; what is drawn anew each time is drawn for these only.
             limit: take so many rows only.
         """
 
     @abstractmethod
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return rows, by role, of what was typed after `loopwright predict RUN`."""
+
+    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
+        """Return the weights that are trained, as groups for the optimizer; each may have an "lr" of its own."""
+        from loopwright.optimizers import weight_decay_groups
+
+        return weight_decay_groups(job.model, job.training.weight_decay)
+
+    def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
+        """Return callbacks of the core that a run of this task needs; called when it begins and when it goes on."""
+        return []
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the mean loss of a batch and the model's outputs; called for training and evaluation."""
@@ -228,9 +297,25 @@ class Task(ABC):
             with torch.inference_mode():
                 yield from self.predict_batch(job, job.model, to_device(job.collate_fn(features), device))
 
-    def readable(self, job: Job, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a scored sample as it is written to files: with names instead of numbers."""
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a scored sample as it is written to files: with names instead of numbers.
+
+        Args:
+            job: of the run.
+            sample: as the scorer gave it back.
+            row: of the sample, by role; None where the dataset has no `rows`.
+        """
         return dict(sample)
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Write pictures and tables into the run folder, and return the files; called at the end of a run.
+
+        Args:
+            job: of the run; its model is whole and has the best weights.
+            run: the folder; `eval/predictions.jsonl` is written.
+            worst: the worst samples, as `readable` gave them back.
+        """
+        return []
 
     def save(self, job: Job, folder: Path) -> None:
         """Write the model and its tokenizer so that transformers opens them; called with the best weights."""

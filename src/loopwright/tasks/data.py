@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loopwright.sources import DataPlan, SplitRows
+from loopwright.sources import DataPlan, Schema, SplitRows
 
 _MOST_SHOWN = 6
 _SAY_EVERY_SECONDS = 2.0
@@ -29,9 +29,11 @@ class RunData:
         """Whether there is such a split, with rows in it."""
         return split in self.plan.splits and len(self.plan.splits[split]) > 0
 
-    def is_labelled(self, split: str) -> bool:
-        """Whether the rows of a split have all that the training rows have; a file to predict may have no labels."""
-        return set(self.rows("train")[0]) <= set(self.rows(split)[0])
+    def missing_roles(self, split: str, schema: Schema) -> list[str]:
+        """Return what the training rows have and a model is scored by, and the rows of a split lack: mostly labels."""
+        needed = [role.name for role in schema.roles if role.is_required or role.is_input or role.is_label]
+        here, there = self.rows(split)[0], self.rows("train")[0]
+        return [name for name in needed if name in there and name not in here]
 
     def rows(self, split: str) -> SplitRows:
         """Return the rows of "train", "validation" or "test", each a dict by role; labels are encoded."""

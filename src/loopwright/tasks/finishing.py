@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.engine.sharding import whole_model
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.adapting import merged
 from loopwright.tasks.base import Job
 from loopwright.tasks.restoring import load_weights
-from loopwright.tasks.scoring import Examples, write_lines, write_table
+from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
 from loopwright.tasks.screen import Screen, clock, metrics_text
 from loopwright.tasks.trainer import TaskTrainer
 
@@ -35,7 +36,7 @@ def finish(
         "metric": best[0].removeprefix("eval_"),
         "direction": best[1],
         "update": update_of(read_manifest(checkpoint)),
-        "metrics": metrics,
+        **as_json(metrics),
         "intervals": {name: list(bounds) for name, bounds in intervals.items()},
         "baselines": {name: dict(values) for name, values in floors.items()},
         "num_suspects": len(examples.suspects),
@@ -44,15 +45,26 @@ def finish(
         "seconds": round(trained.seconds, 1),
         "stop_reason": trained.stop_reason,
     }
-    if job.data.has("test") and job.data.is_labelled("test"):
+    missing = job.data.missing_roles("test", job.task.schema(job.args)) if job.data.has("test") else []
+    if missing:
+        screen.say(
+            f"note: the test file has no {' and no '.join(missing)}: it is not scored; loopwright predict reads it"
+        )
+    elif job.data.has("test"):
         dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
         tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say)
-        result |= {"test_metrics": tested, "test_intervals": {name: list(bounds) for name, bounds in spread.items()}}
+        result |= {f"test_{name}": value for name, value in as_json(tested).items()}
+        result["test_intervals"] = {name: list(bounds) for name, bounds in spread.items()}
+    job.model = whole_model(job.model)
+    drawn: list[Path] = []
     if not os.environ.get("RANK") or os.environ["RANK"] == "0":
         job.model = merged(job.model)
+        drawn = job.task.illustrate(job, run, examples.worst)
         replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
         run.write_result(result)
     _say_result(run, result, examples, screen)
+    if drawn:
+        screen.block("drawn", ", ".join(str(path.relative_to(run.path)) for path in drawn))
 
 
 def evaluate(

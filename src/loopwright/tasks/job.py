@@ -15,33 +15,36 @@ import torch
 
 from loopwright.callbacks import EarlyStoppingCallback, TerminateOnNaNCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import seed_generators
 from loopwright.errors import ConfigError, InputError
-from loopwright.optimizers import create_optimizer, weight_decay_groups
+from loopwright.optimizers import create_optimizer
 from loopwright.results import TrainResult
-from loopwright.run_folder import RunFolder, note_in_index, runs_root
+from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
 from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
 from loopwright.tasks.adapting import add_adapters, freeze
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.finishing import finish
-from loopwright.tasks.rehearsal import rehearse
+from loopwright.tasks.rehearsal import num_tokens, rehearse
 from loopwright.tasks.reporting import ReportProgress
 from loopwright.tasks.restoring import newest_checkpoint
+from loopwright.tasks.scoring import finite
 from loopwright.tasks.screen import Screen, metrics_text
 from loopwright.tasks.settings import Settings
-from loopwright.tasks.text import find_model, load_config
 from loopwright.tasks.trainer import TaskTrainer, loader_options
 
+_FLOORS = "baselines.json"
+_LENGTHS = "lengths.bin"
+_LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
 # Settings of TrainingArguments that a task does not follow; another value than this is refused, not ignored.
 _NOT_FOLLOWED: Mapping[str, tuple[Any, str]] = {
     "eval_delay": (0, "evaluations begin with the first one that is due"),
     "eval_on_start": (False, "run `loopwright evaluate` on an earlier run instead"),
     "label_smoothing_factor": (0.0, "the loss is the model's own"),
     "data_seed": (None, "set --seed"),
-    "train_sampling_strategy": ("random", "rows are drawn at random"),
     "report_to": ([], "metrics.jsonl has everything; trackers are used through loopwright.Trainer"),
     "prediction_loss_only": (False, "leave it out"),
 }
@@ -100,16 +103,16 @@ def prepare_torch(settings: Settings) -> None:
     seed_generators(training.seed)
 
 
-def given_origin(settings: Settings) -> Origin:
+def given_origin(task: Task, settings: Settings) -> Origin:
     """Return where the model of a new run comes from.
 
     Raises:
         InputError: `--model` is neither a folder with a model, nor in the Hub's cache, nor on the Hub.
     """
-    if settings.args.model is None:
-        return Origin(None)
-    name = find_model(settings.args.model)
-    load_config(name)
+    if settings.module is not None or settings.args.model is None:
+        return Origin(None, module=settings.module)
+    name = task.find_model(settings.args.model)
+    task.check_model(name)
     return Origin(name)
 
 
@@ -125,19 +128,24 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
         num_frozen = freeze(job.model, args.freeze)
         job.notes.append(f"frozen: {num_frozen:,} parameters (--freeze {args.freeze})")
     if args.lora:
-        job.model = add_adapters(job.model, args, task.adapter_kind)
+        job.model = add_adapters(job.model, args, job.adapter_kind or task.adapter_kind)
     if training.gradient_checkpointing:
-        job.model.gradient_checkpointing_enable(
-            **({"gradient_checkpointing_kwargs": training.gradient_checkpointing_kwargs or {}})
-        )
+        options: Any = training.gradient_checkpointing_kwargs or {}
+        job.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **options})
     return job
 
 
 def load_data(job: Job) -> None:
     """Add the datasets of training and validation to a job."""
     args, data, task = job.args, job.data, job.task
-    job.train_dataset = task.create_dataset(job, data.rows("train"), is_labelled=True, limit=args.max_train_samples)
+    job.train_dataset = task.create_dataset(
+        job, data.rows("train"), is_labelled=True, is_training=True, limit=args.max_train_samples
+    )
     job.eval_dataset = task.create_dataset(job, data.rows("validation"), is_labelled=True, limit=args.max_eval_samples)
+
+
+def _floors(job: Job) -> dict[str, dict[str, float]]:
+    return {name: finite(values) for name, values in job.task.baselines(job).items()}
 
 
 def measure(job: Job, num_processes: int) -> Length:
@@ -186,7 +194,7 @@ def make_optimizer(job: Job) -> Any:
     training = job.training
     return create_optimizer(
         training.optim,
-        weight_decay_groups(job.model, training.weight_decay),
+        job.task.parameter_groups(job),
         lr=training.learning_rate,
         adam_betas=(training.adam_beta1, training.adam_beta2),
         adam_eps=training.adam_epsilon,
@@ -219,13 +227,13 @@ def train(
     prepare_torch(settings)
     newest = None if run is None else newest_checkpoint(run)
     if run is not None and newest is not None:
-        origin = Origin(str(run.model), is_run=True)
+        origin = Origin(str(run.model), is_run=True, module=settings.module)
     else:
-        origin = given_origin(settings)
+        origin = given_origin(task, settings)
     job = build_job(task, data, settings, origin)
     load_data(job)
     _say_model(job, screen)
-    floors = task.baselines(data, settings.args)
+    floors = _floors(job) if run is None or newest is None else read_json(run.path / _FLOORS, {})
     trainer = TaskTrainer(job, make_optimizer(job), say=screen.say)
     length = measure(job, trainer.num_processes)
     best = best_metric(job, settings)
@@ -237,6 +245,7 @@ def train(
         if trainer.is_first:
             settings.write(folder)
             if newest is None:
+                write_json(folder.path / _FLOORS, floors)
                 folder.model.mkdir(exist_ok=True)
                 task.save_skeleton(job, folder.model)
         if settings.args.rehearsal and newest is None:
@@ -244,7 +253,8 @@ def train(
             trainer = TaskTrainer(job, make_optimizer(job), say=screen.say)
     screen.attach(folder)
     if trainer.is_first:
-        note_in_index(folder, task=task.name, state="running", metric=best[0].removeprefix("eval_"))
+        metric, direction = best[0].removeprefix("eval_"), best[1]
+        note_in_index(folder, task=task.name, state="running", metric=metric, direction=direction)
     return _run(job, trainer, length, best, folder, floors, screen)
 
 
@@ -252,13 +262,13 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
     """Do what comes before the first update, and stop there; called by `check` with a folder that it removes."""
     check_followed(settings.training)
     prepare_torch(settings)
-    job = build_job(task, data, settings, given_origin(settings))
+    job = build_job(task, data, settings, given_origin(task, settings))
     load_data(job)
     _say_model(job, screen)
     num_processes = TaskTrainer(job).num_processes
     best_metric(job, settings)
     _say_batch(job, measure(job, num_processes), screen, num_processes)
-    _say_floors(task.baselines(data, settings.args), screen)
+    _say_floors(_floors(job), screen)
     rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
 
 
@@ -280,7 +290,7 @@ def _run(
                 args.early_stopping_patience, args.early_stopping_threshold, best[0], best[1] == "max"
             )
         )
-    trainer.callback_handler.add_callbacks(callbacks)
+    trainer.callback_handler.add_callbacks([*callbacks, *job.task.callbacks(job, run)])
     evaluates = training.eval_strategy != "no"
     state = "failed"
     try:
@@ -293,7 +303,7 @@ def _run(
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             gradient_clip_norm=training.max_grad_norm or None,
             create_scheduler_fn=functools.partial(_schedule, training=training, num_updates=length.updates),
-            train_dataloader_kwargs={**loader_options(training), "drop_last": training.dataloader_drop_last},
+            train_dataloader_kwargs=_training_options(job, trainer, run),
             eval_dataloader_kwargs={**loader_options(training), "batch_size": training.eval_batch_size},
             collate_fn=job.collate_fn,
             resume_from="auto",
@@ -320,6 +330,29 @@ def _run(
             ended = state if state != "failed" else run.status.get("state", state)
             note_in_index(run, state=ended, value=told)
     return Outcome(run, state, result)
+
+
+def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder) -> dict[str, Any]:
+    """Return the arguments of the training loader: workers, the order of the rows, and the lengths of batches."""
+    training, args = job.training, job.args
+    options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
+    longest = next((getattr(args, name) for name in _LENGTH_FLAGS if getattr(args, name, None)), None)
+    lengths = chosen_lengths(
+        training.length_buckets,
+        longest,
+        may_graph=may_be_graphs(training, trainer.device, trainer.num_processes),
+        most=4 if hasattr(args, "max_target_length") else 12,  # pairs of lengths are graphs there
+    )
+    options["collate_fn"] = with_buckets(job.collate_fn, lengths)
+    if training.length_buckets not in ("auto", "off") and not hasattr(job.collate_fn, "bucket_lengths"):
+        raise ConfigError(f"length_buckets={training.length_buckets!r} has no effect for {job.task.name}: leave it out")
+    if training.train_sampling_strategy == "sequential":
+        options["shuffle"] = False
+    elif training.train_sampling_strategy == "group_by_length":
+        cache = run.path / _LENGTHS if trainer.is_first else None
+        found = sample_lengths(job.train_dataset, training.length_column_name, function=num_tokens, cache=cache)
+        options["sampler"] = LengthGroupedSampler(found, training.train_batch_size)
+    return options
 
 
 def _schedule(optimizer: Any, *, training: Any, num_updates: int) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from loopwright.tasks import text
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import Rows, Task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import MetricScorer, Scorer
 
 IGNORED = -100
 _ROWS_AT_ONCE = 1_000
@@ -32,9 +30,6 @@ _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 512, 8_000
 _BYTES_PER_TOKEN_TYPE = 2_000
 
 Numbers = npt.NDArray[np.int64]
-
-# The tokenizer of a run's data, for the floors: they are asked for with the data alone.
-_TOKENIZERS: WeakKeyDictionary[RunData, Any] = WeakKeyDictionary()
 
 
 @dataclass
@@ -209,7 +204,12 @@ class PaddingCollator:
         before: called with padded arrays (input_ids, attention_mask, others) to change them in place, for samples
             without labels.
         pad_id: a token to fill up with.
+
+    Attributes:
+        bucket_lengths: ascending; samples to train on are filled up to the next of these.
     """
+
+    bucket_lengths: Sequence[int] | None = None
 
     def __init__(
         self,
@@ -219,15 +219,24 @@ class PaddingCollator:
     ) -> None:
         self._side = side
         self._before = before
-        self._fills = {"input_ids": pad_id or 0, "labels": IGNORED, "special_tokens_mask": 1}
+        self._fills = {
+            "input_ids": pad_id or 0,
+            "labels": IGNORED,
+            "special_tokens_mask": 1,
+            "position_ids": 0,
+            "sequence_ids": -1,
+        }
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return input_ids, labels where there are any, position, and the attention mask where rows are padded."""
+        """Return input_ids, labels where there are any, position, and the attention mask where rows are padded.
+
+        Packed rows have position_ids and sequence_ids instead of the mask.
+        """
         import torch
 
         is_prompt = "text" in features[0]
         lengths = [len(each["input_ids"]) for each in features]
-        width = max(lengths)
+        width = max(lengths) if self.bucket_lengths is None else self._bucket_length(max(lengths))
         is_left = is_prompt and self._side == "left"
         arrays = {
             name: _padded([each[name] for each in features], width, fill, is_left)
@@ -238,7 +247,7 @@ class PaddingCollator:
         if self._before is not None and not is_prompt and "labels" not in arrays:
             self._before(arrays)
         arrays.pop("special_tokens_mask", None)
-        if min(lengths) == width:
+        if min(lengths) == width or "sequence_ids" in arrays:
             del arrays["attention_mask"]
         for name in ("position", "num_bytes"):
             if name in features[0]:
@@ -247,6 +256,11 @@ class PaddingCollator:
         if is_prompt:
             batch["text"] = [each["text"] for each in features]
         return batch
+
+    def _bucket_length(self, length: int) -> int:
+        from loopwright.data.buckets import bucket_length
+
+        return bucket_length(length, self.bucket_lengths or ())
 
 
 def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numbers:
@@ -257,16 +271,6 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
 
 
 # --------------------------------------------------------------------------------------------------------- models
-
-
-def remember_tokenizer(data: RunData, tokenizer: Any) -> None:
-    """Keep the tokenizer for the floors of this data."""
-    _TOKENIZERS[data] = tokenizer
-
-
-def tokenizer_of(data: RunData) -> Any:
-    """Return the tokenizer that `build` made or loaded for this data."""
-    return _TOKENIZERS[data]
 
 
 def load_tokenizer(path: str) -> Any:
@@ -334,7 +338,7 @@ def choose_block(
             fix=f"--block_size {limit}",
         )
     if args.line_by_line:
-        lengths = text.choose_length(args.block_size, count_tokens, data.rows("train"), limit or largest)
+        lengths = text.choose_length(args.block_size, count_tokens, data.rows("train"), limit or largest, "block_size")
         args.block_size = max(4, lengths.max_length)
         return [lengths.note]
     if args.block_size is None:
@@ -413,41 +417,6 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
         {"position": position, "sum": total, "count": count, "loss": total / count if count else None}
         for position, total, count in zip(positions, sums, counts, strict=True)
     ]
-
-
-class JointScorer(Scorer):
-    """Several scorers of the same samples; the first one's first metric decides.
-
-    Args:
-        parts: the scorers.
-    """
-
-    def __init__(self, parts: Sequence[MetricScorer]) -> None:
-        self._parts = list(parts)
-        self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
-
-    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to each part."""
-        for part in self._parts:
-            part.add(samples)
-        return samples
-
-    def compute(self) -> dict[str, float]:
-        """Return the results of all parts."""
-        return {name: value for part in self._parts for name, value in part.compute().items()}
-
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the intervals of all parts."""
-        return {name: bounds for part in self._parts for name, bounds in part.intervals().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts."""
-        return {"parts": [part.state_dict() for part in self._parts]}
-
-    def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the states of the parts of another process."""
-        for part, other in zip(self._parts, state["parts"], strict=True):
-            part.merge_state(other)
 
 
 # --------------------------------------------------------------------------------------------------------- floors

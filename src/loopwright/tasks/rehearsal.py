@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from loopwright.checkpoint.named import optimizer_state, parameter_names
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
-from loopwright.errors import CheckpointError
+from loopwright.engine.sharding import load_weights, local, split_like
+from loopwright.errors import CheckpointError, ConfigError
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.screen import Screen, size
@@ -80,7 +81,7 @@ def rehearse(
         loss, num_bytes = _one_update(job, trainer, folder)
     finally:
         world_process_zero_only(shutil.rmtree)(folder, ignore_errors=True)
-        job.model.load_state_dict(kept)
+        load_weights(job.model, kept)
         for parameter in job.model.parameters():
             parameter.grad = None
         for module, mode in modes:
@@ -150,18 +151,27 @@ def _compare(job: Job, trainer: TaskTrainer, path: Any) -> int:
 
 
 def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return torch.equal(first.detach().cpu(), second.cpu())
+    return torch.equal(local(first.detach()).cpu(), local(split_like(second, first)).cpu())
 
 
 def longest_rows(dataset: Any, count: int) -> list[int]:
     """Return the positions of rows that need much memory: the longest of those at the start of the data."""
+    if "input_ids" not in dataset[0]:
+        return list(range(min(count, len(dataset))))  # images, which are all of one size
     looked_at = range(min(len(dataset), _ROWS_LOOKED_AT))
-    lengths = [(_num_tokens(dataset[index].get("input_ids", ())), -index) for index in looked_at]
+    lengths = [(num_tokens(dataset[index]), -index) for index in looked_at]
     return [-index for _, index in sorted(lengths, reverse=True)[:count]]
 
 
-def _num_tokens(ids: Any) -> int:
-    """Return the tokens of a sample; of several texts, such as choices, those of the longest, times the texts."""
+def num_tokens(sample: Mapping[str, Any]) -> int:
+    """Return the tokens of a sample; of several texts, such as choices, those of the longest, times the texts.
+
+    Raises:
+        ConfigError: it has no tokens.
+    """
+    if "input_ids" not in sample:
+        raise ConfigError("train_sampling_strategy='group_by_length' is for texts: leave it out")
+    ids = sample["input_ids"]
     is_several = len(ids) > 0 and isinstance(ids[0], (list, tuple))
     return len(ids) * max(map(len, ids)) if is_several else len(ids)
 

@@ -10,6 +10,8 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.protocols import TrainerLike
 from loopwright.tasks.screen import clock, eval_metrics, metrics_text
 
+_MUCH_WAITING = 0.2  # of the time
+
 
 class ReportProgress(TrainerCallback):
     """Says a line at every log and evaluation, asks for a save after the best evaluation, and watches for `eval_loss`.
@@ -46,7 +48,7 @@ class ReportProgress(TrainerCallback):
         share = 100 * update / max(self._num_updates, 1)
         self._say(
             f"{share:3.0f}%  step {update}/{self._num_updates} · epoch {logs['epoch']} · loss {logs['loss']:.4g} · "
-            f"lr {logs['lr']:.2g} · {rate:,.0f} ex/s · left {clock(left)}"
+            f"lr {logs['lr']:.2g} · {rate:,.0f} ex/s{_lost(trainer)} · left {clock(left)}"
         )
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -72,3 +74,11 @@ class ReportProgress(TrainerCallback):
             names = {name.removeprefix("train_"): value for name, value in latest.items() if name.startswith("train_")}
             shown = {name: value for name, value in names.items() if name not in ("loss_epoch", "eval_loss")}
             self._say(f"train @{trainer.progress.update}  {metrics_text({**shown, 'loss': names['eval_loss']}, {})}")
+
+
+def _lost(trainer: Any) -> str:
+    """Return what of the last updates was lost on padding, and on waiting for data if that is much."""
+    speed = trainer.speed
+    padding = f" · padding {100 * speed['padding_waste']:.0f}%" if "padding_waste" in speed else ""
+    is_slow = speed.get("data_wait", 0) > _MUCH_WAITING
+    return padding + (f" · waits for data {100 * speed['data_wait']:.0f}%" if is_slow else "")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from loopwright.checkpoint import find_newest, read
 from loopwright.checkpoint.store import has_checkpoints
+from loopwright.engine import sharding
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder, read_json
+from loopwright.tasks.averaging import average_in
 from loopwright.tasks.base import Job
 
 
@@ -42,7 +44,7 @@ def best_checkpoint(run: RunFolder) -> Path | None:
 
 
 def load_weights(job: Job, run: RunFolder) -> Path:
-    """Give a job's model the best weights of its run, and return the checkpoint they are from.
+    """Give a job's model the best weights of its run, averaged if the run averages them, and return their checkpoint.
 
     Raises:
         NoCheckpointError: the run has no checkpoint that can be trusted.
@@ -54,5 +56,6 @@ def load_weights(job: Job, run: RunFolder) -> Path:
         saved = read(path)
     except CheckpointError as error:
         raise NoCheckpointError(str(error)) from error
-    job.model.load_state_dict({**saved.model, **saved.state["model_extra"]})
+    weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
+    sharding.load_weights(job.model, weights)
     return path

@@ -9,8 +9,9 @@ import csv
 import heapq
 import io
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -115,6 +116,41 @@ class MetricScorer(Scorer):
         return Bootstrap(metric) if all(isinstance(part, CountingMetric) for part in parts) else metric
 
 
+class JointScorer(Scorer):
+    """Several scorers of the same samples; the first one's first metric decides.
+
+    Args:
+        parts: the scorers.
+    """
+
+    def __init__(self, parts: Sequence[Scorer]) -> None:
+        self._parts = list(parts)
+        self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the samples to each part."""
+        for part in self._parts:
+            part.add(samples)
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        """Return the results of all parts."""
+        return {name: value for part in self._parts for name, value in part.compute().items()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the intervals of all parts."""
+        return {name: bounds for part in self._parts for name, bounds in part.intervals().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the parts."""
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Merge the states of the parts of another process."""
+        for part, other in zip(self._parts, state["parts"], strict=True):
+            part.merge_state(other)
+
+
 class Examples:
     """The samples with the largest losses, and those whose label the model is sure is wrong.
 
@@ -206,6 +242,22 @@ class PredictionFile:
             aside.replace(self._path)
         else:
             aside.unlink(missing_ok=True)
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are numbers; a correlation of predictions that are all alike is none."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def finite_intervals(intervals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Return the intervals whose ends are numbers; a score of rows of which there are none has no interval."""
+    return {name: bounds for name, bounds in intervals.items() if all(map(math.isfinite, bounds))}
+
+
+def as_json(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return metrics as result.json has them: what is no finite number stands under "nonfinite" in words."""
+    others = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
+    return {"metrics": finite(metrics), **({"nonfinite": others} if others else {})}
 
 
 def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:

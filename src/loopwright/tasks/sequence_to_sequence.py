@@ -55,6 +55,7 @@ class SequenceToSequenceArguments(TaskArguments):
     prefix = ShortName("source_prefix", str)
     max_length = ShortName("max_source_length", int)
     val_max_target_length = ShortName("generation_max_length", int)
+    max_new_tokens = ShortName("generation_max_length", int)
     generation_num_beams = ShortName("num_beams", int)
 
     def __post_init__(self) -> None:
@@ -78,6 +79,7 @@ class SequenceToSequence(Task):
     output: ClassVar[str]
     directions: ClassVar[Mapping[str, bool]]
     adapter_kind = "SEQ_2_SEQ_LM"
+    prediction_flags = ("generation_max_length", "max_new_tokens", "num_beams")
     demo_model = ""
 
     @abstractmethod
@@ -105,14 +107,15 @@ class SequenceToSequence(Task):
         """Return a row per text."""
         return [{"source": each} for each in texts]
 
-    def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Return what methods without a model reach, on the rows that are evaluated (up to a limit)."""
+        args = job.args
         most = min(args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
         found = {}
         for name, rival in self.rivals().items():
             pairs = (
                 ([row["source"] for row in rows], [row["target"] for row in rows])
-                for rows in data.batches("validation", most=most)
+                for rows in job.data.batches("validation", most=most)
             )
             found[name] = {key: float(value) for key, value in score(rival, pairs, self.create_metric(args)).items()}
         return found
@@ -146,7 +149,9 @@ class SequenceToSequence(Task):
         multiple = 8 if training.fp16 or training.bf16 else None
         return Job(self, data, args, training, model, tokenizer, PairCollator(tokenizer, multiple), notes, loaded.new)
 
-    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, limit: int | None = None) -> Any:
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
         """Return the sources tokenised; with targets as labels, and as texts to compare with."""
         args = job.args
         target_length = args.max_target_length if is_labelled else None
@@ -265,7 +270,7 @@ class PairEncoder:
         return features
 
 
-class PairCollator:
+class PairCollator(text.PadsToBuckets):
     """Pads sources and targets, each to the longest of the batch, labels with -100; the texts to compare come along.
 
     Args:
@@ -368,17 +373,7 @@ def _load_model(origin: Origin) -> text.Loaded:
     from transformers import GenerationConfig
 
     path = str(origin.path)
-    try:
-        loaded = text.load_model(origin, AUTO_CLASS)
-    except InputError as error:
-        if error.code != "model.task":
-            raise
-        raise InputError(
-            "model.task",
-            error.what,
-            saw=error.saw,
-            fix="--model with an encoder and a decoder for text, such as a T5, a BART or a Marian",
-        ) from error
+    loaded = text.load_model(origin, AUTO_CLASS)
     if origin.is_run and (Path(path) / "generation_config.json").is_file():
         loaded.model.generation_config = GenerationConfig.from_pretrained(path)
     return loaded
@@ -412,24 +407,19 @@ def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[s
     with text.quiet():
         for name, count in counts.items():
             asked = getattr(args, name)
-            _check_positions(name, asked, positions)
-            found = text.choose_length(asked, count, rows, limit if asked is None else None)
+            found = text.choose_length(asked, count, rows, limit if asked is None else positions, name)
             setattr(args, name, found.max_length)
-            notes.append(f"{name[4:10]} {found.note.replace('max_length', name)}")
-    _check_positions("generation_max_length", args.generation_max_length, positions)
+            notes.append(f"{name[4:10]} {found.note}")
     if args.generation_max_length is None:
         args.generation_max_length = args.max_target_length
-    return notes
-
-
-def _check_positions(name: str, asked: int | None, positions: int | None) -> None:
-    if asked is not None and positions is not None and asked > positions:
+    elif positions is not None and args.generation_max_length > positions:
         raise InputError(
             "model.length",
-            f"--{name} {asked} is longer than the model allows",
+            f"--generation_max_length {args.generation_max_length} is longer than the model allows",
             saw=[f"it has positions for {positions} tokens"],
-            fix=f"--{name} {positions}",
+            fix=f"--generation_max_length {positions}",
         )
+    return notes
 
 
 def _set_generation(model: Any, tokenizer: Any, args: Any) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from loopwright.config import HfArgumentParser
 from loopwright.config.files import plain, read_mapping
+from loopwright.config.old_names import AcceptsOldNames
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import RunFolder, write_atomically
-from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments
 
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 # Said by the run folder itself, or of one call only.
 _NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
+_SHORT_NAMES = (
+    "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
+    "--output_dir. Flags that are on are switched off by --no_NAME."
+)
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
 
 
@@ -34,11 +41,13 @@ class Settings:
         args: the task's own.
         training: those of the training.
         sources: for each name: "flag", "file", "task", "default" or "machine".
+        module: the model, where a module was handed over in Python; it is kept in no file.
     """
 
     args: TaskArguments
     training: TaskTrainingArguments
     sources: dict[str, str]
+    module: Any = None
 
     def values(self) -> dict[str, Any]:
         """Return every setting by name, as YAML can hold it."""
@@ -67,6 +76,13 @@ class Settings:
         write_atomically(run.config, "\n".join(self.lines()) + "\n")
 
 
+class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that says the default of a flag where it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+
 class TaskParser(HfArgumentParser):
     """The parser of a task's flags; what cannot be read is an error to be caught, not the end of the program."""
 
@@ -78,19 +94,57 @@ class TaskParser(HfArgumentParser):
         """
         what, _, near = message.partition(": did you mean ")
         near = near.rstrip("?")
+        unknown = re.match(r"unknown flag (--\S+)", what)
+        if unknown is not None:
+            near = self._nearest(unknown[1]) or near
         fix = f"did you mean {near}{self._about(near)}?" if near else f"loopwright explain {self.prog.split()[-1]}"
         if "unknown flag" in what or "unknown name" in what:
             raise InputError("args.unknown", what, fix=fix)
         raise InputError("args.value", what, fix=fix)
 
+    def help_of(self, name: str) -> str:
+        """Return what `--help` says about a flag, or whose other name it is."""
+        for kind in self.dataclass_types:
+            if isinstance(kind, AcceptsOldNames) and name in kind.old_names():
+                return f"Another name of --{kind.old_names()[name].new}."
+        return str(self._option_string_actions[f"--{name}"].help)
+
+    def _nearest(self, flag: str) -> str | None:
+        """Return the flag that is most like one that is not known; short names count too."""
+        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        close = difflib.get_close_matches(flag.replace("-", "_").replace("__", "--", 1), [*shown, *self._short_names()])
+        return close[0] if close else None
+
+    def _short_names(self) -> dict[str, str]:
+        """Return the short names of flags, and the flags they stand for."""
+        return {
+            f"--{name}": f"--{old.new}"
+            for kind in self.dataclass_types
+            for name, old in kind.old_names().items()
+            if isinstance(old, ShortName)
+        }
+
     def _about(self, flag: str) -> str:
-        action = self._option_string_actions.get(f"--{flag.lstrip('-')}")
-        return f" ({action.help} default {action.default})" if action is not None and action.help else ""
+        flag = f"--{flag.lstrip('-')}"
+        if flag in self._short_names():
+            return f" (short for {self._short_names()[flag]})"
+        action = self._option_string_actions.get(flag)
+        if action is None or not action.help:
+            return ""
+        default = "" if action.default in (None, []) else f" default {action.default}"
+        return f" ({action.help}{default})"
 
 
 def create_parser(task: Task) -> TaskParser:
     """Return the parser of a task's flags, with the task's defaults."""
-    parser = TaskParser([task.arguments, TaskTrainingArguments], prog=f"loopwright train {task.name}")
+    parser = TaskParser(
+        [task.arguments, TaskTrainingArguments],
+        prog=f"loopwright train {task.name}",
+        usage=f"loopwright train {task.name} --data FILE [--model MODEL] [--flags]",
+        description=_SHORT_NAMES,
+        formatter_class=FlagHelp,
+        epilog=f"example: {task.example}",
+    )
     parser.set_defaults(**task.defaults, task=task.name)
     return parser
 

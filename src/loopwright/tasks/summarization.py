@@ -44,16 +44,15 @@ class Summarization(SequenceToSequence):
     directions = MappingProxyType({"rougeL": True, "rouge1": True, "rouge2": True, "rougeLsum": True})
     demo = MappingProxyType(
         {
-            "vocabulary_size": 1000,
-            "max_source_length": 96,
-            "epochs": 6,
-            "batch": 16,
+            "vocabulary_size": 600,
+            "epochs": 2,
+            "batch": 32,
             "lr": 3e-3,
             "warmup_steps": 0.1,
             "threads": 1,
         }
     )
-    demo_note = "the first line of a docstring from the rest: ROUGE-L 0.14 in 70 s (too few rows to beat lead, 0.16)"
+    demo_note = "notes of a review, and whether and when it took place: ROUGE-L 0.81 (first sentence 0.17), 70 s"
 
     def create_metric(self, args: Any) -> Metric:
         """Return ROUGE."""

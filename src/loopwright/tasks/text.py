@@ -22,6 +22,16 @@ from loopwright.tasks.base import Origin
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 # Heads whose weights mean something else under the same names.
 _HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+# What to take instead of a model that does not fit.
+_FITTING = {
+    "AutoModelForSeq2SeqLM": "an encoder and a decoder for text, such as a T5, a BART or a Marian",
+    "AutoModelForCausalLM": "a decoder, such as a GPT-2",
+    "AutoModelForImageClassification": "a model of images, such as a ViT or a ResNet",
+    "AutoModelForMaskedImageModeling": "a model of images, such as a ViT or a Swin",
+    "AutoModelForSemanticSegmentation": "a model of images, such as a SegFormer",
+    "AutoModelForObjectDetection": "a detector, such as a DETR",
+    "AutoModelForUniversalSegmentation": "a model of masks, such as a Mask2Former",
+}
 _NO_LIMIT = 100_000  # what tokenizers without a limit say is larger
 _LENGTH_ROWS = 2_000
 _TOKENIZER_ROWS = 50_000
@@ -186,9 +196,9 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     if type(config) not in kind._model_mapping:
         raise InputError(
             "model.task",
-            f"{path} is a {config.model_type} model, for which there is no {suffix.removeprefix('For')}",
+            f"{path} is a {config.model_type} model, for which there is no {suffix.removeprefix('For') or auto_class}",
             saw=[f"it was saved as {', '.join(config.architectures or ['no known class'])}"],
-            fix="--model with another kind, such as a BERT",
+            fix=f"--model with {_FITTING.get(auto_class, 'an encoder, such as a BERT')}",
         )
     _check_head(path, config, suffix)
     if origin.is_run and not any((Path(path) / name).is_file() for name in _WEIGHTS):
@@ -200,6 +210,8 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
 
 
 def _check_head(path: str, config: Any, suffix: str) -> None:
+    if not suffix:
+        return  # the head is left out, and the rest is the same for every task
     for architecture in config.architectures or ():
         head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
         if head is not None and not suffix.endswith(head):
@@ -344,14 +356,16 @@ def choose_length(
     count_tokens: Callable[[Mapping[str, Any]], int],
     rows: Any,
     limit: int | None,
+    name: str = "max_length",
 ) -> Lengths:
     """Return how many tokens to keep: what was asked for, or so many that few rows are cut.
 
     Args:
-        asked: `--max_length`.
+        asked: by the flag.
         count_tokens: of a row, uncut.
         rows: of the training data; a sample of them is counted.
         limit: of the model.
+        name: of the flag.
 
     Raises:
         InputError: more is asked for than the model allows.
@@ -359,9 +373,9 @@ def choose_length(
     if asked is not None and limit is not None and asked > limit:
         raise InputError(
             "model.length",
-            f"--max_length {asked} is longer than the model allows",
+            f"--{name} {asked} is longer than the model allows",
             saw=[f"it has positions for {limit} tokens"],
-            fix=f"--max_length {limit}",
+            fix=f"--{name} {limit}",
         )
     step = max(1, len(rows) // _LENGTH_ROWS)
     counted = sorted(count_tokens(rows[index]) for index in range(0, len(rows), step))
@@ -374,7 +388,7 @@ def choose_length(
     num_cut = sum(count > length for count in counted)
     about = "about " if step > 1 else ""
     cut = f"cuts {about}{100 * num_cut / len(counted):.1f} % of rows" if num_cut else "cuts nothing"
-    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest} -> max_length {length} {cut}")
+    return Lengths(length, f"tokens p50 {half} p95 {most} max {longest} -> {name} {length} {cut}")
 
 
 # ------------------------------------------------------------------------------------------------------ datasets
@@ -401,6 +415,24 @@ class RowDataset:
         if not 0 <= position < self._size:
             raise IndexError(position)
         return {**self._encode(self.rows[position]), "position": position}
+
+
+class PadsToBuckets:
+    """A collator around one that pads, `_pad`: the lengths that batches are padded to are that one's."""
+
+    _pad: Any
+
+    @property
+    def bucket_lengths(self) -> Sequence[int] | None:
+        """The lengths that batches are padded to; None pads to the longest of each."""
+        lengths: Sequence[int] | None = self._pad.bucket_lengths
+        return lengths
+
+    @bucket_lengths.setter
+    def bucket_lengths(self, lengths: tuple[int, ...]) -> None:
+        from loopwright.data.buckets import with_buckets
+
+        self._pad = with_buckets(self._pad, lengths)
 
 
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:

@@ -76,9 +76,9 @@ class TextClassification(Task):
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
     adapter_kind = "SEQ_CLS"
     demo = MappingProxyType(
-        {"freeze": "4", "max_length": 32, "epochs": 3, "batch": 16, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
+        {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     )
-    demo_note = "which part of Python's library a docstring is from: 12 areas, accuracy 0.8 (chance 0.08) in 45 s"
+    demo_note = "which of 12 parts of Python's library a docstring is from: accuracy 0.79 (chance 0.08), 55 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -102,9 +102,9 @@ class TextClassification(Task):
         pairs = text.pairs_of(texts, "the model takes pairs of texts", fix)
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
-    def baselines(self, data: RunData, args: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Return what the most frequent class and word counts reach, or the mean of numbers."""
-        labels = _labels(data.plan)
+        data, labels = job.data, _labels(job.plan)
         rivals: dict[str, Any] = {"majority": MostFrequent()}
         if labels.kind == "float":
             rivals = {"mean": MeanValue()}
@@ -116,7 +116,7 @@ class TextClassification(Task):
         found = {}
         for name, rival in rivals.items():
             pairs = ((_texts(rows), _targets(labels, rows)) for rows in data.batches("validation"))
-            scores = score(rival, pairs, _create_metric(labels.kind, len(labels.names), args.glue))
+            scores = score(rival, pairs, _create_metric(labels.kind, len(labels.names), job.args.glue))
             found[name] = {key: float(value) for key, value in scores.items() if value == value}
         return found
 
@@ -153,7 +153,9 @@ class TextClassification(Task):
         collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple)
         return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
 
-    def create_dataset(self, job: Job, rows: Rows, *, is_labelled: bool, limit: int | None = None) -> Any:
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
         """Return the rows tokenised, with their labels."""
         labels = _labels(job.plan) if is_labelled else None
         return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
@@ -191,7 +193,7 @@ class TextClassification(Task):
                 sample["sure"] = sample["confidence"]
         return samples
 
-    def readable(self, job: Job, sample: Mapping[str, Any]) -> dict[str, Any]:
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the sample with the names of its labels."""
         labels, shown = _labels(job.plan), dict(sample)
         names = labels.names

@@ -13,11 +13,12 @@ from loopwright.callbacks import CallbackHandler
 from loopwright.engine import create_accelerator
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import gather_objects
+from loopwright.engine.sharding import Sharding
 from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.results import EvaluationResult
 from loopwright.settings import RunSettings
 from loopwright.tasks.base import Job
-from loopwright.tasks.scoring import Examples, PredictionFile, Scorer
+from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_intervals
 from loopwright.trainer import Trainer
 
 TRAIN_LOSS = "train_eval_loss"
@@ -71,6 +72,11 @@ class TaskTrainer(Trainer):
         loss, outputs = self.job.task.compute_loss(self.job, self.model, batch)
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
 
+    def _graph_inputs(self, batch: Any, index: int) -> Any:
+        """Return the tensors of a batch: its texts are for scores, and differ each time."""
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        return super()._graph_inputs(tensors, index)
+
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return the task's loss, and give the samples to the scorer."""
         task = self.job.task
@@ -85,9 +91,11 @@ class TaskTrainer(Trainer):
     def _keep(self, samples: list[dict[str, Any]]) -> None:
         everyone = [sample for one in gather_objects(samples) for sample in one]
         task, rows = self.job.task, getattr(self.eval_dataset, "rows", None)
-        readable = [task.readable(self.job, sample) for sample in everyone]
-        if rows is not None:
-            readable = [{**sample, **task.describe_row(rows[sample["position"]])} for sample in readable]
+        readable = []
+        for sample in everyone:
+            row = None if rows is None else rows[sample["position"]]
+            shown = task.readable(self.job, sample, row)
+            readable.append(shown if row is None else {**shown, **task.describe_row(row)})
         self.examples.add(readable)
         if self._file is not None:
             self._file.add(readable)
@@ -110,7 +118,7 @@ class TaskTrainer(Trainer):
             self._scorer = self.job.task.create_scorer(self.job)
             for state in (mine, *others):
                 self._scorer.merge_state(state)
-        self.intervals = self._scorer.intervals()
+        self.intervals = finite_intervals(self._scorer.intervals())
         metrics = self._scorer.compute()
         for name, value in metrics.items():
             self.run_history.update_metric(f"{self._prefix}{name}", value)
@@ -177,7 +185,9 @@ class TaskTrainer(Trainer):
         return self._saver.best_with(self.run_history.latest(), self._saver.directory) is not None
 
     def _create_accelerator(self) -> Any:
-        return create_accelerator(self._settings.mixed_precision, self.job.training.use_cpu)
+        training = self.job.training
+        sharding = Sharding.parse(training.fsdp, training.fsdp_config)
+        return create_accelerator(self._settings.mixed_precision, training.use_cpu, sharding)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Say it, once per node."""

@@ -1,0 +1,83 @@
+"""The words after a verb that uses a run: parsed with errors that have a code and name the nearest flag."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import NoReturn
+
+from loopwright.errors import InputError
+from loopwright.run_folder import find_run
+from loopwright.tasks import get_task
+from loopwright.tasks.base import Task
+from loopwright.tasks.settings import create_parser
+
+_HELP = ("-h", "--help")
+_UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
+
+
+class VerbParser(argparse.ArgumentParser):
+    """The parser of a verb; what cannot be read is an error to be caught, not the end of the program.
+
+    Args:
+        verb: the word after `loopwright`.
+        description: what the verb does, in a sentence.
+        example: the words after the verb, as they may be.
+    """
+
+    def __init__(self, verb: str, description: str, example: str) -> None:
+        self._example = f"loopwright {verb} {example}".strip()
+        super().__init__(
+            f"loopwright {verb}", description=description, epilog=f"example: {self._example}", allow_abbrev=False
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the words.
+
+        Raises:
+            InputError: always.
+        """
+        unknown = _UNKNOWN.match(message)
+        if unknown is None:
+            missing = message.removeprefix("the following arguments are required: ")
+            what = f"{self.prog} needs {missing}" if missing != message else f"{self.prog}: {message}"
+            raise InputError("args.value", what, fix=f"{self._example}   ({self.prog} --help says more)")
+        flag = unknown[1].split()[0].partition("=")[0]
+        near = get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
+        what = f"{self.prog} has no {flag}" if flag.startswith("-") else f"{self.prog} does not take {flag!r}"
+        fix = f"did you mean {near[0]}?" if near else f"{self.prog} --help says what it takes"
+        raise InputError("args.unknown", what, fix=fix)
+
+
+def parse_for_run(
+    parser: VerbParser, words: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Return what a verb was asked, and the flags of the run's task among it, as words of a command line.
+
+    Args:
+        parser: of the verb, with a positional `run`.
+        words: after the verb.
+        flags_of: the names of the task's own flags that the verb takes.
+
+    Raises:
+        InputError: there is no such run, or a word cannot be read.
+    """
+    is_help = any(word in _HELP for word in words)
+    if is_help:
+        name = next((word for word in words if not word.startswith("-")), None)
+    else:
+        name = parser.parse_known_args(words)[0].run
+    if name is None:
+        return parser.parse_args(words), []
+    task = get_task(str(find_run(name).about["task"]))
+    flags = flags_of(task)
+    about = create_parser(task).help_of
+    group = parser.add_argument_group(f"of {task.name}")
+    for flag in flags:
+        spellings = dict.fromkeys((f"--{flag}", f"--{flag.replace('_', '-')}"))
+        group.add_argument(*spellings, dest=flag, metavar="VALUE", help=about(flag))
+    asked = parser.parse_args(words)
+    given = {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}
+    return asked, [f"--{flag}={value}" for flag, value in given.items()]

@@ -1,0 +1,237 @@
+"""Bad data, models and machines by command line: each ends with a code, what was seen, the fix, and leaves nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.sources import CODES
+from tasks.reviews import rows, write_csv, write_jsonl
+from tasks.texts import tiny_bert, tiny_gpt2
+
+CONTEXT = "Ada Lovelace wrote the first programme."
+GOOD = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(20))
+
+
+def table(header: str, *lines: str) -> bytes:
+    return "\n".join([header, *lines, ""]).encode()
+
+
+def questions(start: int, answer: str) -> bytes:
+    made = [
+        {"question": f"Who? {n}", "context": CONTEXT, "answers": {"text": [answer], "answer_start": [start]}}
+        for n in range(10)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in made).encode()
+
+
+# Each: the file's name and bytes, the task and its flags, and what the error says.
+FILES = {
+    "an-empty-file": ("x.csv", b"", [], ["error[data.empty]", "x.csv", "fix: "]),
+    "blanks-alone": ("x.csv", b" \n\n", [], ["error[data.empty]", "fix: "]),
+    "a-header-alone": ("x.csv", b"text,label\n", [], ["error[data.no_rows]", "fix: "]),
+    "one-class": (
+        "x.csv",
+        table("text,label", *(f"text {n},a" for n in range(20))),
+        [],
+        ["error[data.one_class]", "'a'", "fix: "],
+    ),
+    "labels-of-two-kinds": (
+        "x.jsonl",
+        b"".join(json.dumps({"text": f"t {n}", "label": ["a", 1][n % 2]}).encode() + b"\n" for n in range(12)),
+        [],
+        ["error[data.label_type]", "fix: "],
+    ),
+    "not-utf-8": ("x.csv", "text,label\nnaïve,a\n".encode("latin-1"), [], ["error[data.encoding]", "line 2", "fix: "]),
+    "a-column-twice": ("x.csv", b"text,label,text\n" + b"a,b,c\n" * 9, [], ["error[data.duplicate_column]", "'text'"]),
+    "a-line-of-10-MB": (
+        "x.csv",
+        b"text,label\n" + b"a" * 10_100_000 + b",b\n",
+        [],
+        ["error[data.long_row]", "line 2", "10 MB", "fix: "],
+    ),
+    "a-nul-byte": ("x.csv", b"text,label\na\0b,c\n", [], ["error[data.nul]", "fix: "]),
+    "an-open-quote": ("x.csv", b'text,label\n"a,b\nc,d\n', [], ["error[data.quote]", "fix: "]),
+    "ragged-rows": ("x.csv", b"text,label\na,b\na,b,c,d\n", [], ["error[data.ragged]", "line 3", "fix: "]),
+    "an-unknown-ending": ("x.docx", b"text", [], ["error[data.ending]", "'.docx'", "--file_kind"]),
+    "half-a-json-file": ("x.json", b'[{"text": "a"', [], ["error[data.json]", "fix: "]),
+    "no-such-column": (
+        "x.csv",
+        f"review,stars\n{GOOD}".encode(),
+        ["--text_column", "reviev"],
+        ["error[data.column]", "columns in x.csv:", "e.g. 'text 0'", "fix: --text_column review"],
+    ),
+    "a-value-missing": (
+        "x.csv",
+        f"text,label\n{GOOD},a\n".encode(),
+        [],
+        ["error[data.missing]", "line 22", "--missing_values drop"],
+    ),
+    "too-few-rows": ("x.csv", b"text,label\na,b\n", [], ["error[data."]),
+}
+
+
+def run(capsys, *words):
+    """Run a command line; return its exit code and what it said about the error."""
+    code = main(list(map(str, words)))
+    return code, capsys.readouterr().err
+
+
+def check_refused(capsys, told, *words, code=2):
+    """Check that a command line ends with a code, says all of this in an error that has a fix, and leaves nothing."""
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    found, err = run(capsys, *words)
+    assert found == code, err
+    assert [text for text in told if text not in err] == [], err
+    assert re.match(r"error\[[a-z_.]+\]: .+", err) and "\n  fix: " in err and "Traceback" not in err
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()} == before
+    assert not Path("runs").exists()
+    return err
+
+
+@pytest.mark.parametrize("case", sorted(FILES))
+def test_a_file_that_cannot_be_used_is_refused(capsys, case):
+    name, content, flags, told = FILES[case]
+    Path(name).write_bytes(content)
+    check_refused(capsys, told, "train", "text-classification", "--data", name, *flags)
+
+
+def test_a_byte_order_mark_and_blanks_around_column_names_are_no_matter(capsys):
+    Path("x.csv").write_bytes(f"text , label\n{GOOD}".encode("utf-8-sig"))
+    assert main(["check", "text-classification", "--data", "x.csv", "--files"]) == 0
+    assert "text='text'  label='label'" in capsys.readouterr().out
+
+
+def test_an_answer_that_its_context_has_not_is_refused(capsys):
+    for name, content in (("a", questions(0, "Byron")), ("b", questions(4, "Ada"))):
+        Path(f"{name}.jsonl").write_bytes(content)
+        told = ["error[data.answers]", "line 1", "fix: "]
+        check_refused(capsys, told, "train", "question-answering", "--data", f"{name}.jsonl")
+
+
+def test_other_numbers_of_tags_than_of_words_are_refused(capsys):
+    write_jsonl(Path("x.jsonl"), [{"tokens": ["a", "b"], "tags": ["O"]}] * 9)
+    check_refused(capsys, ["error[data.tags]", "line 1"], "train", "token-classification", "--data", "x.jsonl")
+
+
+def test_a_label_that_training_has_not_is_told_with_the_nearest_and_both_ways_out(capsys, reviews):
+    other = [{**row, "stars": "positive"} if place == 0 else row for place, row in enumerate(rows(10, seed=3))]
+    write_csv(Path("val.csv"), other)
+    told = ["error[data.labels]", "val.csv", "'positive'", "did you mean 'pos'?", "--label_map positive=pos"]
+    files = ["--train_file", reviews, "--validation_file", "val.csv"]
+    check_refused(capsys, [*told, "--unknown_labels drop"], "train", "text-classification", *files)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_nearest(capsys, reviews):
+    told = ["error[data.file]", "rewiews.csv does not exist", "fix: --data reviews.csv"]
+    check_refused(capsys, told, "train", "text-classification", "--data", "rewiews.csv")
+
+
+def test_data_that_has_changed_since_the_run_began_is_refused_by_every_verb_that_reads_it(
+    capsys, finished, tmp_path, monkeypatch
+):
+    import shutil
+
+    folder = shutil.copytree(finished.path, tmp_path / "copied")
+    data = write_csv(tmp_path / "reviews.csv", rows())
+    plan = json.loads((folder / "data.json").read_text())
+    plan["files"][0]["path"] = str(data)
+    (folder / "data.json").write_text(json.dumps(plan))
+    data.write_text(data.read_text().replace("film", "movie"))
+    told = ["error[resume.data]", "reviews.csv changed since the run started", "--allow_changed_data"]
+    check_refused(capsys, told, "evaluate", folder)
+    assert main(["evaluate", str(folder), "--allow_changed_data"]) == 0
+    code, err = run(capsys, "resume", folder, "--epochs", 3)
+    assert code == 2 and "error[resume.data]" in err
+
+
+def test_models_that_cannot_be_used_are_refused_before_anything_is_written(capsys, reviews, monkeypatch, tmp_path):
+    words = ["train", "text-classification", "--data", reviews]
+    bert = tiny_bert(tmp_path / "bert")
+    cache = tmp_path / "cache"
+    (cache / "models--bert-base-uncased").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    told = ["error[model.offline]", "'bert-base-uncaesd'", "near names in the cache: bert-base-uncased"]
+    check_refused(capsys, [*told, "fix: --model bert-base-uncased"], *words, "--model", "bert-base-uncaesd")
+    told = ["error[model.folder]", f"fix: --model {bert}"]
+    check_refused(capsys, told, *words, "--model", "./brt")
+    told = ["error[model.length]", "--max_length 128 is longer", "fix: --max_length 64"]
+    check_refused(capsys, told, *words, "--model", bert, "--max_length", 128)
+    told = ["error[model.task]", "fix: --model with an encoder and a decoder"]
+    write_csv(Path("pairs.csv"), [{"source": f"a {n}", "target": f"b {n}"} for n in range(20)])
+    check_refused(capsys, told, "train", "translation", "--data", "pairs.csv", "--model", bert)
+    bare = tiny_gpt2(tmp_path / "bare", pad_token=None, eos_token=None, bos_token=None)
+    told = ["error[model.pad_token]", 'fix: set "pad_token"']
+    check_refused(capsys, told, *words, "--model", bare)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "told"),
+    [
+        ("transformers", ["text-classification"], ["text-classification needs the package transformers", "[text]"]),
+        ("rouge_score", ["summarization"], ["'rouge'", "rouge-score", "[text]"]),
+        ("sacrebleu", ["translation"], ["sacrebleu", "[text]"]),
+        ("nervaluate", ["token-classification"], ["nervaluate", "[text]"]),
+        ("datasets", ["text-classification", "--data", "x.parquet"], ["datasets", "[data]"]),
+        ("peft", ["text-classification", "--lora"], ["--lora needs peft", "[lora]"]),
+    ],
+    ids=["transformers", "rouge", "sacrebleu", "nervaluate", "datasets", "peft"],
+)
+def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it(capsys, monkeypatch, module, words, told):
+    write_jsonl(
+        Path("x.jsonl"),
+        [
+            {"text": f"t {n}", "label": "ab"[n % 2], "tokens": ["a", str(n)], "tags": ["O", "B-X"], "source": f"s {n}"}
+            | {"target": f"t {n}", "document": f"d {n}", "summary": f"s {n}"}
+            for n in range(20)
+        ],
+    )
+    Path("x.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, module, None)
+    columns = {"summarization": ["--source_column", "document"]}.get(words[0], [])
+    data = [] if "--data" in words else ["--data", "x.jsonl"]
+    told = ["error[install.extra]", "fix: pip install 'loopwright", *told]
+    check_refused(capsys, told, "train", *words, *data, *columns)
+
+
+def test_a_model_that_does_not_fit_into_memory_ends_with_3(capsys, reviews, tmp_path):
+    folder = tiny_bert(tmp_path / "bert")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 10**13}))
+    told = ["error[memory.train]", "out of memory", "half the --batch"]
+    check_refused(capsys, told, "train", "text-classification", "--data", reviews, "--model", folder, code=3)
+
+
+# ---------------------------------------------------------------------------------------------- codes and tests
+
+
+def codes_in_tests(folder: Path) -> set[str]:
+    """Return the codes that tests really assert: given to a helper that refuses, compared, matched or printed."""
+    found: set[str] = set()
+    for path in sorted(folder.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            texts: list[ast.expr | None] = []
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                texts += node.args[:1] if name in ("refused", "assert_refused") else []
+                texts += [keyword.value for keyword in node.keywords if name == "raises" and keyword.arg == "match"]
+            elif isinstance(node, ast.Compare) and getattr(node.left, "attr", "") == "code":
+                texts += node.comparators
+            found |= {str(each.value).replace("\\", "") for each in texts if isinstance(each, ast.Constant)}
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(r"error\[([a-z_.]+)\]", node.value))
+    return found
+
+
+def test_each_code_that_explain_errors_lists_is_asserted_by_a_test(capsys):
+    assert main(["explain", "errors"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == set(CODES) and len(listed) >= 40
+    assert sorted(listed - codes_in_tests(Path(__file__).resolve().parents[1])) == []
