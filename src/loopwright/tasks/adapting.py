@@ -73,8 +73,8 @@ def _base_of(model: Any) -> Any:
 def _embeddings(base: Any) -> list[Any]:
     try:
         return list(base.get_input_embeddings().parameters())
-    except (AttributeError, NotImplementedError):
-        return []  # a net of convolutions has none
+    except (AttributeError, RuntimeError):  # what transformers says of a net of convolutions
+        return []
 
 
 def _lowest(base: Any, count: int) -> list[Any]:
