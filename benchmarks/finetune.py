@@ -68,6 +68,7 @@ class Clock:
         self.first, self.last = setting.warm_up, setting.warm_up + setting.timed
         self.count = 0
         self.seconds = 0.0
+        self.graphed: float | None = None
 
     def tick(self) -> None:
         """Count an update; called after each."""
@@ -239,9 +240,8 @@ def _run_hf(trainer: Any, callback: Any, arguments: Any, name: str, clock: Clock
         optimizers=(optimizer, None), callbacks=[Ticks()],
     )  # fmt: skip
     made.train()
-    share = getattr(made, "graphed_share", None)
-    if share is not None:
-        clock.graphed = share
+    if hasattr(made, "core"):
+        clock.graphed = made.core.num_graphed_updates / made.state.global_step
 
 
 def run_lightning(name: str, clock: Clock) -> None:
@@ -279,16 +279,13 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
         def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
             clock.tick()
 
-        def on_log(self, trainer: Any, logs: Any = None, **kwargs: Any) -> None:
-            clock.graphed = getattr(clock, "graphed", 0) + logs.get("graphed_updates", 0)
-
     model, data, optimizer, precision = parts(name)
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
     trainer.train(
         data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=Pad(BUCKETS if mode == "auto" else ()),
         train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
     )  # fmt: skip
-    clock.graphed = getattr(clock, "graphed", 0) / trainer.progress.update
+    clock.graphed = trainer.num_graphed_updates / trainer.progress.update
 
 
 def run_loopwright_hf(name: str, clock: Clock) -> None:
@@ -325,7 +322,7 @@ def child(side: str, name: str, output: Path) -> None:
     assert clock.count >= clock.last, f"{clock.count} updates, expected {clock.last}"
     milliseconds = 1000 * clock.seconds / (clock.last - clock.first)
     memory = torch.cuda.max_memory_allocated() / 2**20
-    output.write_text(json.dumps({"ms": milliseconds, "graphed": getattr(clock, "graphed", None), "memory": memory}))
+    output.write_text(json.dumps({"ms": milliseconds, "graphed": clock.graphed, "memory": memory}))
 
 
 def measure(side: str, name: str, timeout: float) -> dict[str, Any] | str:

@@ -89,6 +89,8 @@ def plain(options: argparse.Namespace, updates: int) -> list[float]:
 class Ends(TrainerCallback):
     """Notes when each update ended."""
 
+    asks_alike = True  # it asks for nothing
+
     def __init__(self) -> None:
         self.times: list[float] = []
 

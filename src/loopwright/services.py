@@ -233,14 +233,24 @@ class TrainerServices(TrainerHooks):
 
     def _agree_on_requests(self) -> None:
         """Make the requests of all processes the same: what one asks for, all do."""
-        requests = self.requests
-        asked = (requests.log, requests.evaluate, len(requests.saves))
-        log, evaluate, saves, *stop = self._engine.agreement.largest(*asked, *self._asked_to_stop())
-        requests.log, requests.evaluate = bool(log), bool(evaluate)
+        requests, agreement = self.requests, self._engine.agreement
+        agreed = agreement.end() if agreement.is_begun else agreement.largest(*self._asked())
+        log, evaluate, saves, *stop = agreed[:5]
+        # What was asked for since this began to be agreed on, all processes have asked for.
+        requests.log, requests.evaluate = requests.log or bool(log), requests.evaluate or bool(evaluate)
         self._stop_with_others(*stop)
+        self._take_over(agreed[5:])
         if saves:
             everyone = [save for one in gather_objects(requests.saves) for save in one]
             requests.saves = list({path: (path, metadata) for path, metadata in reversed(everyone)}.values())[::-1]
+
+    def _asked(self) -> tuple[int, ...]:
+        """Return what this process asks for, as integers of which the largest over all processes holds."""
+        requests = self.requests
+        return requests.log, requests.evaluate, len(requests.saves), *self._asked_to_stop()
+
+    def _take_over(self, agreed: list[int]) -> None:
+        """Take what was agreed on of what a subclass has added to `_asked`."""
 
     def _asked_to_stop(self) -> tuple[bool, int]:
         return self.requests.stop is not None, self._signals.received or 0

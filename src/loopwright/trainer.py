@@ -361,7 +361,8 @@ class Trainer(TrainerUpdates):
                 self._report_saves()
             if self._saver.is_due_after_update(update):
                 self.request_save(self._saver.path(update))
-        self._heed_signals()
+        if not self._engine.agreement.is_begun:
+            self._heed_signals()
 
     def _serve_requests(self) -> None:
         """Do what was asked for: log, evaluate, save, stop."""
@@ -403,6 +404,7 @@ class Trainer(TrainerUpdates):
         done = -(-self.progress.batch // self._settings.gradient_accumulation_steps)
         self._run.first_update_of_epoch = self.progress.update - done + 1
         self._run.epoch_is_whole = False
+        self._plan_agreement()
         if self.progress.batch == 0:
             self._losses = EpochLosses(self._engine)
 

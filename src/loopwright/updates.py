@@ -8,6 +8,8 @@ graph: the optimizer makes its state in it.
 A step that somebody else has to see is run operation by operation: hooks and callbacks from outside loopwright that
 take part in a step, unless their class says `graph_safe = True`. So is everything once it turned out that an update
 cannot be recorded; the reason is printed once.
+
+Also here: when several processes agree on what was asked for.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ STEP_HOOKS = (
     "_apply_gradients",
 )
 STEP_EVENTS = ("on_train_step_start", "on_train_step_end", "on_before_optimizer_step", "on_optimizer_step_end")
+# What is called between the backward pass that shares the gradients and the end of an update.
+LATE_HOOKS = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad", "_apply_gradients")
+LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # torch has one CUDA kernel for all of their step
 _READ_AFTER_REPLAY = ("loss", "batch_size", "num_items_in_batch")
 
@@ -57,6 +62,7 @@ class TrainerUpdates(TrainerPersistence):
     """The part of `Trainer` that runs an update as a graph where it can.
 
     Attributes:
+        num_graphed_updates: of the current run in this process.
         graph_safe: of a subclass: its step hooks may be recorded once and replayed. They then see the same tensors each
             time, with new values in them, and run on the host only while they are recorded.
         speed: how fast the run was between the last two logs (`tracking.throughput`); empty before the first.
@@ -67,14 +73,15 @@ class TrainerUpdates(TrainerPersistence):
     _throughput: Throughput
     _graphs: UpdateGraphs | None = None
     _planned: Any = None
-    _num_graphed: int = 0
+    num_graphed_updates: int = 0
+    _num_graphed_logged: int = 0
     _counts_items: bool = False
 
     # --- may it be a graph? -------------------------------------------------------------------------------------
 
     def _plan_graphs(self) -> None:
         """Decide whether updates of this run are graphs; called before the first one."""
-        self._graphs, self._num_graphed = None, 0
+        self._graphs, self.num_graphed_updates, self._num_graphed_logged = None, 0, 0
         mode = self._settings.step_mode
         if mode not in ("auto", "graph"):
             return
@@ -162,6 +169,34 @@ class TrainerUpdates(TrainerPersistence):
             epoch = self.run_history.current_epoch
             self._record.write("speed", update=self.progress.update, epoch=epoch, **self.speed)
 
+    # --- agreeing with the other processes ----------------------------------------------------------------------
+
+    def _plan_agreement(self) -> None:
+        """Decide when the processes agree on what is asked for; called when an epoch begins.
+
+        What is told before gradients are shared has arrived when they are, and costs no waiting. But then nobody may
+        ask later in the update, unless on all processes: otherwise they agree when it is over.
+        """
+        if not self._engine.is_distributed:
+            return
+        is_late = self._engine.agreement.largest(bool(self._late_askers()))[0]
+        self._engine.before_sharing = None if is_late else self._begin_to_agree
+        if not is_late:
+            self._engine.agreement.prepare()
+
+    def _begin_to_agree(self) -> None:
+        self._heed_signals()
+        self._engine.agreement.begin(*self._asked())
+
+    def _late_askers(self) -> list[str]:
+        """Return the names of what may ask for something on this process alone after gradients are shared."""
+        policy = self._settings.checkpoints
+        found = ["every_seconds"] if policy is not None and policy.every_seconds is not None else []
+        found += [name for name in LATE_HOOKS if _is_foreign(type(self), name)]
+        for callback in self.callback_handler:
+            found += [f"{type(callback).__name__}.{name}" for name in LATE_EVENTS if asks_alone(callback, name)]
+        return found
+
     # --- an update ---------------------------------------------------------------------------------------------
 
     def _begin_update(self, window: Window) -> None:
@@ -215,7 +250,7 @@ class TrainerUpdates(TrainerPersistence):
         except NotCapturableError as error:
             self._run_eagerly(str(error))
             return False
-        self._num_graphed += 1
+        self.num_graphed_updates += 1
         self.gradient_norm = graphs.norm
         for event in ("on_before_optimizer_step", "on_optimizer_step_end"):
             self.call_event(event)
@@ -230,10 +265,9 @@ class TrainerUpdates(TrainerPersistence):
 
     def _step_logs(self) -> dict[str, Any]:
         """Return how many updates since the last log were graphs, where some can be."""
-        if self._graphs is None and not self._num_graphed:
-            return {}
-        graphed, self._num_graphed = self._num_graphed, 0
-        return {"graphed_updates": graphed}
+        graphed = self.num_graphed_updates - self._num_graphed_logged
+        self._num_graphed_logged = self.num_graphed_updates
+        return {} if self._graphs is None and not graphed else {"graphed_updates": graphed}
 
     # --- what is recorded ---------------------------------------------------------------------------------------
 
@@ -324,6 +358,14 @@ def _is_foreign(kind: type, name: str) -> bool:
 def _listens(callback: Any, event: str) -> bool:
     method = getattr(callback, event, None)
     return method is not None and getattr(method, "__func__", method) is not getattr(TrainerCallback, event)
+
+
+def asks_alone(callback: Any, event: str) -> bool:
+    """Whether a callback may ask for something at an event on one process alone: its class does not say otherwise."""
+    if event in getattr(callback, "__dict__", ()):
+        return True
+    owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
+    return owner is not None and owner.__name__ != "TrainerCallback" and not vars(owner).get("asks_alike", False)
 
 
 def _has_length(batch: Any, lengths: frozenset[int]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
@@ -184,6 +185,12 @@ def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, 
     assert run.evaluate() == run.metrics
     resumed = api.resume(run.path.rename(tmp_path / "moved"), epochs=2, quiet=True)
     assert resumed.status == "done" and resumed.result["epochs"] == 2
+    adapted = api.train("question-answering", data=data, lora=True, **flags)
+    assert adapted.status == "done" and adapted.evaluate() == adapted.metrics
+    weights = load_file(adapted.path / "model" / "model.safetensors")
+    assert not [name for name in weights if "lora" in name]
+    (one,) = adapted.predict(["Which one ?", "the red river"], num_beams=1, max_new_tokens=2)
+    assert set(one) == {"answer"}
 
 
 def test_adapters_of_a_model_that_marks_spans_are_trained_and_merged(tmp_path, tokenizer):

@@ -338,3 +338,30 @@ def test_the_sample_of_stsb_is_trained_resumed_and_predicted_by_command(tmp_path
     assert "spearmanr" in capsys.readouterr().out
     assert cli.main(["predict", moved, str(STSB / "dev.tsv")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 9
+
+
+def test_the_nearest_texts_of_a_file_are_found(learnt, tmp_path, capsys):
+    made = pairs()[:8]
+    texts = [row["positive"] for row in made]
+    (tmp_path / "texts.txt").write_text("".join(f"{each}\n" for each in texts), encoding="utf-8")
+    write_csv(tmp_path / "texts.csv", [{"text": each, "number": str(place)} for place, each in enumerate(texts)])
+    found = learnt.predict([row["anchor"] for row in made], candidates=tmp_path / "texts.txt")
+    assert [each["place"] for each in found] == list(range(8)) and [each["nearest"] for each in found] == texts
+    assert all(len(each["next"]) == 4 and each["next"][0]["similarity"] <= each["similarity"] for each in found)
+    (alone,) = learnt.predict([{"text": made[2]["anchor"], "candidates": texts}])
+    assert alone["place"] == 2 and alone["similarity"] == pytest.approx(found[2]["similarity"], abs=1e-5)
+    assert cli.main(["predict", str(learnt.path), made[3]["anchor"], "--candidates", "texts.csv"]) == 0
+    assert '"place": 3' in capsys.readouterr().out
+    (tmp_path / "blank.csv").write_text("text,number\n ,1\n", encoding="utf-8")
+    for name, code in (("absent.txt", "data.file"), ("blank.csv", "data.empty")):
+        assert cli.main(["predict", str(learnt.path), "a", "--candidates", name]) == 2
+        assert f"error[{code}]: --candidates {name}" in capsys.readouterr().err
+
+
+def test_the_model_before_training_is_scored_without_changing_it(tmp_path):
+    data = write_csv(tmp_path / "pairs.csv", pairs())
+    begun = api.train("sentence-embedding", data=data, output_dir=tmp_path / "begun", **{**FLAGS, "epochs": 1})
+    flags = {**FLAGS, "epochs": 1, "lr": 0.0, "model": begun.path}
+    run = api.train("sentence-embedding", data=data, **flags)
+    assert run.result["baselines"]["untrained"]["mrr"] == pytest.approx(run.metrics["mrr"], abs=1e-6)
+    assert set(begun.result["baselines"]) == {"word-overlap"}

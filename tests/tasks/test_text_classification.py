@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 
@@ -11,6 +12,7 @@ import torch
 
 import loopwright
 from loopwright import api
+from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from tasks.conftest import FLAGS
 from tasks.reviews import events, read_lines, rows, write_csv, write_jsonl
@@ -321,3 +323,90 @@ def test_changed_data_is_refused_unless_it_is_allowed(reviews):
 def test_the_names_are_offered_by_the_package():
     assert loopwright.train is api.train and loopwright.Run is api.Run
     assert {"train", "check", "resume", "evaluate", "predict", "Run"} <= set(dir(loopwright))
+
+
+# ----------------------------------------------------------------------------------------- a trained model on files
+
+
+def renamed(seed=4):
+    """Return other reviews under other names of columns."""
+    return [{"text": row["review"], "label": row["stars"]} for row in rows(12, seed=seed)]
+
+
+def test_files_of_every_ending_and_with_other_names_of_columns_are_predicted(finished, tmp_path, capsys):
+    made = renamed()
+    texts = [row["text"] for row in made]
+    expected = finished.predict(texts)
+    write_jsonl(tmp_path / "new.ndjson", made)
+    (tmp_path / "new.tab").write_text("text\tlabel\n" + "".join(f"{r['text']}\t{r['label']}\n" for r in made))
+    (tmp_path / "new.text").write_text("".join(f"{each}\n" for each in texts))
+    for name in ("new.ndjson", "new.tab", "new.text"):
+        assert finished.predict(name) == expected
+        assert main(["predict", str(finished.path), name]) == 0
+        assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+    write_csv(tmp_path / "odd.csv", [{"a": row["text"], "b": f"other {row['text']}"} for row in made])
+    assert main(["predict", str(finished.path), "odd.csv"]) == 2
+    assert "error[data.column]" in capsys.readouterr().err
+    assert finished.predict("odd.csv", text_column="a") == expected
+    assert main(["predict", str(finished.path), "odd.csv", "--text-column", "a"]) == 0
+
+
+def test_a_file_with_other_names_of_columns_is_evaluated(finished, tmp_path):
+    same = write_csv(tmp_path / "same.csv", rows(12, seed=4))
+    other = write_csv(tmp_path / "other.csv", renamed())
+    assert finished.evaluate(other) == finished.evaluate(same)
+    assert finished.evaluate(other, label_column="label") == finished.evaluate(same)
+
+
+def test_evaluating_takes_as_many_rows_as_the_run_unless_told_otherwise(reviews, capsys):
+    run = api.train("text-classification", data=reviews, max_eval_samples=5, **{**FLAGS, "epochs": 1})
+    assert run.evaluate() == run.metrics
+    assert len(read_lines(run.path / "eval" / "predictions.jsonl")) == 5
+    run.evaluate(max_eval_samples=7)
+    assert len(read_lines(run.path / "eval" / "predictions.jsonl")) == 7
+    run.evaluate(reviews)
+    assert len(read_lines(run.path / "eval" / "reviews" / "predictions.jsonl")) == 96
+    assert main(["evaluate", str(run.path), "--max_eval_samples", "6"]) == 0
+    assert "first 6 of" in capsys.readouterr().out
+    assert main(["evaluate", str(run.path), "--max_eval_sample", "6"]) == 2
+    assert "did you mean --max_eval_samples?" in capsys.readouterr().err
+
+
+def test_only_what_makes_sense_for_a_trained_model_can_be_changed(finished):
+    with pytest.raises(InputError, match="learning_rate cannot be changed") as caught:
+        finished.predict(["a"], learning_rate=1)
+    assert caught.value.code == "args.unknown" and "per_device_eval_batch_size" in str(caught.value)
+    assert finished.predict(["great film"], per_device_eval_batch_size=1) == finished.predict(["great film"])
+
+
+def test_a_test_file_without_labels_is_not_scored_and_said_so(reviews, tmp_path):
+    test = write_csv(tmp_path / "test.csv", [{"review": row["review"]} for row in rows(8, seed=5)])
+    run = api.train("text-classification", data=reviews, test_file=test, **{**FLAGS, "epochs": 1})
+    assert run.status == "done" and "test_metrics" not in run.result
+    assert "the test file has no label: it is not scored" in (run.path / "log.txt").read_text()
+    labelled = write_csv(tmp_path / "labelled.csv", rows(8, seed=5))
+    run = api.train("text-classification", data=reviews, test_file=labelled, **{**FLAGS, "epochs": 1})
+    assert run.result["test_metrics"]["accuracy"] == run.evaluate(labelled)["accuracy"]
+
+
+def test_a_metric_that_is_no_number_does_not_spoil_the_end_of_a_run(tmp_path):
+    made = [{"text": f"{'very ' * (n % 4)}good {n}", "label": f"{n % 4}.5"} for n in range(40)]
+    train = write_csv(tmp_path / "train.csv", made)
+    flat = write_csv(tmp_path / "flat.csv", [{**row, "label": "1.5", "text": f"x {row['text']}"} for row in made])
+    files = {"train_file": train, "validation_file": flat, "label_kind": "float"}
+    run = api.train("text-classification", **files, **{**FLAGS, "epochs": 1})
+    assert run.status == "done" and run.result["nonfinite"] == {"pearsonr": "nan", "spearmanr": "nan"}
+    assert math.isnan(run.metrics["pearsonr"]) and run.metrics["mse"] > 0 and "pearsonr" not in run.result["metrics"]
+
+
+def test_gradient_checkpointing_gives_the_same_model(reviews):
+    weights = []
+    for is_on in (False, True):
+        run = api.train("text-classification", data=reviews, gradient_checkpointing=is_on, **{**FLAGS, "epochs": 1})
+        weights.append((run.path / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_what_trivial_methods_reach_is_counted_once_and_kept(finished):
+    kept = json.loads((finished.path / "baselines.json").read_text())
+    assert kept == finished.result["baselines"] and set(kept) == {"majority", "word-count"}

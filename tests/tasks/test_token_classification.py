@@ -423,3 +423,25 @@ def test_tags_that_are_numbers_are_named_by_a_map(tmp_path):
     job = build(None, file, label_map=[f"{number}={name}" for name, number in numbers.items()])
     assert set(job.plan.labels.names) == set(numbers)
     assert next(iter(TASK.create_scorer(job).directions)) == "f1"
+
+
+# ---------------------------------------------------------------------------------- a trained model on other files
+
+
+def test_files_in_other_forms_than_the_training_data_are_tagged_alike(run, tmp_path):
+    made = sentences()[:6]
+    expected = run.predict([{"tokens": row["words"]} for row in made])
+    (tmp_path / "lines.txt").write_text("".join(f"{' '.join(row['words'])}\n" for row in made), encoding="utf-8")
+    blocks = ["".join(f"{word}\t{tag}\n" for word, tag in zip(*row.values(), strict=True)) for row in made]
+    (tmp_path / "lines.conll").write_text("\n".join(blocks), encoding="utf-8")
+    write_jsonl(tmp_path / "odd.jsonl", [{"text": row["words"]} for row in made])
+    for name in ("lines.txt", "lines.conll", "odd.jsonl"):
+        assert run.predict(tmp_path / name) == expected
+    assert run.evaluate(tmp_path / "lines.conll")["f1"] == 1.0
+
+
+def test_entities_are_written_with_their_words(run):
+    told = read_lines(run.path / "eval" / "predictions.jsonl")
+    shown = [(each, entity) for each in told for entity in each["entities"] + each["expected"]]
+    assert len(shown) >= 10
+    assert all(entity["text"] == " ".join(each["tokens"][entity["start"] : entity["end"]]) for each, entity in shown)

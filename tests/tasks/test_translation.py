@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
@@ -324,3 +325,23 @@ def test_the_sample_of_wmt16_is_trained_resumed_and_predicted(tmp_path):
     assert resumed.metrics["loss"] < before["loss"] and resumed.result["baselines"]["copy"]["bleu"] > 0
     assert resumed.predict(WMT16) == resumed.predict([row["translation"]["en"] for row in read_lines(WMT16)])
     assert resumed.evaluate() == resumed.metrics
+
+
+def test_beams_and_lengths_can_be_said_when_a_translation_is_asked_for(translated):
+    (short,) = translated.predict(["the red house"], max_new_tokens=1, num_beams=2)
+    (whole,) = translated.predict(["the red house"])
+    assert whole["translation"].startswith(short["translation"]) and short != whole
+    assert translated.evaluate(num_beams=2)["loss"] == translated.metrics["loss"]
+    assert translated.predict(["the red house"]) == [whole]
+
+
+@pytest.mark.parametrize("what", ["1", "backbone"])
+def test_the_encoder_is_what_is_frozen(phrases, tmp_path, what):
+    model = tiny_t5(tmp_path / "t5", TEXTS)
+    run = api.train("translation", data=phrases, model=model, freeze=what, **SHORT)
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, run.path / "model"))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    encoder = {name for name in before if name.startswith("encoder.block")} | {"shared.weight"}
+    assert encoder <= same and len(encoder) >= 5
+    assert [name for name in same if name.startswith("decoder")] == []
+    assert ("encoder.final_layer_norm.weight" in same) == (what == "backbone")

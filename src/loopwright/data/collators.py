@@ -27,6 +27,7 @@ from torch import Tensor
 from loopwright.data.columns import (
     IGNORED,
     Batch,
+    BucketCollator,
     Collator,
     Columns,
     Padding,
@@ -162,7 +163,7 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 # --------------------------------------------------------------------------------------------------- padding
 
 
-class PaddingCollator(Collator):
+class PaddingCollator(BucketCollator):
     """What the collators that pad have in common; each has these fields, in the order of transformers'."""
 
     tokenizer: Any
@@ -180,7 +181,7 @@ class PaddingCollator(Collator):
             )
 
     def _padded(self, columns: Columns, kind: str) -> Batch:
-        padding = Padding(checked_strategy(self.padding), self.max_length, self.pad_to_multiple_of)
+        padding = Padding(checked_strategy(self.padding), self.max_length, self.pad_to_multiple_of, self.bucket_lengths)
         return padded_batch(self.tokenizer, columns, padding, kind)
 
 
@@ -290,8 +291,9 @@ class DataCollatorForSeq2Seq(PaddingCollator):
         if not all(map(has_length, labels)):
             raise DataError("the labels must be lists of tokens, got single numbers: they are no target text")
         longest = max(map(len, labels))
-        width = self.max_length if strategy == "max_length" and self.max_length is not None else longest
-        width = Padding(multiple=self.pad_to_multiple_of).rounded(width)
+        padding = Padding(multiple=self.pad_to_multiple_of, lengths=self.bucket_lengths)
+        is_fixed = strategy == "max_length" and self.max_length is not None
+        width = padding.rounded(self.max_length or 0) if is_fixed else padding.bucketed(longest)
         return pad_lists(labels, width, self.label_pad_token_id, padding_side(self.tokenizer))
 
 

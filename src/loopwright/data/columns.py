@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loopwright.data.buckets import bucket_length
 from loopwright.errors import ConfigError, DataError
 
 Batch = MutableMapping[str, Any]
@@ -51,6 +52,17 @@ class Collator(ABC):
     @abstractmethod
     def _collate(self, features: Sequence[Any], kind: str) -> Batch:
         """Return the batch as "pt" or "np"."""
+
+
+class BucketCollator(Collator):
+    """A collator that pads, to the longest sample of a batch or to the next of a few lengths.
+
+    Attributes:
+        bucket_lengths: ascending; set it, and "longest" pads to the next of these, further only if a sample is longer.
+            It is no field, so that a collator is made with the arguments of transformers'.
+    """
+
+    bucket_lengths: Sequence[int] | None = None
 
 
 # ------------------------------------------------------------------------------------------ samples to columns
@@ -211,11 +223,13 @@ class Padding(NamedTuple):
         strategy: "longest", "max_length" or "do_not_pad".
         max_length: what "max_length" pads to; the tokenizer's `model_max_length` if it is None.
         multiple: lengths are rounded up to it.
+        lengths: ascending; "longest" pads to the next of these, and to a multiple only beyond them all.
     """
 
     strategy: str = "longest"
     max_length: int | None = None
     multiple: int | None = None
+    lengths: Sequence[int] | None = None
 
     def length(self, rows: Sequence[Any], tokenizer: Any) -> int:
         """Return how long these rows become, if they are padded at all.
@@ -224,7 +238,7 @@ class Padding(NamedTuple):
             ConfigError: no length is known.
         """
         if self.strategy == "longest":
-            return self.rounded(max(map(len, rows)))
+            return self.bucketed(max(map(len, rows)))
         length = self.max_length if self.max_length is not None else getattr(tokenizer, "model_max_length", None)
         if length is None or length > _UNLIMITED:
             raise ConfigError("padding='max_length' needs a length, and the tokenizer has none: pass max_length")
@@ -233,6 +247,11 @@ class Padding(NamedTuple):
     def rounded(self, length: int) -> int:
         """Return the length, or the next one that the multiple divides."""
         return length if self.multiple is None else -(-length // self.multiple) * self.multiple
+
+    def bucketed(self, length: int) -> int:
+        """Return the next of the lengths to pad to, or the rounded length if there are none as long."""
+        is_within = bool(self.lengths) and length <= self.lengths[-1]  # type: ignore[index] # there is one
+        return bucket_length(length, self.lengths or ()) if is_within else self.rounded(length)
 
 
 def checked_strategy(padding: Any) -> str:
@@ -277,7 +296,9 @@ def padded_batch(tokenizer: Any, columns: Columns, padding: Padding, kind: str) 
         sequences = {name: _integers_as_lists(values) for name, values in sequences.items()}
         padding = _checked_pad_token(tokenizer, sequences[main], padding)
     if callable(getattr(tokenizer, "pad", None)):
-        strategy, max_length, multiple = padding
+        strategy, max_length, multiple, lengths = padding
+        if lengths and strategy == "longest":
+            strategy, max_length, multiple = "max_length", padding.length(sequences[main], tokenizer), None
         limit = max_length if strategy == "max_length" else None
         batch = tokenizer.pad(sequences, padding=strategy, max_length=limit, pad_to_multiple_of=multiple)
     else:
@@ -341,9 +362,10 @@ def _checked_pad_token(tokenizer: Any, ids: list[Any], padding: Padding) -> Padd
     """Return how to pad: not at all where nothing is short, so that a tokenizer without a pad token will do."""
     if padding.strategy == "do_not_pad":
         return padding
-    length = padding.length(ids, tokenizer)
     if getattr(tokenizer, "pad_token_id", None) is not None:
+        padding.length(ids, tokenizer)
         return padding
+    length = padding._replace(lengths=None).length(ids, tokenizer)
     if any(len(row) < length for row in ids):
         raise ConfigError(
             f"samples of {min(map(len, ids))} to {max(map(len, ids))} tokens are to be padded to {length}, and the "

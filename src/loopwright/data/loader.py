@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
+from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate
 from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, plan_batches
 from loopwright.data.samples import (
@@ -40,7 +41,7 @@ from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_e
 from loopwright.data.workers import WorkerWatch
 from loopwright.engine.nested import num_rows, to_device
 from loopwright.engine.processes import gather_objects
-from loopwright.engine.seeding import seed_generators
+from loopwright.engine.seeding import preserved_generators, seed_generators
 from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrainingError
 from loopwright.keys import KeyStream, key
 
@@ -54,11 +55,17 @@ class Piece(NamedTuple):
         batch: what the dataset and collate function made, on the host.
         key: what it was fetched under; follows from its position in the epoch.
         rows: samples that count; 0 for a pad, which a process runs to keep step with the others.
+        moved: the batch with its tensors on the device, where they were copied ahead (`data.prefetch`).
     """
 
     batch: Any
     key: int
     rows: int
+    moved: Any = None
+
+    def on(self, device: torch.device) -> Any:
+        """Return the batch on the device; what was not copied ahead is copied now."""
+        return to_device(self.batch if self.moved is None else self.moved, device)
 
 
 class Window(NamedTuple):
@@ -160,6 +167,16 @@ class Loader(ABC):
         """
         return None
 
+    @property
+    def collate_fn(self) -> Callable[..., Any] | None:
+        """What makes a batch of samples, if the source says so."""
+        collate_fn: Callable[..., Any] | None = getattr(getattr(self, "source", None), "collate_fn", None)
+        return collate_fn
+
+    def first_batch(self) -> Any:
+        """Return the first micro-batch of the data, read here and now; None if that cannot be done without a trace."""
+        return None
+
     def agree_on_skipped(self) -> Skipped:
         """Make what was skipped the same on all processes, and return it; every process must call it.
 
@@ -255,6 +272,17 @@ class OrderedLoader(Loader):
             window = list(itertools.islice(self._global_micro_batches(epoch, first * self.batch_size), size))
         return self._shared_out(window)
 
+    def first_batch(self) -> Any:
+        """Return the first micro-batch of the first epoch; what it is trained on is read again."""
+        first = next(self._global_micro_batches(0, 0), None)
+        if first is None:
+            return None
+        start, ids = first
+        micro_batch = MicroBatch(ids, KeyStream(self.seed, 0, purpose=self._purpose).at(start), 0, start, frozenset())
+        with preserved_generators():
+            read = self._reader(micro_batch)
+        return read.batch if isinstance(read, Readable) else read
+
     def _fetched_by_loader(self, done: int) -> Iterator[Any]:
         """Yield the batches of what is fed; after a loss that begins with what was not delivered (after `done`)."""
         with self._workers.reading():
@@ -278,6 +306,8 @@ class OrderedLoader(Loader):
             return None
         if type(sampler) is SequentialSampler:
             return Sequential(len(sampler))
+        if isinstance(sampler, LengthGroupedSampler):
+            return sampler.plan(self.seed, self.batch_size)
         if type(sampler) is RandomSampler and not sampler.replacement:
             size = len(sampler.data_source)
             if sampler.num_samples == size:
@@ -325,20 +355,20 @@ class OrderedLoader(Loader):
         micro_batches = self._global_micro_batches(epoch, position)
         while window := list(itertools.islice(micro_batches, share.window)):
             samples = sum([len(ids) for _, ids in window])
-            mine, is_pad = (window, False) if share.processes == 1 else self._part_of(window)
-            for start, ids in mine:
+            mine, num_own = (window, len(window)) if share.processes == 1 else self._part_of(window)
+            for number, (start, ids) in enumerate(mine):
                 fetch_key = keys.at(start)
-                fetched.append(_Fetched(fetch_key, 0 if is_pad else len(ids), len(mine), samples))
+                fetched.append(_Fetched(fetch_key, len(ids) if number < num_own else 0, len(mine), samples))
                 left_out = given_up.intersection(map(plain_id, ids)) if given_up else given_up
                 yield MicroBatch(ids, fetch_key, epoch, start, left_out)
 
-    def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], bool]:
-        """Return this process's micro-batches of a window, and whether they are only a pad: it has none of its own."""
+    def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], int]:
+        """Return this process's micro-batches of a window, and how many of them are its own; the rest are pads."""
         share = self.share
         window = self._shared_out(window)
         first = share.rank * share.accumulation
         mine = [item for item in window[first : first + share.accumulation] if item[1]]
-        return (mine, False) if mine else (window[:1], True)
+        return mine + window[:1] * share.num_pads(len(mine), len(window)), len(mine)
 
     def _shared_out(self, window: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
         """Return a window as the processes run it: short ones of an evaluation are split evenly over all."""
@@ -385,9 +415,8 @@ class ReplayLoader(Loader):
             mine = [
                 Piece(batch, keys.at(start), rows) for start, rows, batch in window[first : first + share.accumulation]
             ]
-            if not mine:
-                start, _, batch = window[0]
-                mine = [Piece(batch, keys.at(start), 0)]
+            start, _, batch = window[0]
+            mine += [Piece(batch, keys.at(start), 0)] * share.num_pads(len(mine), len(window))
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:

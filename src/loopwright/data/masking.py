@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from loopwright.data.columns import (
     IGNORED,
     Batch,
-    Collator,
+    BucketCollator,
     Padding,
     as_list,
     checked_kind,
@@ -210,7 +210,7 @@ def _no_words(tokenizer: Any) -> ConfigError:
 
 
 @dataclass
-class DataCollatorForLanguageModeling(Collator):
+class DataCollatorForLanguageModeling(BucketCollator):
     """Pads samples and makes the labels of a language model, masked or causal.
 
     Masked (`mlm=True`): some tokens become labels; of these most become the mask token, some a random token, and the
@@ -273,7 +273,8 @@ class DataCollatorForLanguageModeling(Collator):
         word_ids, offsets = columns.pop("word_ids", None), columns.pop("offset_mapping", None)
         has_mask = "attention_mask" in columns
         lengths = [len(value) for value in columns.get("input_ids", ())]
-        batch = padded_batch(self.tokenizer, columns, Padding(multiple=self.pad_to_multiple_of), kind)
+        padding = Padding(multiple=self.pad_to_multiple_of, lengths=self.bucket_lengths)
+        batch = padded_batch(self.tokenizer, columns, padding, kind)
         ids = batch["input_ids"]
         special = batch.pop("special_tokens_mask", None)
         is_padding = self._find_padding(batch, lengths, has_mask)

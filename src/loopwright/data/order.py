@@ -10,7 +10,7 @@ pinned by golden vectors: they never change between versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from loopwright.keys import key
 
 Ids = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
 
 # splitmix64's two multipliers (Steele, Lea, Flood 2014), here as the Feistel round function's mixer.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -40,28 +41,49 @@ class Permutation:
 
     def __call__(self, positions: npt.ArrayLike) -> Ids:
         """Return the ids at these positions, in the same shape, each in range(size)."""
-        given = np.asarray(positions)
+        return self._walked(positions, self._network)
+
+    def positions_of(self, ids: npt.ArrayLike) -> Ids:
+        """Return the positions at which these ids stand, in the same shape: the inverse."""
+        return self._walked(ids, self._inverse_network)
+
+    def _walked(self, values: npt.ArrayLike, network: Callable[[_Words], _Words]) -> Ids:
+        given = np.asarray(values)
         if given.size and (given.min() < 0 or given.max() >= self.size):
             raise IndexError(f"positions {given.min()} to {given.max()} are not all in a permutation of {self.size}")
-        ids = self._network(given.astype(np.uint64).ravel())
+        found = network(given.astype(np.uint64).ravel())
         # Cycle walking: what falls outside range(size) goes through again until it falls inside.
-        outside = np.flatnonzero(ids >= np.uint64(self.size))
+        outside = np.flatnonzero(found >= np.uint64(self.size))
         while outside.size:
-            ids[outside] = self._network(ids[outside])
-            outside = outside[ids[outside] >= np.uint64(self.size)]
-        return ids.astype(np.int64).reshape(given.shape)
+            found[outside] = network(found[outside])
+            outside = outside[found[outside] >= np.uint64(self.size)]
+        return found.astype(np.int64).reshape(given.shape)
 
-    def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _network(self, values: _Words) -> _Words:
         left_bits, right_bits = self._left_bits, self._right_bits
         left = values >> right_bits
         right = values & ((np.uint64(1) << right_bits) - np.uint64(1))
         for round_key in self._round_keys:
-            mixed = (right + round_key) * _MIX_1
-            mixed ^= mixed >> np.uint64(32)
-            mixed *= _MIX_2
-            left, right = right, left ^ (mixed >> (np.uint64(64) - left_bits))
+            left, right = right, left ^ _mixed(right, round_key, left_bits)
             left_bits, right_bits = right_bits, left_bits
         return (left << right_bits) | right
+
+    def _inverse_network(self, values: _Words) -> _Words:
+        left_bits, right_bits = self._left_bits, self._right_bits
+        left = values >> right_bits
+        right = values & ((np.uint64(1) << right_bits) - np.uint64(1))
+        for round_key in reversed(self._round_keys):
+            left_bits, right_bits = right_bits, left_bits
+            left, right = right ^ _mixed(left, round_key, left_bits), left
+        return (left << right_bits) | right
+
+
+def _mixed(half: _Words, round_key: np.uint64, bits: np.uint64) -> _Words:
+    """Return the round function of the network: so many bits that depend on all of a half and of the key."""
+    mixed = (half + round_key) * _MIX_1
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _MIX_2
+    return mixed >> (np.uint64(64) - bits)
 
 
 class Plan(Protocol):
@@ -97,8 +119,11 @@ class Shuffled:
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
         """Return the permuted ids at these positions."""
-        permutation = Permutation(key(self.seed, "order", epoch), self.size)
-        return permutation(np.arange(start, min(start + count, self.size), dtype=np.uint64))
+        return self.permutation(epoch)(np.arange(start, min(start + count, self.size), dtype=np.uint64))
+
+    def permutation(self, epoch: int) -> Permutation:
+        """Return the permutation of an epoch, from positions to ids."""
+        return Permutation(key(self.seed, "order", epoch), self.size)
 
 
 class MicroBatch(list[int]):
@@ -143,12 +168,14 @@ class Share:
 
     The micro-batches of an epoch are numbered 0 .. M-1 over all processes. An update takes a window
     of `processes * accumulation` of them; a process runs a contiguous part of each window. None of
-    this changes which samples an update sees.
+    this changes which samples an update sees. Of a short window a process may have fewer than others, or none; then
+    it runs one that is not counted (a pad), or with `is_even` as many of those as it takes to run no fewer.
     """
 
     rank: int = 0
     processes: int = 1
     accumulation: int = 1
+    is_even: bool = False
 
     @property
     def window(self) -> int:
@@ -164,7 +191,12 @@ class Share:
         return -(-num_batches // self.window)
 
     def num_local_batches(self, num_batches: int) -> int:
-        """Return how many micro-batches this process runs, counting one pad per window it sits out."""
+        """Return how many micro-batches this process runs, pads included."""
         full, rest = divmod(num_batches, self.window)
         mine = min(max(rest - self.rank * self.accumulation, 0), self.accumulation)
-        return full * self.accumulation + (max(mine, 1) if rest else 0)
+        return full * self.accumulation + mine + self.num_pads(mine, rest)
+
+    def num_pads(self, num_own: int, num_in_window: int) -> int:
+        """Return how many micro-batches this process runs of a window besides its own, uncounted, to keep step."""
+        wanted = min(num_in_window, self.accumulation if self.is_even else 1)
+        return max(wanted - num_own, 0)

@@ -34,7 +34,7 @@ class Bridge(TrainerCallback):
         owner: the `hf.Trainer`.
     """
 
-    graph_safe = True  # which of HF's callbacks are not, the core asks itself
+    graph_safe = asks_alike = True  # for which of HF's callbacks that does not hold, the core asks itself
 
     def __init__(self, owner: Trainer) -> None:
         self._owner = owner

@@ -190,6 +190,8 @@ def _is_of(callback: Any, kind: type) -> bool:
 class DefaultFlowCallback(TrainerCallback):
     """Asks for logs, evaluations and checkpoints as the arguments say, and ends the run; always the first."""
 
+    asks_alike = True
+
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         """Ask for what is due after this update."""
         step = state.global_step
@@ -227,6 +229,8 @@ class ProgressCallback(TrainerCallback):
     Args:
         max_str_len: longer texts in logs are cut to this length.
     """
+
+    asks_alike = True
 
     def __init__(self, max_str_len: int = 100) -> None:
         self.training_bar: Any = None

@@ -31,11 +31,13 @@ from loopwright.losses import check_batch_output
 from loopwright.settings import RunSettings
 from loopwright.tracking import LossTracker
 from loopwright.trainer import Trainer as CoreTrainer
+from loopwright.updates import asks_alone
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
 STEPS = ("training_step", "compute_loss", "_prepare_inputs")
+ASKING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 EvaluationStep = Callable[[Any], tuple[Tensor, Any]]
@@ -230,11 +232,22 @@ class Core(CoreTrainer):
             world_process_zero_only(prepare_folder)(Path(checkpoints.directory))
         return super()._find_resume_path(resume_from, checkpoints)
 
-    def _agree_on_requests(self) -> None:
-        super()._agree_on_requests()
+    def _asked(self) -> tuple[int, ...]:
         control = self.owner.control
-        stop, stop_epoch = self._engine.agreement.largest(control.should_training_stop, control.should_epoch_stop)
-        control.should_training_stop, control.should_epoch_stop = bool(stop), bool(stop_epoch)
+        return *super()._asked(), control.should_training_stop, control.should_epoch_stop
+
+    def _take_over(self, agreed: list[int]) -> None:
+        control, (stop, stop_epoch) = self.owner.control, agreed
+        control.should_training_stop = control.should_training_stop or bool(stop)
+        control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
+
+    def _late_askers(self) -> list[str]:
+        """Return what else may ask on one process alone: an own `training_step`, and callbacks between two updates."""
+        owner = self.owner
+        found = [] if owner.uses_default("training_step") else ["training_step"]
+        for callback in owner.callback_handler.callbacks:
+            found += [f"{type(callback).__name__}.{name}" for name in ASKING_EVENTS if asks_alone(callback, name)]
+        return [*super()._late_askers(), *found]
 
     def _begin_run(self) -> None:
         super()._begin_run()

@@ -5,8 +5,9 @@
     summaries()                         a line about each
 
 Each task is one file with what is true of that task alone. `base` says what a task defines, `arguments` has the flags
-that all tasks share, `text` what text tasks share, `scoring` what an evaluation collects, `trainer` the Trainer of all
-tasks, `job` the way from settings to a finished run folder, and `rehearsal` the trial before the first update.
+that all tasks share, `text` what text tasks share, `vision` what those with images share, `scoring` what an evaluation
+collects, `trainer` the Trainer of all tasks, `job` the way from settings to a finished run folder, and `rehearsal` the
+trial before the first update.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "question-answering": ("question_answering", "the answer to a question, a span of a context or generated"),
         "causal-lm": ("causal_lm", "a model that continues texts, from scratch or fine-tuned"),
         "masked-lm": ("masked_lm", "a model that fills in masked tokens, from scratch or fine-tuned"),
+        "image-classification": ("image_classification", "a class for an image"),
+        "semantic-segmentation": ("semantic_segmentation", "the class of each pixel of an image"),
+        "object-detection": ("object_detection", "the objects of an image, each with a class and a box"),
+        "instance-segmentation": ("instance_segmentation", "the objects of an image, each with a class and a mask"),
+        "masked-image-modeling": ("masked_image_modeling", "a model that fills in hidden parts of images"),
     }
 )
 """For each task: its module in this package, and a line about it."""

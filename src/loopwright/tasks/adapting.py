@@ -111,13 +111,15 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise InputError("install.extra", "--lora needs peft", fix="pip install 'loopwright[lora]'") from error
+    heads = _HEADS.get(kind or "") if kind is not None else _heads_of(model)
     config = LoraConfig(
         r=args.lora_rank,
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
         target_modules=list(args.lora_target) or "all-linear",
         # The head is trained whole, and peft cannot do both with one layer.
-        exclude_modules=None if args.lora_target else _HEADS.get(kind or ""),
+        exclude_modules=None if args.lora_target else heads,
+        modules_to_save=None if kind is not None else heads,
         task_type=kind,
     )
     try:
@@ -130,6 +132,13 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
             saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
             fix="leave --lora_target out: every linear layer gets an adapter",
         ) from error
+
+
+def _heads_of(model: Any) -> list[str] | None:
+    """Return the names of a model's children that stand on its base, for a task that peft has no name for."""
+    base = _base_of(model)
+    named = [name for name, module in model.named_children() if module is not base and list(module.parameters())]
+    return named if base is not model and named else None
 
 
 def merged(model: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from loopwright.tasks import text
 from loopwright.tasks.base import Rows
 
 IGNORED = -100
@@ -162,7 +163,7 @@ class WindowDataset:
         return {**features[index - int(self._ends[position]) + len(features)], "position": position}
 
 
-class SpanCollator:
+class SpanCollator(text.PadsToBuckets):
     """Makes a batch of features, on whichever side the tokenizer pads.
 
     Args:
@@ -230,7 +231,7 @@ class TextEncoder:
         return features
 
 
-class TextCollator:
+class TextCollator(text.PadsToBuckets):
     """Makes a batch of questions with their answers as texts.
 
     Args:

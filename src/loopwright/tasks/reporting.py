@@ -22,6 +22,8 @@ class ReportProgress(TrainerCallback):
         logs_first: log the first update too.
     """
 
+    asks_alike = True
+
     def __init__(self, say: Callable[[str], None], num_updates: int, logs_first: bool = False) -> None:
         self._say = say
         self._num_updates = num_updates

@@ -1,0 +1,296 @@
+"""Samples of like length together, and batches padded to a few lengths.
+
+Two things that go well together, each of use alone:
+
+* an order: `Bucketed` sorts a shuffled order by length within small windows, so that batches need little padding. It
+  is a pure function of (seed, epoch, position) like any other order, and gives every sample once per epoch.
+* bucket lengths: a collator with `bucket_lengths` pads every batch to the next of a small set of lengths, so that few
+  shapes occur. Each shape is one CUDA graph (docs/step_modes.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+from tqdm.auto import tqdm
+
+from loopwright.data.order import Ids, Permutation, Shuffled
+from loopwright.errors import ConfigError, DataError
+from loopwright.keys import key
+from loopwright.run_folder.files import write_atomically
+
+# Batches that are sorted together: more make lengths more alike, fewer keep the order more random.
+_WINDOW_BATCHES = 50
+_FEWEST_WINDOWS = 4  # of a small dataset: else its batches would be the same in every epoch
+_FINE_UP_TO = 128  # tokens: lengths up to here are close together, since most samples are that short
+_NUM_BUCKETS = 12  # each is a graph to be recorded and kept
+_LONGEST_BUCKET = 1024  # beyond it the device is busy without graphs, and padding costs more than it saves
+_STORED = np.dtype("<i8")  # of the numbers in a file of lengths, one after the other
+_CHECKED = 16  # samples whose lengths are counted again before a file of lengths is believed
+
+
+# ----------------------------------------------------------------------------------------------------- the order
+
+
+@dataclass(frozen=True, eq=False)
+class Bucketed:
+    """A shuffled order, sorted by length within windows of some batches; the batches of a window are shuffled again.
+
+    Batches of `batch_size` at positions that it divides hold samples of like length. What is left over for a short last
+    batch is not sorted: it is as random as in the shuffled order. Finding a position costs one window. The very first
+    batch of a run holds the longest sample, so that memory runs out at once if it does.
+
+    Attributes:
+        order: the shuffled order that it starts from.
+        lengths: of every sample, by id.
+        batch_size: samples of a batch.
+    """
+
+    order: Shuffled
+    lengths: npt.NDArray[np.int64]
+    batch_size: int
+
+    @property
+    def size(self) -> int:
+        """Samples of an epoch."""
+        return self.order.size
+
+    def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the ids at positions start .. start+count-1 of an epoch (fewer at its end)."""
+        stop = min(start + count, self.size)
+        if start >= stop:
+            return np.empty(0, np.int64)
+        window = self._window()
+        first = start - start % window
+        parts = [self._window_ids(epoch, begin, window) for begin in range(first, stop, window)]
+        return np.concatenate(parts)[start - first : stop - first]
+
+    def _window(self) -> int:
+        """Return the positions of a window, a multiple of the batch size."""
+        num_batches = self.size // self.batch_size
+        return self.batch_size * max(1, min(_WINDOW_BATCHES, num_batches // _FEWEST_WINDOWS))
+
+    def _window_ids(self, epoch: int, first: int, window: int) -> Ids:
+        ids = self.order.ids(epoch, first, window)
+        num_batches = max(min(first + window, self.size - self.size % self.batch_size) - first, 0) // self.batch_size
+        if num_batches == 0:
+            return ids
+        is_very_first = epoch == 0 and first == 0
+        if epoch == 0:
+            self._bring_longest(ids, first)
+        num_sorted = num_batches * self.batch_size
+        full, rest = ids[:num_sorted], ids[num_sorted:]
+        batches = full[np.argsort(self.lengths[full], kind="stable")].reshape(num_batches, self.batch_size)
+        order = Permutation(key(self.order.seed, "buckets", epoch, first), num_batches)(np.arange(num_batches))
+        if is_very_first:
+            place = int(np.flatnonzero(order == num_batches - 1)[0])
+            order[0], order[place] = order[place], order[0]
+        return np.concatenate([batches[order].ravel(), rest])
+
+    def _bring_longest(self, ids: Ids, first: int) -> None:
+        """Exchange the first sample of the first epoch for the longest one, in the part of it that is given."""
+        longest, place = self._longest
+        if first <= place < first + len(ids):
+            ids[place - first] = self.order.ids(0, 0, 1)[0]
+        if first == 0:
+            ids[0] = longest
+
+    @functools.cached_property
+    def _longest(self) -> tuple[int, int]:
+        """The longest sample, and its position in the shuffled order of the first epoch."""
+        longest = int(np.argmax(self.lengths))
+        return longest, int(self.order.permutation(0).positions_of(longest))
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Shuffled ids in which those of one batch have like lengths, for a `DataLoader(sampler=...)`.
+
+    A loader of loopwright takes its order as a plan: resumable anywhere at no cost. Iterated by anything else, it
+    yields the epoch that `set_epoch` said.
+
+    Args:
+        lengths: of every sample.
+        batch_size: samples of a batch.
+        seed: of the order; None takes that of the run.
+    """
+
+    def __init__(self, lengths: npt.ArrayLike, batch_size: int, seed: int | None = None) -> None:
+        self.lengths = np.asarray(lengths, np.int64)
+        self.batch_size = batch_size
+        self.seed = seed
+        self._epoch = 0
+
+    def plan(self, seed: int, batch_size: int) -> Bucketed:
+        """Return the order; called by a loader with the seed of the run and its own batch size."""
+        return Bucketed(Shuffled(len(self.lengths), seed if self.seed is None else self.seed), self.lengths, batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch iterating yields."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.plan(0, self.batch_size).ids(self._epoch, 0, len(self)).tolist())
+
+
+# ------------------------------------------------------------------------------------------------------- lengths
+
+
+def sample_lengths(
+    dataset: Any,
+    column: str = "length",
+    main_input: str = "input_ids",
+    *,
+    function: Callable[[Any], int] | None = None,
+    cache: Path | None = None,
+) -> npt.NDArray[np.int64]:
+    """Return the length of every sample of a dataset, in order.
+
+    It is what the function says, or the length column, or how long the main input is. If samples have to be read for
+    it, each is read once, with a progress bar if that takes long.
+
+    Args:
+        dataset: map-style.
+        column: of the lengths, where samples have one.
+        main_input: whose length counts otherwise.
+        function: from a sample to its length.
+        cache: a file that keeps what was read, in a folder that exists. It is believed if it has as many lengths as the
+            dataset has samples, and some samples that are read again have these lengths.
+
+    Raises:
+        DataError: samples have neither.
+    """
+    size = len(dataset)
+    names = getattr(dataset, "column_names", None) or ()
+    if function is None and column in names:
+        return np.fromiter(dataset[column], np.int64, size)
+    if size == 0:
+        return np.empty(0, np.int64)
+    measure = _measure(dataset[0], column, main_input) if function is None else function
+    known = None if cache is None else _read_lengths(cache, dataset, measure)
+    if known is not None:
+        return known
+    if function is None and main_input in names:
+        values: Iterable[int] = map(len, dataset[main_input])  # the other columns need not be read
+    else:
+        values = (measure(dataset[index]) for index in range(size))
+    bar = tqdm(values, total=size, desc="lengths", delay=2, leave=False)
+    lengths = np.fromiter(bar, np.int64, size)
+    if cache is not None:
+        write_atomically(cache, lengths.astype(_STORED).tobytes())
+    return lengths
+
+
+def _measure(sample: Any, column: str, main_input: str) -> Callable[[Any], int]:
+    has_names = isinstance(sample, Mapping)
+    if has_names and column in sample:
+        return lambda each: int(each[column])
+    if has_names and main_input in sample:
+        return lambda each: len(each[main_input])
+    held = ", ".join(map(str, sample)) if has_names else type(sample).__name__
+    raise DataError(
+        f"samples of like length can be put together only if their lengths are known: a sample must have a column "
+        f"{column} or {main_input}, and has {held}. Set length_column_name to the column that holds the lengths."
+    )
+
+
+def _read_lengths(cache: Path, dataset: Any, measure: Callable[[Any], int]) -> npt.NDArray[np.int64] | None:
+    """Return the lengths in a file, or None if they are not those of the dataset."""
+    size = len(dataset)
+    try:
+        content = cache.read_bytes()
+    except OSError:
+        return None
+    if len(content) != size * _STORED.itemsize:
+        return None
+    lengths = np.frombuffer(content, _STORED).astype(np.int64)
+    places = np.unique(np.linspace(0, size - 1, min(size, _CHECKED)).astype(np.int64)).tolist()
+    return lengths if all(measure(dataset[place]) == lengths[place] for place in places) else None
+
+
+# ------------------------------------------------------------------------------------------------ bucket lengths
+
+
+def default_lengths(longest: int, most: int = _NUM_BUCKETS) -> tuple[int, ...]:
+    """Return the lengths to pad to: close together up to 128 tokens, wider apart up to the longest, or to 1024.
+
+    Args:
+        longest: tokens that a sample has at most.
+        most: how many lengths there may be.
+    """
+    longest = min(longest, _LONGEST_BUCKET)
+    step = 16
+    while (fine := _multiples(step, 0, min(longest, _FINE_UP_TO))) and len(fine) > max(most * 2 // 3, 1):
+        step *= 2
+    step = 32
+    while len(coarse := _multiples(step, max(fine), longest)) > max(most - len(fine), 1):
+        step *= 2
+    return (*fine, *coarse)
+
+
+def _multiples(step: int, above: int, up_to: int) -> list[int]:
+    """Return the multiples of a step in a range, and its end."""
+    inner = [value for value in range(step, up_to, step) if value > above]
+    return [*inner, up_to] if up_to > above else inner
+
+
+def bucket_length(length: int, lengths: Sequence[int]) -> int:
+    """Return the next of some ascending lengths; a length beyond them all stays as it is."""
+    place = bisect_left(lengths, length)
+    return lengths[place] if place < len(lengths) else length
+
+
+def chosen_lengths(
+    setting: str | Sequence[Any], longest: int | None, *, may_graph: bool, most: int = _NUM_BUCKETS
+) -> tuple[int, ...] | None:
+    """Return the bucket lengths that the setting `length_buckets` means; None pads to the longest of each batch.
+
+    Args:
+        setting: "auto", "off", or the lengths.
+        longest: tokens that a sample has at most; None if that is not known.
+        may_graph: whether updates may be CUDA graphs, which is when "auto" has lengths.
+        most: how many lengths "auto" may have.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if setting == "off":
+        return None
+    if setting == "auto":
+        return default_lengths(longest, most) if may_graph and longest else None
+    try:
+        lengths = tuple(sorted({int(value) for value in setting}))
+    except (TypeError, ValueError):
+        lengths = ()
+    if not lengths or lengths[0] < 1:
+        raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {setting!r}')
+    return lengths
+
+
+def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:
+    """Whether the updates of a run with these `TrainingArguments` may be CUDA graphs, as far as they say."""
+    is_allowed = training.step_mode in ("auto", "graph") and not training.torch_compile and not training.fp16
+    return is_allowed and device.type == "cuda" and num_processes == 1
+
+
+def with_buckets(collate: Any, lengths: tuple[int, ...] | None) -> Any:
+    """Return a collator that pads to these lengths: a copy, so that evaluations pad no more than they need.
+
+    A collator that has no such attribute, or has lengths of its own, is returned as it is.
+    """
+    if lengths is None or not hasattr(collate, "bucket_lengths") or collate.bucket_lengths:
+        return collate
+    padded = copy.copy(collate)
+    padded.bucket_lengths = lengths
+    return padded

@@ -1,0 +1,116 @@
+"""Batches on the device before they are needed: copied one update ahead, beside what the device computes.
+
+Only for CUDA. On any other device `prefetched` returns the iterator that it was given.
+
+What is ahead is not state: a window counts when the loop has trained on it, so a run that is resumed reads it again,
+under the same keys. An error in reading a window is raised when its turn comes, not an update earlier.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from loopwright.data.loader import Window
+from loopwright.engine.nested import iter_tensors, map_tensors
+
+
+class Copier(Protocol):
+    """Copies batches to a device beside what it computes."""
+
+    def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+        """Begin to copy batches; return them as they will be, and something to wait for. Never waits for the device."""
+
+    def await_copies(self, moved: list[Any], ticket: Any) -> None:
+        """Let what the device is given from now on wait for the copies; called before they are used."""
+
+
+class CudaCopier:
+    """Copies from pinned memory on a stream of its own.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+        """Pin what is not pinned yet, and copy it on the stream."""
+        with torch.cuda.stream(self._stream):
+            moved = [batch if _moves_itself(batch) else map_tensors(batch, self._copied) for batch in batches]
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return moved, done
+
+    def await_copies(self, moved: list[Any], ticket: Any) -> None:
+        """Order the current stream after the copies; their memory is not used again before it is through with it."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ticket)
+        for tensor in iter_tensors(moved):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor  # a dataset that lives on a device
+        return _pinned(tensor).to(self._device, non_blocking=True)
+
+
+def prefetched(
+    windows: Iterator[Window], device: torch.device, create_copier: Callable[[torch.device], Copier] | None = None
+) -> Iterator[Window]:
+    """Return the windows of an epoch, each with its batches on the device as `Piece.moved`.
+
+    While the loop works on a window, the next one has been read and is being copied. Tensors in tuples, lists,
+    mappings, dataclasses and named tuples are copied; a batch with a `.to` of its own is left to `Piece.on`, but for
+    those that a tokenizer makes.
+
+    Args:
+        windows: as a loader yields them.
+        device: where they are used.
+        create_copier: makes what copies; by default a `CudaCopier` for CUDA devices, and nothing for others.
+    """
+    if create_copier is None:
+        if device.type != "cuda":
+            return windows
+        create_copier = CudaCopier
+    return _ahead(windows, create_copier(device))
+
+
+def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
+    coming = _started(windows, copier)
+    while coming is not None:
+        (window, ticket), error = coming, None
+        try:
+            coming = _started(windows, copier)
+        except Exception as raised:  # noqa: BLE001 - raised again below, when its turn comes
+            error = raised
+        copier.await_copies([piece.moved for piece in window.pieces], ticket)
+        yield window
+        if error is not None:
+            raise error
+
+
+def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | None:
+    """Read the next window and begin to copy it; None at the end."""
+    window = next(windows, None)
+    if window is None:
+        return None
+    moved, ticket = copier.start([piece.batch for piece in window.pieces])
+    pieces = [piece._replace(moved=batch) for piece, batch in zip(window.pieces, moved, strict=True)]
+    return window._replace(pieces=pieces), ticket
+
+
+def _moves_itself(batch: Any) -> bool:
+    """Whether a batch may hold more than can be seen from outside: then only its own `.to` knows what to copy."""
+    return not isinstance(batch, (Tensor, UserDict)) and callable(getattr(batch, "to", None))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()

@@ -1,0 +1,291 @@
+"""Objects that a model found: in pixels of the files, as files have them, against what is there, and drawn.
+
+`found_objects` gives the same dicts for the small detector, for those of transformers, and for a module of the user's
+that has a `decode` of its own. Masks in pixels of files are run lengths: many masks of a large photo would not fit
+into memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.metrics.extras import extra_module
+
+if TYPE_CHECKING:
+    from loopwright.data.images import Scene
+
+Found = dict[str, Any]
+"""Objects of an image: boxes (n, 4), classes, scores or crowd, and masks: (n, height, width), or n run lengths."""
+
+_SAME = 0.5  # the overlap from which on a found object is a true one, for precision and recall
+_CORNER_TO_SIZE = np.array([[1, 0, -1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [0, 0, 0, 1]], np.float64)
+
+
+def decoder_of(model: Any) -> Callable[..., list[Found]] | None:
+    """Return what says which objects a model found, where it has such a thing itself."""
+    found: Callable[..., list[Found]] | None = getattr(model, "decode", None)
+    return found or getattr(getattr(model, "module", None), "decode", None)
+
+
+def found_objects(
+    model: Any, processor: Any, outputs: Any, size: tuple[int, int], threshold: float, most: int
+) -> list[Found]:
+    """Return the objects that a model found, in pixels of what it was given.
+
+    Args:
+        model: with a `decode(outputs, threshold, max_detections)`, or of transformers.
+        processor: of a model of transformers.
+        outputs: of the model.
+        size: height and width of what it was given.
+        threshold: the least score.
+        most: objects of an image at most.
+    """
+    decode = decoder_of(model)
+    if decode is not None:
+        raw = decode(outputs, threshold, most)
+    elif hasattr(outputs, "masks_queries_logits"):
+        raw = masks_of_queries(outputs, size, threshold, most)
+    else:
+        sizes = [size] * outputs.logits.shape[0]
+        raw = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
+        raw = [{**each, "classes": each["labels"]} for each in raw]
+    found = []
+    for each in raw:
+        names = [name for name in ("boxes", "scores", "classes", "masks") if name in each]
+        arrays = {name: each[name].detach().cpu().numpy() for name in names}
+        order = np.argsort(-arrays["scores"], kind="stable")[:most]
+        found.append(taken(arrays, order))
+    return found
+
+
+def masks_of_queries(outputs: Any, size: tuple[int, int], threshold: float, most: int) -> list[dict[str, Any]]:
+    """Return the objects of a model whose queries each have a class and a mask (MaskFormer and its kind).
+
+    A score is that of the class times the mean of the mask where it is on.
+    """
+    from torch.nn import functional
+
+    from loopwright.data.images import boxes_of_masks
+
+    results = []
+    for scores, masks in zip(outputs.class_queries_logits, outputs.masks_queries_logits, strict=True):
+        chances = scores.float().softmax(-1)[:, :-1]
+        best, places = chances.flatten().topk(min(most, chances.numel()))
+        queries, classes = places // chances.shape[1], places % chances.shape[1]
+        chosen = masks[queries][None].float()
+        logits = functional.interpolate(chosen, size=size, mode="bilinear", align_corners=False)[0]
+        is_on = logits > 0
+        area = is_on.flatten(1).sum(1)
+        sureness = (logits.sigmoid() * is_on).flatten(1).sum(1) / area.clamp(min=1)
+        total = best * sureness
+        kept = (total >= threshold) & (area > 0)
+        boxes = boxes_of_masks(is_on[kept].cpu().numpy())
+        results.append(
+            {
+                "boxes": best.new_tensor(np.asarray(boxes, dtype=np.float32).reshape(-1, 4)),
+                "scores": total[kept],
+                "classes": classes[kept],
+                "masks": is_on[kept],
+            }
+        )
+    return results
+
+
+def objects_of(scene: Scene) -> Found:
+    """Return the objects of a scene, masks as run lengths."""
+    assert scene.boxes is not None and scene.classes is not None, "the scene has objects"
+    objects: Found = {"boxes": scene.boxes, "classes": scene.classes}
+    objects["crowd"] = np.zeros(len(scene.boxes), dtype=bool) if scene.crowd is None else scene.crowd
+    if scene.masks is not None:
+        objects["masks"] = [run_lengths(mask) for mask in scene.masks]
+    return objects
+
+
+def in_file(found: Found, matrix: NDArray[Any], size: tuple[int, int]) -> Found:
+    """Return objects in pixels of the file, of those in pixels of the square into which the file was fitted.
+
+    Args:
+        found: in the square; masks as booleans.
+        matrix: where a point of the file lies in the square.
+        size: height and width of the image in the file.
+    """
+    import torch
+    from torch.nn import functional
+
+    from loopwright.data.images import moved_boxes
+
+    height, width = size
+    boxes = moved_boxes(found["boxes"].astype(np.float32).reshape(-1, 4), np.linalg.inv(matrix))
+    moved = {**found, "boxes": boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))}
+    if "masks" in found:
+        rows, columns = max(1, round(height * float(matrix[1, 1]))), max(1, round(width * float(matrix[0, 0])))
+        moved["masks"] = []
+        for mask in found["masks"]:
+            inner = mask[:rows, :columns]
+            if inner.shape != size:
+                shares = torch.from_numpy(np.ascontiguousarray(inner)).float()[None, None]
+                inner = functional.interpolate(shares, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
+            moved["masks"].append(run_lengths(inner > 0.5))
+    return moved
+
+
+def taken(found: Found, which: Any) -> Found:
+    """Return some of the objects: by a boolean for each, or by their numbers."""
+    numbers = np.arange(len(found["boxes"]))[which]
+    return {
+        name: [values[number] for number in numbers] if isinstance(values, list) else values[numbers]
+        for name, values in found.items()
+    }
+
+
+def plain(objects: Found) -> list[dict[str, Any]]:
+    """Return objects as files have them: label (a number), score, box, and the mask as run lengths.
+
+    Numbers have as many digits as it takes to make the same ones of them again.
+    """
+    boxes = np.asarray(objects["boxes"], np.float32).reshape(-1, 4)
+    listed: list[dict[str, Any]] = [{"label": int(number)} for number in objects["classes"]]
+    for index, each in enumerate(listed):
+        if "scores" in objects:
+            each["score"] = float(str(np.float32(objects["scores"][index])))
+        each["box"] = [float(str(edge)) for edge in boxes[index]]
+        if "masks" in objects:
+            each["mask"] = objects["masks"][index]
+        if "crowd" in objects and objects["crowd"][index]:
+            each["crowd"] = True
+    return listed
+
+
+def arrays_of(listed: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) -> Found:
+    """Return what `plain` made a list of, once it is `named`."""
+    objects: Found = {
+        "boxes": np.array([each["box"] for each in listed], np.float32).reshape(-1, 4),
+        "classes": np.array([numbers[each["label"]] for each in listed], np.int64),
+        "scores": np.array([each.get("score", 0.0) for each in listed], np.float32),
+        "crowd": np.array([each.get("crowd", False) for each in listed], bool),
+    }
+    return objects | {"masks": [each.get("mask") for each in listed]}
+
+
+def rounded(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return objects with numbers that are easy to read."""
+    return [
+        {**each, "score": round(each["score"], 4), "box": [round(edge, 2) for edge in each["box"]]} for each in listed
+    ]
+
+
+def named(listed: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return objects with the names of their classes."""
+    return [{**each, "label": names[each["label"]]} for each in listed]
+
+
+def mask_tools() -> Any:
+    """Return the functions for run lengths.
+
+    Raises:
+        InputError: faster-coco-eval is not installed.
+    """
+    return extra_module("faster_coco_eval", "faster-coco-eval", "coco_ap", extra="vision").mask
+
+
+def run_lengths(mask: NDArray[Any]) -> dict[str, Any]:
+    """Return a mask (height, width) as COCO's run lengths, in a form that JSON keeps."""
+    counts = mask_tools().encode(np.asfortranarray(mask.astype(np.uint8)))["counts"]
+    text = counts.decode() if isinstance(counts, bytes) else counts
+    return {"size": [int(side) for side in mask.shape], "counts": text}
+
+
+# ------------------------------------------------------------------------------------------------ hits and misses
+
+
+def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
+    """Return for each class how many objects were found rightly, wrongly, and not at all.
+
+    An object is right if it overlaps a true one of its class that no surer one has taken, by half and more: with its
+    mask where there are masks, else with its box. Crowds count neither way.
+    """
+    counts: dict[str, list[int]] = {}
+    single = taken(reference, ~reference["crowd"])
+    for number in sorted({*map(int, found["classes"]), *map(int, single["classes"])}):
+        theirs, ours = (taken(side, side["classes"] == number) for side in (found, single))
+        free = np.ones(len(ours["boxes"]), dtype=bool)
+        hits = 0
+        for row in overlap(theirs, ours):
+            row = np.where(free, row, 0.0)
+            if row.size and row.max() >= _SAME:
+                free[int(row.argmax())] = False
+                hits += 1
+        counts[str(number)] = [hits, len(theirs["boxes"]) - hits, len(free) - hits]
+    return counts
+
+
+def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
+    """Return the intersection over union of each found object with each true one, of masks or else of boxes."""
+    shape = len(found["boxes"]), len(reference["boxes"])
+    if not all(shape):
+        return np.zeros(shape)
+    if "masks" in reference:
+        ratios: NDArray[np.float64] = mask_tools().iou(found["masks"], reference["masks"], [0] * shape[1])
+        return ratios
+    # COCO has left, top, width, height.
+    boxes = [np.asarray(side["boxes"], np.float64) @ _CORNER_TO_SIZE for side in (found, reference)]
+    ratios = mask_tools().iou(*boxes, [0] * shape[1])
+    return ratios
+
+
+def f1_of(counts: Mapping[str, Sequence[int]]) -> float:
+    """Return 2 hits / (2 hits + wrong + missed) over all classes; 1 where there is nothing and nothing was found."""
+    hits, wrong, missed = (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
+    return 2 * hits / (2 * hits + wrong + missed) if hits + wrong + missed else 1.0
+
+
+def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[dict[str, Any]]:
+    """Return average precision, and at the threshold precision, recall and counts, of each class; None if undefined.
+
+    Args:
+        predictions: the file that an evaluation wrote, read line by line.
+        names: of the classes.
+        metric: takes in its objects.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    totals = np.zeros((len(names), 3), dtype=int)
+    with predictions.open(encoding="utf-8") as file:
+        for sample in map(json.loads, file):
+            for name, counts in sample["counts"].items():
+                totals[numbers[name]] += counts
+            sides = [[arrays_of(sample[side], numbers)] for side in ("objects", "truth")]
+            metric.add_batch(predictions=sides[0], references=sides[1], positions=[sample["position"]])
+    precisions = {row["label"]: row for row in metric.table()} if metric.num_samples else {}
+    table = []
+    for name, (hits, wrong, missed) in zip(names, totals.tolist(), strict=True):
+        average = {key: value for key, value in precisions.get(name, {}).items() if "map" in key}
+        table.append(
+            {
+                "label": name,
+                **average,
+                "precision": hits / (hits + wrong) if hits + wrong else None,
+                "recall": hits / (hits + missed) if hits + missed else None,
+                "found": hits + wrong,
+                "there": hits + missed,
+            }
+        )
+    return table
+
+
+def draw_objects(image: Any, objects: Mapping[str, Any], names: Sequence[str], scores: Any = None) -> Any:
+    """Return an image with the masks and boxes of its objects, in the colours of their classes."""
+    from loopwright.data.pictures import color_of, draw_boxes, draw_masks
+
+    colors = [color_of(int(number)) for number in objects["classes"]]
+    masks, picture = objects.get("masks"), image
+    for index, mask in enumerate(() if masks is None else masks):
+        pixels = mask_tools().decode(mask) if isinstance(mask, Mapping) else mask
+        picture = draw_masks(picture, np.asarray(pixels, bool)[None], [colors[index]])
+    titles = [names[int(number)] for number in objects["classes"]]
+    return draw_boxes(picture, objects["boxes"], titles, scores, colors)

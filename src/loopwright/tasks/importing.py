@@ -1,0 +1,54 @@
+"""Things of Python that a flag names: "package.module:function"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import InputError
+
+
+def is_object_name(name: str) -> bool:
+    """Whether a value is of the form "package.module:function"."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def import_object(name: str, flag: str) -> Any:
+    """Return what "package.module:function" names; modules in the current folder are found too.
+
+    Args:
+        name: the value of the flag.
+        flag: its name, for errors.
+
+    Raises:
+        InputError: there is no such module, or nothing of that name in it.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not is_object_name(name):
+        raise InputError("args.value", f"--{flag} {name} names no function", fix=f"--{flag} package.module:function")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            "args.value",
+            f"--{flag} {name}: the module {module_name} cannot be imported",
+            saw=[str(error), f"looked in {here} and in what is installed"],
+            fix="run it in the folder that the module lies in, or install it",
+        ) from error
+    finally:
+        sys.path.remove(here)
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        raise InputError(
+            "args.value",
+            f"--{flag} {name}: {module_name} has no {attribute}",
+            saw=[f"it is {module.__file__}"],
+            fix=f"--{flag} {module_name}:{near[0]}" if near else f"--{flag} with a name that is in it",
+        )
+    return getattr(module, attribute)

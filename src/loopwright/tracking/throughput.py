@@ -1,0 +1,181 @@
+"""How fast a run is: samples and tokens per second, padding, waiting for data, memory, and how busy the device is.
+
+An update costs a counter and two readings of the clock; everything else is worked out when something is logged.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from loopwright.engine.processes import is_distributed, sum_over_processes
+
+# Dense peaks in FLOP/s from the makers' data sheets, without sparsity: with 16-bit inputs, and with TF32 ones.
+# The first name that a device's name contains counts.
+_PEAKS: tuple[tuple[str, float, float], ...] = (
+    ("B200", 2250e12, 1125e12),
+    ("H200", 989e12, 494e12),
+    ("H100 PCIe", 756e12, 378e12),
+    ("H100", 989e12, 494e12),
+    ("A100", 312e12, 156e12),
+    ("L40S", 362e12, 183e12),
+    ("L4", 121e12, 60e12),
+    ("A10", 125e12, 62e12),
+    ("RTX 4090", 165e12, 82e12),
+    ("RTX 3090", 71e12, 36e12),
+    ("V100", 125e12, 16e12),
+    ("T4", 65e12, 8e12),
+)
+_FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward (Kaplan et al. 2020, section 2.1)
+
+
+class _Piece(Protocol):
+    @property
+    def batch(self) -> Any: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+class _Window(Protocol):
+    @property
+    def pieces(self) -> Iterable[_Piece]: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
+W = TypeVar("W", bound=_Window)
+
+
+class Throughput:
+    """Counts what a run consumes, and says how fast it was since it was last asked.
+
+    Args:
+        device: of the run.
+        num_parameters: of the model; None leaves the utilisation out.
+        peak_flops: of one device in FLOP/s; None leaves the utilisation out.
+    """
+
+    def __init__(
+        self, device: torch.device | None = None, num_parameters: int | None = None, peak_flops: float | None = None
+    ) -> None:
+        self._device = torch.device("cpu") if device is None else device
+        self._num_parameters = num_parameters
+        self._peak_flops = peak_flops
+        self._started: float | None = None
+        self._waited = 0.0
+        self._samples = self._tokens = self._slots = 0
+
+    def watch(self, windows: Iterator[W]) -> Iterator[W]:
+        """Yield the windows of an epoch, counting them and the time that they are waited for.
+
+        The clock starts when the first window after a log is asked for. So an evaluation or a save that follows a log
+        is in no figure.
+        """
+        clock = time.perf_counter
+        while True:
+            begin = clock()
+            if self._started is None:
+                self._started = begin
+            try:
+                window = next(windows)
+            except StopIteration:
+                return
+            self._waited += clock() - begin
+            self._count(window)
+            yield window
+
+    def take(self) -> dict[str, float]:
+        """Return the figures since the last call and start anew; called at every log, by all processes.
+
+        The caller has just read losses from the device, so everything that was counted has been computed.
+
+        Returns:
+            samples_per_second, data_wait (share of the time) and peak_memory_bytes; tokens_per_second and
+            padding_waste (share of pad tokens) where batches have "input_ids"; flops_utilisation where the peak of the
+            device is known. Empty if nothing was counted.
+        """
+        if self._started is None or not self._samples:
+            self._forget()
+            return {}
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        tokens, slots = float(self._tokens), float(self._slots)
+        if is_distributed():
+            tokens, slots = sum_over_processes([tokens, slots], self._device)
+        found = {
+            "samples_per_second": self._samples / seconds,
+            "data_wait": min(self._waited / seconds, 1.0),
+            "peak_memory_bytes": float(peak_memory(self._device)),
+        }
+        if slots:
+            found |= {"tokens_per_second": tokens / seconds, "padding_waste": 1 - tokens / slots}
+            if self._num_parameters is not None and self._peak_flops is not None:
+                flops = _FLOPS_PER_PARAMETER_AND_TOKEN * self._num_parameters * self._tokens
+                found["flops_utilisation"] = flops / seconds / self._peak_flops
+        self._forget()
+        return found
+
+    def _count(self, window: _Window) -> None:
+        self._samples += window.samples
+        for piece in window.pieces:
+            if piece.rows and isinstance(piece.batch, Mapping):
+                tokens, slots = count_tokens(piece.batch)
+                self._tokens += tokens
+                self._slots += slots
+
+    def _forget(self) -> None:
+        self._started = None
+        self._waited = 0.0
+        self._samples = self._tokens = self._slots = 0
+
+
+def count_tokens(batch: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the tokens of a batch without and with padding; (0, 0) where that cannot be told on the host."""
+    ids = batch.get("input_ids")
+    if not isinstance(ids, Tensor):
+        return 0, 0
+    slots = ids.numel()
+    mask, sequences = batch.get("attention_mask"), batch.get("sequence_ids")
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        return (int(mask.count_nonzero()), slots) if mask.device.type == "cpu" else (0, 0)
+    if isinstance(sequences, Tensor):  # of packed rows
+        return (int((sequences >= 0).count_nonzero()), slots) if sequences.device.type == "cpu" else (0, 0)
+    return slots, slots
+
+
+def peak_flops(device: torch.device, precision: str | None) -> float | None:
+    """Return the dense peak of a device in FLOP/s with inputs of this precision; None if it is not in the table.
+
+    Args:
+        device: of the run.
+        precision: "bf16" or "fp16" for 16-bit inputs; anything else counts as TF32, which float32 falls short of.
+    """
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device), precision)
+
+
+def peak_of(name: str, precision: str | None) -> float | None:
+    """Return the dense peak of a device of this name in FLOP/s; None if it is not in the table."""
+    for part, half, single in _PEAKS:
+        if part in name:
+            return half if precision in ("bf16", "fp16") else single
+    return None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that were in use so far: of tensors on a CUDA device, else of this process's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024

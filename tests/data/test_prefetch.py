@@ -1,0 +1,227 @@
+"""Batches copied ahead: what is ahead when, with a stand-in for the stream, and how fast a run says it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.checkpoint import Checkpointing
+from loopwright.data import Piece, Window
+from loopwright.data.prefetch import CudaCopier, _moves_itself, prefetched
+from loopwright.engine.nested import map_tensors
+from loopwright.errors import DataError
+from loopwright.run_folder import read_metrics
+from loopwright.tracking.throughput import Throughput, count_tokens, peak_of
+
+CPU = torch.device("cpu")
+
+
+class FakeCopier:
+    """Copies on the CPU, and writes down in which order it was asked."""
+
+    def __init__(self, journal: list[Any]) -> None:
+        self.journal = journal
+        self.tickets = itertools.count()
+
+    def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+        ticket = next(self.tickets)
+        self.journal.append(("copy", ticket))
+        return [map_tensors(batch, torch.clone) for batch in batches], ticket
+
+    def await_copies(self, moved: list[Any], ticket: Any) -> None:
+        self.journal.append(("wait", ticket))
+
+
+def windows(count: int, journal: list[Any], fails_at: int | None = None) -> Any:
+    for index in range(count):
+        journal.append(("read", index))
+        if index == fails_at:
+            raise DataError(f"window {index} cannot be read")
+        pieces = [Piece({"x": torch.full((2,), index), "text": ["a"]}, key=index, rows=2) for _ in range(2)]
+        yield Window(pieces, samples=4)
+
+
+def test_the_next_window_is_read_and_on_its_way_before_a_window_is_used() -> None:
+    journal: list[Any] = []
+    for window in prefetched(windows(3, journal), CPU, lambda device: FakeCopier(journal)):
+        journal.append(("use", int(window.pieces[0].batch["x"][0])))
+    steps = [
+        [("read", 0), ("copy", 0), ("read", 1), ("copy", 1), ("wait", 0), ("use", 0)],
+        [("read", 2), ("copy", 2), ("wait", 1), ("use", 1)],
+        [("wait", 2), ("use", 2)],
+    ]
+    assert journal == sum(steps, [])
+
+
+def test_a_piece_keeps_its_batch_beside_the_one_that_was_moved() -> None:
+    (window,) = prefetched(windows(1, []), CPU, lambda device: FakeCopier([]))
+    for piece in window.pieces:
+        assert piece.moved is not piece.batch and torch.equal(piece.moved["x"], piece.batch["x"])
+        assert piece.on(CPU) is piece.moved and piece.rows == 2
+    assert window.samples == 4
+    assert Piece([torch.ones(1)], 0, 1).on(CPU)[0].tolist() == [1.0]
+
+
+def test_on_a_cpu_the_iterator_itself_comes_back() -> None:
+    given = windows(2, [])
+    assert prefetched(given, CPU) is given
+
+
+def test_an_error_comes_when_its_window_is_due_and_not_before() -> None:
+    seen = []
+    with pytest.raises(DataError, match="window 2"):
+        for window in prefetched(windows(5, [], fails_at=2), CPU, lambda device: FakeCopier([])):
+            seen.append(window.pieces[0].key)
+    assert seen == [0, 1]
+
+
+def test_an_epoch_without_a_window_has_none_ahead() -> None:
+    assert list(prefetched(windows(0, []), CPU, lambda device: FakeCopier([]))) == []
+
+
+def test_batches_that_move_themselves_are_left_to_do_so() -> None:
+    class Graph:
+        def to(self, device: Any) -> Graph:
+            return self
+
+    pair = namedtuple("pair", "x y")
+
+    @dataclasses.dataclass
+    class Fields:
+        x: Any
+
+    assert _moves_itself(Graph())
+    for batch in (torch.ones(1), [torch.ones(1)], {"x": torch.ones(1)}, pair(1, 2), Fields(torch.ones(1))):
+        assert not _moves_itself(batch)
+    transformers = pytest.importorskip("transformers")
+    assert not _moves_itself(transformers.BatchEncoding({"x": torch.ones(1)}))
+
+
+# ------------------------------------------------------------------------------------------------------- in a run
+
+
+class Prefetching(Trainer):
+    """A trainer that takes the CPU for a device that copies ahead."""
+
+    def _windows(self, train_dl: Any) -> Any:
+        inner = self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
+        return self._throughput.watch(prefetched(inner, self.device, lambda device: FakeCopier([])))
+
+
+def fit(kind: type[Trainer], folder: Path | None = None, stop_at: int | None = None) -> Any:
+    class Stop(TrainerCallback):
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            if trainer.progress.update == stop_at:
+                raise StopTrainingError("enough")
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    data = TensorDataset(torch.randn(37, 3), torch.randn(37, 1))
+    trainer = kind(network, nn.MSELoss(), torch.optim.AdamW(network.parameters(), lr=0.01), callbacks=[Stop()])
+    trainer.train(
+        data,
+        num_epochs=2,
+        per_device_batch_size=4,
+        gradient_accumulation_steps=2,
+        seed=3,
+        log_every=2,
+        checkpoints=None if folder is None else Checkpointing(folder),
+        resume_from=None if folder is None else "auto",
+    )
+    return trainer
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
+
+
+def test_a_run_with_batches_ahead_has_the_bits_of_one_without() -> None:
+    assert torch.equal(weights(fit(Trainer)), weights(fit(Prefetching)))
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 5, 7])
+def test_a_run_with_batches_ahead_is_resumed_exactly(tmp_path: Path, stop_at: int) -> None:
+    fit(Prefetching, tmp_path, stop_at)
+    assert torch.equal(weights(fit(Prefetching, tmp_path)), weights(fit(Trainer)))
+
+
+def test_a_run_says_how_fast_it_was_at_every_log(tmp_path: Path) -> None:
+    trainer = fit(Trainer, tmp_path)
+    records = [one for one in read_metrics(tmp_path / "metrics.jsonl") if one["event"] in ("log", "speed")]
+    assert [one["event"] for one in records] == ["log", "speed"] * (len(records) // 2) and len(records) >= 8
+    speed = records[1]
+    assert speed["update"] == records[0]["update"] and speed["samples_per_second"] > 0
+    assert 0 <= speed["data_wait"] <= 1 and speed["peak_memory_bytes"] > 1e6
+    assert "tokens_per_second" not in speed and trainer.speed["samples_per_second"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------- counting
+
+
+def test_tokens_are_counted_without_padding() -> None:
+    ids = torch.ones(2, 4, dtype=torch.long)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    assert count_tokens({"input_ids": ids, "attention_mask": mask}) == (4, 8)
+    assert count_tokens({"input_ids": ids}) == (8, 8)
+    assert count_tokens({"input_ids": ids, "sequence_ids": torch.tensor([[0, 0, 1, -1]] * 2)}) == (6, 8)
+    assert count_tokens({"x": ids}) == count_tokens({"input_ids": [1, 2]}) == (0, 0)
+    there = ids.to("meta")
+    assert count_tokens({"input_ids": there, "attention_mask": there}) == (0, 0)
+
+
+def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log() -> None:
+    ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    counted = Window([Piece({"input_ids": ids, "attention_mask": mask}, 0, 2)], 2)
+    pad = Window([Piece({"input_ids": ids, "attention_mask": mask * 0}, 0, 0)], 0)
+    throughput = Throughput(CPU, num_parameters=10, peak_flops=1e3)
+    assert throughput.take() == {}
+    assert len(list(throughput.watch(iter([counted, pad, counted])))) == 3
+    found = throughput.take()
+    assert found["padding_waste"] == 0.5
+    assert found["tokens_per_second"] / found["samples_per_second"] == pytest.approx(2)
+    assert found["flops_utilisation"] == pytest.approx(6 * 10 * found["tokens_per_second"] / 1e3)
+    assert throughput.take() == {}
+
+
+def test_what_follows_a_log_is_in_no_figure() -> None:
+    throughput = Throughput(CPU)
+    watched = throughput.watch(iter([Window([], 5), Window([], 7)]))
+    next(watched)
+    first = throughput.take()["samples_per_second"]
+    assert first > 0 and throughput._started is None
+    next(watched)
+    assert throughput._started is not None and throughput.take()["samples_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "fp16", 756e12),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA A100-SXM4-80GB", "no", 156e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("Something else", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_device_follows_from_its_name(name: str, precision: str, peak: float | None) -> None:
+    assert peak_of(name, precision) == peak
+
+
+@pytest.mark.gpu
+def test_batches_are_copied_to_a_gpu_ahead() -> None:
+    device = torch.device("cuda")
+    (window,) = prefetched(windows(1, []), device)
+    assert all(piece.moved["x"].is_cuda and not piece.batch["x"].is_cuda for piece in window.pieces)
+    assert window.pieces[0].moved["x"].tolist() == [0, 0] and isinstance(CudaCopier(device), CudaCopier)

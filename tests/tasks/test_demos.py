@@ -1,0 +1,83 @@
+"""The demos of the text tasks: listed with their seconds, and each of them learns, here in a shortened run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from loopwright.api import Run
+from loopwright.cli import main
+from loopwright.data.embedded import find_minilm, stdlib_docs
+from loopwright.tasks import get_task
+
+SECONDS = re.compile(r", (\d+) s$")
+
+
+@dataclass(frozen=True)
+class Short:
+    """How a demo is shortened, and what it still has to reach.
+
+    Attributes:
+        flags: beside those of the demo.
+        num_rows: of validation.
+        metric: what is looked at.
+        least: the metric has to be better than this.
+        floor: the trivial method that `least` itself is better than, by its name in the result.
+    """
+
+    flags: str
+    num_rows: int
+    metric: str
+    least: float
+    floor: str
+
+
+SHORT = {
+    "text-classification": Short("--max_train_samples 240 --batch 8", 60, "accuracy", 0.3, "majority"),
+    "token-classification": Short("--max_train_samples 240 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
+    "question-answering": Short("--max_train_samples 240", 32, "f1", 30, "frequent answer"),
+    "multiple-choice": Short("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
+    "sentence-embedding": Short("--max_train_samples 400 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
+    "causal-lm": Short("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.35, "unigram"),
+    "masked-lm": Short("--max_steps 60 --max_train_samples 3000", 100, "token_accuracy", 0.12, "unigram"),
+    "summarization": Short("--max_train_samples 1300", 50, "rougeL", 0.35, "lead"),
+    "translation": Short("--max_train_samples 3800", 60, "chrf", 31, "copy"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def docs_read_once(tmp_path_factory):
+    """Keep the docs of the standard library in a folder of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv(stdlib_docs.NO_CACHE_VARIABLE, raising=False)
+        yield
+
+
+def test_each_demo_is_listed_with_its_seconds(capsys):
+    assert main(["demo"]) == 0
+    listed = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(SHORT) <= set(listed) and len(SHORT) == 9
+    for task in SHORT:
+        assert 10 <= int(SECONDS.search(listed[task])[1]) <= 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", SHORT)
+def test_a_shortened_demo_is_better_than_its_floor(task, capsys):
+    if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
+        pytest.skip(find_minilm().problem)
+    short = SHORT[task]
+    words = ["--no_rehearsal", "--eval_strategy", "no", "--max_eval_samples", str(short.num_rows), *short.flags.split()]
+    words += [] if "--max_steps" in words else ["--epochs", "1"]
+    assert main(["demo", task, *words]) == 0
+    assert "best " in capsys.readouterr().out
+    result = Run.find("last").result
+    reached = result["metrics"][short.metric]
+    floor = result["baselines"][short.floor][short.metric]
+    sign = -1 if short.metric == "bits_per_byte" else 1
+    assert sign * reached > sign * short.least > sign * floor
+    if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
+        assert reached > result["baselines"]["untrained"][short.metric]

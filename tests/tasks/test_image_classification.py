@@ -1,0 +1,372 @@
+"""image-classification end to end: small nets, transformers' models, any module; pictures, flags, bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from loopwright import api, models
+from loopwright.cli import main
+from loopwright.errors import ConfigError, InputError
+from tasks.forked import run_lines
+from tasks.reviews import events, read_lines
+from tasks.squares import images_in, pixels_of, write_paths, write_squares
+
+TASK = "image-classification"
+FLAGS = {"lr": 3e-3, "epochs": 3, "batch": 8, "threads": 1, "augmentation": "light", "quiet": True}
+SHORT = {**FLAGS, "epochs": 1, "max_steps": 3, "rehearsal": False}
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory):
+    """Return a folder with a folder per colour."""
+    return write_squares(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture(scope="module")
+def trained(squares, tmp_path_factory):
+    """Return a run that has ended; its folder must be left as it is."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return api.train(TASK, data=squares, output_dir=folder / "run", **FLAGS)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    """Return the folder of a ViT of a few thousand weights, without a processor."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    folder = tmp_path_factory.mktemp("models") / "vit"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ end to end
+
+
+def test_a_small_net_learns_colours_and_is_compared_with_the_majority(trained):
+    assert trained.status == "done" and trained.metrics["accuracy"] == 1.0
+    assert set(trained.metrics) == {"accuracy", "f1", "loss"}
+    assert trained.result["baselines"]["majority"]["accuracy"] < 0.6
+    assert trained.evaluate() == trained.metrics
+
+
+def test_the_run_folder_has_pictures_and_the_confusion(trained):
+    samples = {path.name for path in (trained.path / "samples").iterdir()}
+    assert samples == {"train_batch0.png", "predictions.png", "worst.png", "confusion.png"}
+    assert all(min(pixels_of(trained.path / "samples" / name).shape[:2]) >= 64 for name in samples)
+    found = json.loads((trained.path / "eval" / "confusion.json").read_text())
+    assert found["labels"] == ["blue", "green", "red"]
+    predictions = read_lines(trained.path / "eval" / "predictions.jsonl")
+    assert np.sum(found["matrix"]) == len(predictions) == np.trace(found["matrix"])
+    assert all(each["image"].endswith(".png") for each in predictions)
+
+
+def test_paths_folders_tables_and_rows_are_predicted_alike(trained, squares, tmp_path):
+    paths = images_in(squares)[:20]
+    expected = trained.predict(paths)
+    assert [each["label"] for each in expected] == [path.parent.name for path in paths]
+    assert [each["image"] for each in expected] == [str(path) for path in paths]
+    assert list(expected[0]["scores"])[0] == expected[0]["label"] and len(expected[0]["scores"]) == 3
+    assert trained.predict(write_paths(tmp_path / "some.jsonl", paths)) == expected
+    assert trained.predict([{"image": str(path)} for path in paths]) == expected
+    assert trained.predict(str(paths[0])) == expected[:1]
+    assert trained.predict(squares / "blue") == trained.predict(images_in(squares / "blue"))
+    in_memory = trained.predict([{"image": path.read_bytes()} for path in paths])
+    assert in_memory == [{name: value for name, value in each.items() if name != "image"} for each in expected]
+
+
+def test_the_command_line_takes_images_and_draws_what_it_says_about_them(trained, squares, capsys):
+    first, second = images_in(squares)[:2]
+    assert main(["predict", str(trained.path), str(first), str(second), "--overlays", "drawn"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["overlay"] for each in told] == [f"drawn/{first.stem}.png", f"drawn/{second.stem}.png"]
+    assert all(min(pixels_of(each["overlay"]).shape[:2]) >= 200 for each in told)
+    assert main(["predict", str(trained.path), "nothing.png"]) == 2
+    assert "nothing.png does not exist" in capsys.readouterr().err
+
+
+def test_other_images_are_evaluated_with_the_classes_of_the_model(trained, tmp_path):
+    other = write_squares(tmp_path / "other", 12, seed=9, names=("red", "blue"))
+    assert trained.evaluate(other)["accuracy"] >= 0.9
+    assert (trained.path / "eval" / "other" / "predictions.jsonl").is_file()
+
+
+def test_the_exported_net_is_opened_without_the_library_of_tasks(trained, squares, tmp_path):
+    model = models.load(trained.export(tmp_path / "exported"))
+    assert model.labels == ["blue", "green", "red"]
+    image = images_in(squares)[0]
+    pixels = torch.from_numpy(pixels_of(image)).movedim(-1, 0).float() / 255
+    with torch.no_grad():
+        scores = model((pixels[None] - 0.5) / 0.5).logits.softmax(-1)
+    (found,) = trained.predict([image])
+    assert scores.max().item() == pytest.approx(found["score"], abs=1e-5)
+
+
+def test_a_net_goes_on_learning_other_classes_from_an_earlier_run(trained, tmp_path):
+    data = write_squares(tmp_path / "two", 24, seed=3, names=("red", "green"))
+    run = api.train(TASK, data=data, model=trained.path, **SHORT)
+    assert "new: head.bias, head.weight" in (run.path / "log.txt").read_text()
+    assert run.metrics["accuracy"] >= 0.5 and {each["label"] for each in run.predict(data)} <= {"red", "green"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
+    words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
+    words += ["--augmentation", "strong", "--ema", 0.9, "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
+    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:7:kill")
+    assert code == -signal.SIGKILL, said
+    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    code, said = run_lines(["resume", moved, "--workers", 2], [*words, "--out", "whole"], folder=tmp_path)
+    assert code == 0, said
+    whole = tmp_path / "whole"
+    for name in ("model/model.safetensors", "eval/predictions.jsonl", "samples/train_batch0.png"):
+        assert (moved / name).read_bytes() == (whole / name).read_bytes()
+    assert events(moved) == events(whole)
+
+
+# ---------------------------------------------------------------------------------------------------- other models
+
+
+def test_a_vit_is_trained_evaluated_and_exported_with_its_processor(squares, vit, tmp_path):
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    run = api.train(TASK, data=squares, model=vit, **SHORT)
+    assert run.result["updates"] == 3 and run.evaluate() == run.metrics
+    folder = run.export(tmp_path / "exported")
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    image = images_in(squares)[4]
+    with torch.no_grad():
+        logits = model(**processor(Image.fromarray(pixels_of(image)), return_tensors="pt")).logits
+    (found,) = run.predict([image])
+    assert model.config.id2label[int(logits.argmax())] == found["label"]
+    assert float(logits.softmax(-1).max()) == pytest.approx(found["score"], abs=2e-3)
+
+
+def test_a_vit_stretches_its_positions_over_larger_images(squares, vit):
+    run = api.train(TASK, data=squares, model=vit, image_size=16, **{**SHORT, "max_steps": 1})
+    assert run.status == "done" and len(run.predict(squares / "red")) == 15
+    resumed = api.resume(run, max_steps=2, quiet=True)
+    assert resumed.result["updates"] == 2
+
+
+def test_adapters_of_a_vit_are_trained_with_its_head_and_merged(squares, vit):
+    run = api.train(TASK, data=squares, model=vit, lora=True, **SHORT)
+    before, after = (load_file(folder / "model.safetensors") for folder in (vit, run.path / "model"))
+    names = {name for name in after if name in before and before[name].shape == after[name].shape}
+    changed = {name for name in names if not torch.equal(before[name], after[name])}
+    assert set(before) == set(after) and any("layer" in name and "weight" in name for name in changed)
+    assert not [name for name in changed if "norm" in name or "embeddings" in name]
+    assert run.evaluate() == run.metrics
+
+
+MODULE = """
+from torch import nn
+
+
+def make(num_labels):
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_labels))
+
+
+def nothing():
+    return 3
+"""
+
+
+def test_a_function_of_ones_own_makes_the_model(squares, tmp_path):
+    (tmp_path / "own_nets.py").write_text(MODULE)
+    run = api.train(TASK, data=squares, model="own_nets:make", **{**FLAGS, "lr": 0.03})
+    assert run.metrics["accuracy"] >= 0.6 and run.evaluate() == run.metrics
+    assert set(load_file(run.path / "model" / "model.safetensors")) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+    assert api.resume(run, epochs=4, quiet=True).status == "done"
+    for wrong, code in (
+        ("own_nets:mke", "args.value"),
+        ("no_nets:make", "args.value"),
+        ("own_nets:nothing", "model.task"),
+    ):
+        with pytest.raises(InputError) as caught:
+            api.train(TASK, data=squares, model=wrong, **SHORT)
+        assert caught.value.code == code
+
+
+def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
+    def module():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 12, 3))
+
+    run = api.train(TASK, data=squares, model=module(), output_dir=tmp_path / "run", **SHORT)
+    assert run.metrics == run.evaluate(model=module())
+    assert len(run.predict(squares / "red", model=module())) == 15
+    assert api.resume(run, max_steps=5, model=module(), quiet=True).result["updates"] == 5
+    for use in (run.evaluate, run.resume, lambda: run.predict(squares / "red")):
+        with pytest.raises(InputError, match="which no file can make again"):
+            use()
+    with pytest.raises(InputError, match="takes the name of a model, got a Sequential"):
+        api.train("text-classification", data="x.csv", model=module())
+
+
+# ----------------------------------------------------------------------------------------------------------- flags
+
+
+def test_the_loss_is_what_is_asked_for(squares):
+    def loss(**flags):
+        run = api.train(TASK, data=squares, **{**SHORT, "lr": 1e-9, "max_steps": 1, **flags})
+        return run.metrics["loss"]
+
+    plain, focal, smooth = loss(), loss(loss="focal"), loss(label_smoothing=0.5)
+    assert focal < plain and smooth != plain
+    with pytest.raises(ConfigError, match="label_smoothing"):
+        api.train(TASK, data=squares, loss="focal", label_smoothing=0.1, **SHORT)
+
+
+def test_averaged_weights_are_what_is_evaluated_and_kept(squares):
+    flags = {**FLAGS, "epochs": 1, "rehearsal": False}
+    plain, averaged = (api.train(TASK, data=squares, **flags, **extra) for extra in ({}, {"ema": 0.9}))
+    first, second = (load_file(run.path / "model" / "model.safetensors") for run in (plain, averaged))
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+    assert averaged.evaluate() == averaged.metrics
+    from loopwright.checkpoint import read
+    from loopwright.tasks.averaging import average_in
+    from loopwright.tasks.restoring import best_checkpoint
+
+    saved = read(best_checkpoint(averaged.folder))
+    assert torch.equal(saved.model["head.weight"], first["head.weight"])  # training itself is not changed
+    assert torch.equal(average_in(saved.state)["head.weight"], second["head.weight"])
+
+
+def test_channels_last_changes_the_memory_and_not_the_result(squares):
+    flags = {**SHORT, "lr": 1e-3}
+    plain, last = (api.train(TASK, data=squares, channels_last=each, **flags) for each in (False, True))
+    assert last.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
+    assert "channels_last: true" in (last.path / "config.yaml").read_text()
+
+
+def test_what_lies_below_the_head_has_a_rate_of_its_own_or_is_frozen(squares, vit):
+    from loopwright.tasks import get_task
+    from loopwright.tasks.data import RunData
+    from loopwright.tasks.job import build_job, given_origin, make_optimizer
+    from loopwright.tasks.settings import settle
+
+    for model in ((), ("--model", str(vit))):
+        words = ["--data", str(squares), "--lr", "0.1", "--backbone_lr_factor", "0.1", *model]
+        settings = settle(get_task(TASK), words)
+        job = build_job(
+            get_task(TASK),
+            RunData(get_task(TASK).preflight(settings.args)),
+            settings,
+            given_origin(get_task(TASK), settings),
+        )
+        rates = {
+            name: group["lr"]
+            for group in make_optimizer(job).param_groups
+            for name, parameter in job.model.named_parameters()
+            if any(parameter is each for each in group["params"])
+        }
+        heads = {name for name in rates if name.startswith(("head", "classifier"))}
+        assert heads and len(rates) == len(list(job.model.parameters()))
+        assert {rates[name] for name in heads} == {0.1}
+        assert {round(rate, 9) for name, rate in rates.items() if name not in heads} == {0.01}
+    run = api.train(TASK, data=squares, freeze="backbone", **SHORT)
+    assert "frozen" in (run.path / "log.txt").read_text()
+
+
+AUGMENTATION = """
+def black(image):
+    return image.point(lambda value: 0)
+"""
+
+
+def test_training_images_are_changed_by_a_function_of_ones_own_and_others_are_not(squares, tmp_path):
+    (tmp_path / "own_changes.py").write_text(AUGMENTATION)
+    run = api.train(TASK, data=squares, augment_with="own_changes:black", **SHORT)
+    shown = {name: pixels_of(run.path / "samples" / f"{name}.png") for name in ("train_batch0", "predictions")}
+    assert shown["train_batch0"][20:100, 20:100].max() == 0
+    assert shown["predictions"][20:100, 20:100].max() > 0
+
+
+def test_more_than_five_classes_have_an_accuracy_of_the_first_five(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = [], []
+    for index in range(28):
+        path = tmp_path / f"{index}.png"
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
+        images.append(path)
+        labels.append(f"class {index % 7}")
+    data = write_paths(tmp_path / "all.jsonl", images, labels)
+    run = api.train(TASK, train_file=data, validation_file=data, keep_duplicates=True, **SHORT)
+    low, high = run.result["intervals"]["top_5_accuracy"]
+    assert low <= run.metrics["top_5_accuracy"] <= high
+    assert run.metrics["top_5_accuracy"] >= run.metrics["accuracy"]
+    ranks = [each["rank"] for each in read_lines(run.path / "eval" / "predictions.jsonl")]
+    assert run.metrics["top_5_accuracy"] == np.mean([rank < 5 for rank in ranks])
+    assert run.metrics["accuracy"] == np.mean([rank == 0 for rank in ranks])
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_damaged_and_missing_images_are_named_before_training_and_dropped_if_that_is_asked_for(tmp_path, capsys):
+    data = write_squares(tmp_path / "data", 24)
+    broken = images_in(data)[3]
+    broken.write_bytes(broken.read_bytes()[:200])
+    words = ["train", TASK, "--data", str(data), "--batch", "8", "--max_steps", "2", "--no_rehearsal", "--threads", "1"]
+    assert main([*words, "--out", "refused"]) == 2
+    told = capsys.readouterr().err
+    assert "error[data.image]" in told and broken.name in told
+    assert not (tmp_path / "refused").exists()
+    assert main([*words, "--bad_images", "drop", "--out", "dropped"]) == 0
+
+
+def test_one_class_or_none_is_refused(tmp_path):
+    one = write_squares(tmp_path / "one", 6, names=("red",))
+    (tmp_path / "none").mkdir()
+    for data, code in ((one, "data.one_class"), (tmp_path / "none", "data.folder")):
+        with pytest.raises(InputError) as caught:
+            api.train(TASK, data=data, **SHORT)
+        assert caught.value.code == code
+
+
+def test_a_model_of_another_task_is_refused(squares, tmp_path):
+    models.create("masked_vit").save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match="this task needs a conv_net") as caught:
+        api.train(TASK, data=squares, model=tmp_path / "other", **SHORT)
+    assert caught.value.code == "model.task"
+
+
+def test_a_model_of_texts_is_refused(squares, tmp_path):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match="such as a ViT or a ResNet") as caught:
+        api.train(TASK, data=squares, model=tmp_path / "bert", **SHORT)
+    assert caught.value.code == "model.task"
+
+
+@pytest.mark.slow
+def test_the_demo_learns_digits_in_two_epochs_and_lists_its_variants(capsys):
+    assert main(["demo", TASK, "--epochs", "2", "--no_rehearsal"]) == 0
+    run = api.Run.find("last")
+    assert run.metrics["accuracy"] >= 0.85 and run.result["baselines"]["majority"]["accuracy"] == 0.1
+    capsys.readouterr()
+    assert main(["demo", TASK, "--variant", "hats"]) == 2
+    assert "its variants: fashion" in capsys.readouterr().err
+
+
+def test_an_image_that_breaks_after_training_is_named_when_it_is_predicted(trained, tmp_path):
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG")
+    (tmp_path / "cut.png").write_bytes(content.getvalue()[:30])
+    with pytest.raises(InputError, match="cut.png") as caught:
+        trained.predict([tmp_path / "cut.png"])
+    assert caught.value.code == "data.image"

@@ -1,0 +1,235 @@
+"""instance-segmentation end to end: masks at the size of the files, Mask2Former, resuming, bad data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from loopwright import api, models
+from loopwright.api import Run, load_run
+from loopwright.cli import main
+from loopwright.data.images import decode_image
+from loopwright.errors import InputError
+from loopwright.tasks.found_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
+from tasks.boxes import NAMES, write_boxes
+from tasks.reviews import events, read_lines
+from tasks.test_object_detection import reference_precision
+
+TASK = "instance-segmentation"
+FLAGS = {"lr": 5e-3, "batch": 4, "threads": 1, "flip": False, "augmentation": "light", "quiet": True}
+SHORT = {**FLAGS, "max_steps": 3, "rehearsal": False, "image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory) -> Path:
+    """Return a data folder that is left as it is."""
+    return write_boxes(tmp_path_factory.mktemp("boxes") / "boxes")
+
+
+@pytest.fixture(scope="module")
+def trained(boxes, tmp_path_factory) -> Run:
+    """Return a finished run of the small model; its folder is left as it is."""
+    return api.train(TASK, data=boxes, output_dir=tmp_path_factory.mktemp("trained") / "run", epochs=5, **FLAGS)
+
+
+@pytest.fixture(scope="module")
+def mask2former(tmp_path_factory) -> Path:
+    """Return the folder of a Mask2Former with few weights, for other classes than those of the data."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    stages = {"depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
+    backbone = SwinConfig(
+        image_size=32,
+        patch_size=2,
+        embed_dim=8,
+        window_size=4,
+        out_features=[f"stage{n}" for n in range(1, 5)],
+        **stages,
+    )
+    sizes = {"hidden_dim": 32, "feature_size": 32, "mask_feature_size": 32}  # its norms have 32 groups
+    config = Mask2FormerConfig(
+        backbone_config=backbone,
+        num_queries=5,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_feedforward_dim=16,
+        dim_feedforward=16,
+        num_attention_heads=2,
+        train_num_points=64,
+        num_labels=7,
+        **sizes,
+    )
+    folder = tmp_path_factory.mktemp("models") / "mask2former"
+    torch.manual_seed(0)
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ end to end
+
+
+def test_a_small_model_finds_objects_and_their_masks(trained, boxes):
+    boxed, masked = {"map", "map_50"}, {"mask_map", "mask_map_50", "mask_map_75", "mask_map_small", "mask_mar_100"}
+    assert set(trained.metrics) == {*boxed, *masked, "loss"}
+    assert trained.metrics["mask_map_50"] >= 0.5 and trained.metrics["map_50"] >= 0.5
+    assert trained.result["baselines"]["nothing"]["mask_map"] == 0.0
+    predictions = trained.path / "eval" / "predictions.jsonl"
+    for kind, prefix in (("segm", "mask_"), ("bbox", "")):
+        expected = reference_precision(boxes / "validation.json", predictions, kind)
+        own = trained.metrics[f"{prefix}map"], trained.metrics[f"{prefix}map_50"]
+        assert own == pytest.approx(expected, abs=1e-12)
+    table = json.loads((trained.path / "eval" / "classes.json").read_text())
+    assert [each["label"] for each in table] == NAMES and sum(each["there"] for each in table) == 11
+    assert sum(each["mask_map"] for each in table) / 2 == pytest.approx(trained.metrics["mask_map"], abs=1e-12)
+    assert trained.evaluate() == trained.metrics
+
+
+def test_predicted_masks_lie_in_their_boxes_at_the_size_of_the_files(trained, boxes, capsys):
+    paths = [str(boxes / "validation" / f"{number:03}.png") for number in (2, 3, 4)]
+    assert main(["predict", str(trained.path), *paths, "--overlays", "drawn", "--threshold", "0.1"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    objects = [found for each in told for found in each["objects"]]
+    assert len(objects) >= 3 and all(set(each) == {"label", "score", "box", "mask"} for each in objects)
+    for each in objects:
+        mask = mask_tools().decode(each["mask"])
+        rows, columns = np.nonzero(mask)
+        left, top, right, bottom = each["box"]
+        assert mask.shape == (40, 56) and mask.any()
+        assert left - 2 <= columns.min() and columns.max() + 1 <= right + 2
+        assert top - 2 <= rows.min() and rows.max() + 1 <= bottom + 2
+    plain = np.asarray(decode_image(paths[0]).resize((224, 160), 0))
+    drawn = np.asarray(decode_image(told[0]["overlay"]))
+    assert drawn.shape[0] > 160 and drawn.shape[1] >= 224 and not np.array_equal(drawn[8:168, 8:232], plain)
+    samples = {path.name for path in (trained.path / "samples").iterdir()}
+    assert samples == {"train_batch0.png", "predictions.png", "worst.png"}
+
+
+def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
+    model = models.load(trained.export(tmp_path / "exported")).eval()
+    path = boxes / "train" / "003.png"
+    pixels = torch.from_numpy(np.array(decode_image(path))).movedim(-1, 0)[None] / 127.5 - 1
+    (found,) = model.decode(model(pixels), 0.1)
+    objects = trained.predict([path], threshold=0.1)[0]["objects"]
+    assert model.labels == NAMES and len(objects) == len(found["masks"]) > 0
+    for each, mask in zip(objects, found["masks"].numpy(), strict=True):
+        assert np.mean(mask_tools().decode(each["mask"]) == mask) > 0.99
+
+
+def test_a_run_that_goes_on_in_a_moved_folder_ends_as_if_it_had_not_stopped(boxes, tmp_path):
+    flags = {**FLAGS, "data": boxes, "max_train_samples": 12, "lr_scheduler_type": "constant", "rehearsal": False}
+    api.train(TASK, output_dir=tmp_path / "part", epochs=1, **flags)
+    longer = api.train(TASK, output_dir=tmp_path / "longer", epochs=2, **flags)
+    moved = (tmp_path / "part").rename(tmp_path / "moved")
+    resumed = api.resume(moved, epochs=2, quiet=True)
+    for name in ("model/model.safetensors", "eval/predictions.jsonl", "eval/classes.json"):
+        assert (moved / name).read_bytes() == (longer.path / name).read_bytes()
+    assert resumed.metrics == longer.metrics and events(moved) == events(longer.path)
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+def test_a_mask2former_is_trained_on_images_with_and_without_objects_resumed_and_exported(boxes, mask2former, tmp_path):
+    from transformers import AutoModelForUniversalSegmentation
+
+    flags = {**SHORT, "data": boxes, "model": mask2former, "batch": 8, "lr_scheduler_type": "constant"}
+    flags |= {"max_train_samples": 8, "save_strategy": "steps", "save_steps": 1}
+    run = api.train(TASK, output_dir=tmp_path / "run", **{**flags, "max_steps": 2})
+    assert run.evaluate() == run.metrics and np.isfinite(run.metrics["loss"])
+    assert len(run.predict(boxes / "validation", threshold=0.0)) == 8
+    # The loss draws the points that it looks at: a run that goes on draws the same ones.
+    longer = api.train(TASK, output_dir=tmp_path / "longer", **flags)
+    resumed = api.resume(run, max_steps=3, quiet=True)
+    weights = [(each.path / "model" / "model.safetensors").read_bytes() for each in (resumed, longer)]
+    assert weights[0] == weights[1] and resumed.metrics == longer.metrics
+    model = AutoModelForUniversalSegmentation.from_pretrained(longer.export(tmp_path / "exported"))
+    assert model.config.id2label == dict(enumerate(NAMES))
+    job = load_run(longer.folder)
+    dataset = job.task.create_dataset(job, job.data.rows("train"), is_labelled=True, is_training=True)
+    batch = job.collate_fn([dataset[0], dataset[0]])
+    assert [tuple(each["masks"].shape) for each in batch["labels"]] == [(0, 32, 32)] * 2
+    loss, _ = job.task.compute_loss(job, job.model.train(), batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def test_masks_of_queries_are_those_that_transformers_finds():
+    from transformers import Mask2FormerImageProcessorPil
+    from transformers.models.mask2former.modeling_mask2former import Mask2FormerForUniversalSegmentationOutput
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 6, 4, generator=generator)
+    masks = nn.functional.interpolate(torch.randn(2, 6, 4, 4, generator=generator), size=(96, 96), mode="bicubic")
+    outputs = Mask2FormerForUniversalSegmentationOutput(class_queries_logits=logits, masks_queries_logits=masks)
+    processor = Mask2FormerImageProcessorPil()
+    theirs = processor.post_process_instance_segmentation(
+        outputs, threshold=0.2, target_sizes=[(384, 384)] * 2, return_binary_maps=True
+    )
+    for ours, expected in zip(masks_of_queries(outputs, (384, 384), 0.2, 6), theirs, strict=True):
+        infos = expected["segments_info"]
+        order = sorted(range(len(infos)), key=lambda number: -infos[number]["score"])
+        own = ours["scores"].argsort(descending=True)
+        assert len(infos) == len(own) > 0
+        assert ours["scores"][own].tolist() == pytest.approx([infos[number]["score"] for number in order], abs=1e-5)
+        assert ours["classes"][own].tolist() == [infos[number]["label_id"] for number in order]
+        assert torch.equal(ours["masks"][own], expected["segmentation"][order] > 0)
+
+
+def test_a_model_that_has_no_masks_to_be_trained_on_is_refused(boxes):
+    with pytest.raises(InputError, match="Linear does not say which objects it found") as caught:
+        api.train(TASK, data=boxes, model=nn.Linear(2, 2), **SHORT)
+    assert "boxes, scores, classes and masks" in caught.value.fix
+
+
+# ----------------------------------------------------------------------------------------------------------- masks
+
+
+def test_masks_come_back_to_the_file_they_were_fitted_from():
+    square = np.zeros((1, 32, 32), bool)
+    square[0, 4:10, 8:24] = True
+    found = {"boxes": np.array([[8, 4, 24, 10]], np.float32), "classes": np.zeros(1, int), "masks": square}
+    back = in_file(found, np.diag([0.5, 0.5, 1.0]), (40, 64))  # 64 x 40 pixels were fitted into 32 x 20
+    mask = mask_tools().decode(back["masks"][0])
+    expected = np.zeros((40, 64))
+    expected[8:20, 16:48] = 1
+    assert np.array_equal(mask, expected)
+    assert back["boxes"].tolist() == [[16, 8, 48, 20]]
+
+
+def test_objects_are_hit_by_their_masks_and_not_by_their_boxes():
+    halves = np.zeros((2, 10, 10), bool)
+    for row in range(10):
+        halves[0, row, : row + 1], halves[1, row, row:] = True, True
+    box = np.array([[0, 0, 10, 10]], np.float32)
+    one, other = (
+        {"boxes": box, "classes": np.zeros(1, int), "crowd": np.zeros(1, bool), "masks": [run_lengths(half)]}
+        for half in halves
+    )
+    assert count_hits(one, other) == {"0": [0, 1, 1]}
+    assert count_hits(one, one) == {"0": [1, 0, 0]}
+
+
+def test_run_lengths_of_another_size_than_their_image_are_refused(boxes, tmp_path, capsys):
+    data = shutil.copytree(boxes, tmp_path / "data")
+    coco = json.loads((data / "train.json").read_text())
+    coco["annotations"][0]["segmentation"] = {"size": [10, 10], "counts": [20, 80]}
+    (data / "train.json").write_text(json.dumps(coco))
+    assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run")]) == 2
+    output = capsys.readouterr()
+    assert "001.png" in output.out + output.err and "10 x 10" in output.out + output.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
+    assert main(["demo", TASK, "--max_train_samples", "480", "--epochs", "3", "--no_rehearsal"]) == 0
+    assert "best " in capsys.readouterr().out
+    result = Run.find("last").result
+    assert result["metrics"]["mask_map_50"] > 0.1 > result["baselines"]["nothing"]["mask_map_50"]
+    assert read_lines(Run.find("last").path / "eval" / "worst.jsonl")

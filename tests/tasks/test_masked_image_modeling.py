@@ -1,0 +1,176 @@
+"""masked-image-modeling end to end: what is hidden, the small model, transformers' models, pictures, bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from loopwright import api, models
+from loopwright.cli import main
+from loopwright.errors import ConfigError, InputError
+from loopwright.tasks.masked_image_modeling import Masking, small_sizes
+from tasks.forked import run_lines
+from tasks.reviews import events, read_lines
+from tasks.squares import images_in, pixels_of, write_squares
+
+TASK = "masked-image-modeling"
+FLAGS = {"lr": 2e-3, "epochs": 4, "batch": 8, "threads": 1, "augmentation": "none", "quiet": True}
+SHORT = {**FLAGS, "epochs": 1, "max_steps": 3, "rehearsal": False}
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory):
+    """Return a folder of images in folders, whose names do not matter."""
+    return write_squares(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture(scope="module")
+def trained(squares, tmp_path_factory):
+    """Return a run that has ended; its folder must be left as it is."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return api.train(TASK, data=squares, output_dir=folder / "run", **FLAGS)
+
+
+def test_a_small_model_is_scored_against_the_mean_image(trained):
+    assert trained.status == "done" and set(trained.metrics) == {"masked_mse", "loss"}
+    assert 0 < trained.result["baselines"]["mean image"]["masked_mse"] < 0.2
+    assert trained.result["direction"] == "min"
+    first, *_, last = [event["eval_masked_mse"] for event in events(trained.path) if "eval_masked_mse" in event]
+    assert trained.metrics["masked_mse"] <= last < first
+    assert trained.metrics["masked_mse"] == pytest.approx(trained.metrics["loss"] * 0.25, rel=1e-5)  # std is 0.5
+    assert trained.evaluate() == trained.metrics
+
+
+def test_the_error_is_that_of_the_images_that_are_listed_worst_first(trained):
+    told = read_lines(trained.path / "eval" / "predictions.jsonl")
+    assert np.mean([each["masked_mse"] for each in told]) == pytest.approx(trained.metrics["masked_mse"], rel=1e-5)
+    worst = [each["loss"] for each in read_lines(trained.path / "eval" / "worst.jsonl")]
+    assert worst == sorted(worst, reverse=True) and len(worst) == len(told)
+    assert not [name for name in told[0] if name in ("prediction", "reference", "mask")]
+
+
+def test_there_are_pictures_of_what_was_seen_and_rebuilt(trained):
+    samples = {path.name for path in (trained.path / "samples").iterdir()}
+    assert samples == {"train_batch0.png", "predictions.png", "worst.png"}
+    assert pixels_of(trained.path / "samples" / "predictions.png").shape[1] > 800
+
+
+def test_images_are_rebuilt_on_the_command_line(trained, squares, capsys):
+    first, second = images_in(squares)[:2]
+    assert main(["predict", str(trained.path), str(first), str(second), "--overlays", "drawn"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(each) for each in told] == [{"image", "masked_mse", "overlay"}] * 2
+    assert pixels_of(told[0]["overlay"]).shape[1] > 400
+    again = trained.predict([first, second])
+    assert [each["masked_mse"] for each in again] == [each["masked_mse"] for each in told]
+
+
+def test_the_exported_model_is_opened_by_name(trained, tmp_path):
+    model = models.load(trained.export(tmp_path / "exported"))
+    assert model.config["image_size"] == 12 and model.config["patch_size"] == 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(squares, tmp_path):
+    words = ["train", TASK, "--data", squares, "--epochs", 3, "--batch", 8, "--threads", 1, "--lr", 1e-3]
+    words += ["--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
+    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:7:kill")
+    assert code == -signal.SIGKILL, said
+    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    code, said = run_lines(["resume", moved], [*words, "--out", "whole"], folder=tmp_path)
+    assert code == 0, said
+    for name in ("model/model.safetensors", "eval/predictions.jsonl"):
+        assert (moved / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert events(moved) == events(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_to_fill_in_digits_better_than_the_mean_image():
+    assert main(["demo", TASK, "--max_steps", "150", "--no_rehearsal", "--max_eval_samples", "120"]) == 0
+    run = api.Run.find("last")
+    assert run.metrics["masked_mse"] < 0.97 * run.result["baselines"]["mean image"]["masked_mse"]
+
+
+def vit():
+    from transformers import ViTConfig, ViTForMaskedImageModeling
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTForMaskedImageModeling(ViTConfig(image_size=8, patch_size=4, encoder_stride=4, **sizes))
+
+
+def swin():
+    from transformers import SwinConfig, SwinForMaskedImageModeling
+
+    sizes = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
+    return SwinForMaskedImageModeling(SwinConfig(image_size=16, patch_size=2, encoder_stride=4, **sizes))
+
+
+@pytest.mark.parametrize("make", [vit, swin], ids=["vit", "swin"])
+def test_models_of_transformers_are_trained_evaluated_used_and_exported(make, squares, tmp_path):
+    from transformers import AutoModelForMaskedImageModeling
+
+    model = make()
+    model.save_pretrained(tmp_path / "model")
+    run = api.train(TASK, data=squares, model=tmp_path / "model", **SHORT)
+    assert run.result["updates"] == 3 and run.evaluate() == run.metrics
+    assert f"image_size: {model.config.image_size}" in (run.path / "config.yaml").read_text()
+    assert len(run.predict(squares / "red")) == 15
+    exported = AutoModelForMaskedImageModeling.from_pretrained(run.export(tmp_path / "exported"))
+    assert type(exported) is type(model)
+    assert api.resume(run, max_steps=4, quiet=True).result["updates"] == 4
+
+
+def test_a_module_of_ones_own_gets_the_hidden_patches(squares):
+    class Grey(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.zeros(3, 1, 1))
+
+        def forward(self, pixel_values, bool_masked_pos):
+            rebuilt = self.value.expand_as(pixel_values)
+            return {"loss": (rebuilt - pixel_values).square().mean(), "reconstruction": rebuilt}
+
+    run = api.train(TASK, data=squares, model=Grey(), patch_size=4, mask_patch_size=4, **SHORT)
+    assert 0 < run.metrics["masked_mse"] < 0.3
+
+
+def test_as_much_is_hidden_as_is_asked_for_in_whole_squares():
+    masking = Masking(side=12, patch=2, unit=4, ratio=0.5)
+    hidden = masking.draw(np.random.default_rng(0))
+    assert hidden.shape == (36,) and hidden.sum() == 16  # four squares of nine, each of four patches
+    pixels = masking.pixels(hidden)
+    blocks = pixels.reshape(3, 4, 3, 4).transpose(0, 2, 1, 3).reshape(9, 16)
+    assert pixels.shape == (12, 12) and set(blocks.sum(1)) == {0, 16}
+    assert Masking(side=4, patch=2, unit=4, ratio=0.6).draw(np.random.default_rng(0)).all()
+    for ratio, expected in ((0.001, 1), (0.999, 35)):
+        assert Masking(12, 2, 2, ratio).draw(np.random.default_rng(0)).sum() == expected
+
+
+def test_training_hides_something_else_each_time_and_evaluation_does_not(trained):
+    job = api.load_run(trained.folder)
+    rows = job.data.rows("train")
+    train = job.task.create_dataset(job, rows, is_labelled=True, is_training=True)
+    held = job.task.create_dataset(job, rows, is_labelled=True)
+    assert not torch.equal(train[0]["bool_masked_pos"], train[0]["bool_masked_pos"])
+    assert torch.equal(held[0]["bool_masked_pos"], held[0]["bool_masked_pos"])
+    assert not torch.equal(held[0]["bool_masked_pos"], held[1]["bool_masked_pos"])
+
+
+def test_the_sizes_of_a_small_model_follow_from_the_images():
+    assert small_sizes(8, None) == {"image_size": 8, "patch_size": 2}
+    assert small_sizes(29, None) == {"image_size": 28, "patch_size": 2}
+    assert small_sizes(128, None) == {"image_size": 128, "patch_size": 8}
+    assert small_sizes(30, 7) == {"image_size": 28, "patch_size": 7}
+
+
+def test_sizes_and_shares_that_cannot_be_are_refused(squares):
+    with pytest.raises(ConfigError, match="mask_ratio must be between 0 and 1"):
+        api.train(TASK, data=squares, mask_ratio=1.0, **SHORT)
+    with pytest.raises(InputError, match="not made of whole patches"):
+        api.train(TASK, data=squares, mask_patch_size=5, **SHORT)

@@ -1,0 +1,403 @@
+"""object-detection end to end: training, scores in pixels of the files, DETR, modules, bad data, a real sample."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from loopwright import api, models
+from loopwright.api import Run, load_run
+from loopwright.cli import main
+from loopwright.data.images import decode_image, detection_eval, load_scene
+from loopwright.errors import ConfigError, InputError
+from loopwright.tasks.detections import in_square, squeezing
+from loopwright.tasks.found_objects import count_hits, f1_of, in_file
+from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
+from tasks.forked import run_lines
+from tasks.reviews import events, read_lines
+
+TASK = "object-detection"
+FLAGS = {"lr": 5e-3, "batch": 4, "threads": 1, "flip": False, "augmentation": "light", "quiet": True}
+SHORT = {**FLAGS, "max_steps": 3, "rehearsal": False, "image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory) -> Path:
+    """Return a data folder that is left as it is."""
+    return write_boxes(tmp_path_factory.mktemp("boxes") / "boxes")
+
+
+@pytest.fixture(scope="module")
+def trained(boxes, tmp_path_factory) -> Run:
+    """Return a finished run of the small model; its folder is left as it is."""
+    return api.train(TASK, data=boxes, output_dir=tmp_path_factory.mktemp("trained") / "run", epochs=5, **FLAGS)
+
+
+@pytest.fixture(scope="module")
+def detr(tmp_path_factory) -> Path:
+    """Return the folder of a DETR of a few thousand weights, for other classes than those of the data."""
+    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
+    layers = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in _LAYERS.items()}
+    config = DetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=ResNetConfig(layer_type="basic", out_features=["stage4"], **sizes),
+        num_queries=5,
+        d_model=16,
+        num_labels=7,
+        **layers,
+    )
+    folder = tmp_path_factory.mktemp("models") / "detr"
+    torch.manual_seed(0)
+    DetrForObjectDetection(config).save_pretrained(folder)
+    return folder
+
+
+_LAYERS = {"layers": 1, "ffn_dim": 16, "attention_heads": 2}
+
+
+def reference_precision(annotations: Path, predictions: Path, kind: str) -> tuple[float, float]:
+    """Return AP and AP at 0.5 as faster-coco-eval has them, of the files of the data and of the evaluation."""
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    results = []
+    for sample in read_lines(predictions):
+        for found in sample["objects"]:
+            left, top, right, bottom = found["box"]
+            number = FIRST_ID + NAMES.index(found["label"])
+            result = {"image_id": int(sample["image_id"]), "category_id": number, "score": found["score"]}
+            result["bbox"] = [left, top, right - left, bottom - top]
+            results.append(result | ({"segmentation": found["mask"]} if kind == "segm" else {}))
+    truth = COCO(str(annotations))
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = np.asarray(evaluation.eval["precision"])[..., 0, -1]
+    return tuple(float(part[part > -1].mean()) for part in (precision, precision[0]))
+
+
+# ------------------------------------------------------------------------------------------------------ end to end
+
+
+def test_a_small_model_finds_objects_where_nothing_is_the_floor(trained):
+    assert trained.status == "done"
+    assert set(trained.metrics) == {"map", "map_50", "map_75", "map_small", "mar_100", "loss"}
+    assert trained.metrics["map_50"] >= 0.5 and trained.metrics["map"] >= 0.15
+    assert trained.result["baselines"]["nothing"] == {"map": 0.0, "map_50": 0.0, "map_75": 0.0}
+    assert "threshold: 0.3  # data" in (trained.path / "config.yaml").read_text()
+
+
+def test_the_scores_are_those_of_coco_on_the_files_of_the_data(trained, boxes):
+    expected = reference_precision(boxes / "validation.json", trained.path / "eval" / "predictions.jsonl", "bbox")
+    assert (trained.metrics["map"], trained.metrics["map_50"]) == pytest.approx(expected, abs=1e-12)
+    table = json.loads((trained.path / "eval" / "classes.json").read_text())
+    assert [each["label"] for each in table] == NAMES
+    assert sum(each["map"] for each in table) / 2 == pytest.approx(trained.metrics["map"], abs=1e-12)
+
+
+def test_hits_and_misses_of_the_classes_are_those_of_the_images(trained):
+    lines = read_lines(trained.path / "eval" / "predictions.jsonl")
+    table = json.loads((trained.path / "eval" / "classes.json").read_text())
+    for each in table:
+        hits, wrong, missed = np.sum([line["counts"].get(each["label"], [0, 0, 0]) for line in lines], axis=0)
+        assert (each["found"], each["there"]) == (hits + wrong, hits + missed)
+        assert each["recall"] == hits / (hits + missed)
+    assert sum(each["there"] for each in table) == 11  # the crowd is no object to find
+    sure = [found for line in lines for found in line["objects"] if found["score"] >= 0.3]
+    assert sum(each["found"] for each in table) == len(sure)
+    assert lines[0]["truth"] == [] and lines[1]["truth"][-1]["crowd"] is True
+    worst = read_lines(trained.path / "eval" / "worst.jsonl")
+    assert [each["f1"] for each in worst] == sorted(each["f1"] for each in worst) and len(worst) == 8
+
+
+def test_the_run_folder_has_pictures(trained):
+    samples = {path.name for path in (trained.path / "samples").iterdir()}
+    assert samples == {"train_batch0.png", "predictions.png", "worst.png"}
+    assert all(min(decode_image(trained.path / "samples" / name).size) >= 100 for name in samples)
+
+
+def test_evaluating_again_gives_the_same_numbers_whatever_the_batch_size(trained, boxes):
+    assert trained.evaluate() == trained.metrics
+    again = trained.evaluate(boxes / "validation.json", per_device_eval_batch_size=3)
+    assert {name: value for name, value in again.items() if name != "loss"} == pytest.approx(
+        {name: value for name, value in trained.metrics.items() if name != "loss"}, abs=1e-6
+    )
+
+
+def test_the_command_line_finds_objects_in_pixels_of_the_files_and_draws_them(trained, boxes, tmp_path, capsys):
+    folder = boxes / "validation"
+    assert main(["predict", str(trained.path), str(folder), "--overlays", "drawn", "--threshold", "0.05"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    evaluated = read_lines(trained.path / "eval" / "predictions.jsonl")
+    for each, line in zip(told, evaluated, strict=True):
+        assert each["image"] == line["image"] and min(decode_image(each["overlay"]).size) >= 150
+        sure = [found for found in line["objects"] if found["score"] >= 0.05]
+        assert [found["label"] for found in each["objects"]] == [found["label"] for found in sure]
+        for found, expected in zip(each["objects"], sure, strict=True):
+            assert found["box"] == pytest.approx(expected["box"], abs=0.02)
+            assert found["score"] == pytest.approx(expected["score"], abs=1e-3)
+            left, top, right, bottom = found["box"]
+            assert 0 <= left < right <= 56 and 0 <= top < bottom <= 40
+    assert sum(len(each["objects"]) for each in told) > 10
+    few = trained.predict(folder, threshold=0.05, max_detections=1)
+    assert [len(each["objects"]) for each in few] == [min(1, len(each["objects"])) for each in told]
+    with pytest.raises(ConfigError, match="threshold must be from 0 to 1"):
+        trained.predict(folder, threshold=3)
+
+
+def test_an_exported_model_is_opened_by_models_load(trained, boxes, tmp_path):
+    model = models.load(trained.export(tmp_path / "exported")).eval()
+    assert model.labels == NAMES
+    path = boxes / "train" / "003.png"
+    pixels = torch.from_numpy(np.array(decode_image(path))).movedim(-1, 0)[None] / 127.5 - 1
+    (found,) = model.decode(model(pixels), 0.1)
+    objects = trained.predict([path], threshold=0.1)[0]["objects"]
+    assert [each["score"] for each in objects] == pytest.approx(found["scores"].tolist(), abs=1e-4)
+    assert [each["box"] for each in objects] == [pytest.approx(box, abs=0.02) for box in found["boxes"].tolist()]
+    assert [each["label"] for each in objects] == [NAMES[number] for number in found["classes"]]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was_moved_to_as_if_nothing_had_been(boxes, tmp_path):
+    words = ["train", TASK, "--data", boxes, "--epochs", 2, "--batch", 8, "--threads", 1, "--lr", 1e-3]
+    words += ["--augmentation", "strong", "--no_rehearsal", "--save_strategy", "steps", "--save_steps", 2]
+    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:6:kill")
+    assert code == -signal.SIGKILL, said
+    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    code, said = run_lines(["resume", moved, "--workers", 2], [*words, "--out", "whole"], folder=tmp_path)
+    assert code == 0, said
+    whole = tmp_path / "whole"
+    for name in ("model/model.safetensors", "eval/predictions.jsonl", "eval/classes.json", "samples/train_batch0.png"):
+        assert (moved / name).read_bytes() == (whole / name).read_bytes()
+    assert events(moved) == events(whole)
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+def test_a_detr_is_trained_evaluated_and_exported_with_its_processor(boxes, detr, tmp_path):
+    from transformers import AutoImageProcessor, AutoModelForObjectDetection
+
+    run = api.train(TASK, data=boxes, model=detr, backbone_lr_factor=0.1, **SHORT)
+    assert run.result["updates"] == 3 and run.evaluate() == run.metrics
+    exported = run.export(tmp_path / "exported")
+    model = AutoModelForObjectDetection.from_pretrained(exported).eval()
+    processor = AutoImageProcessor.from_pretrained(exported, backend="pil")
+    assert model.config.id2label == dict(enumerate(NAMES))
+    path = boxes / "train" / "003.png"
+    with torch.no_grad():
+        outputs = model(**processor(decode_image(path), return_tensors="pt"))
+    (theirs,) = processor.post_process_object_detection(outputs, threshold=0.05, target_sizes=[(32, 32)])
+    ours = run.predict([path], threshold=0.05)[0]["objects"]
+    scores, order = theirs["scores"].sort(descending=True)
+    assert len(ours) == 5 and [each["score"] for each in ours] == pytest.approx(scores.tolist(), abs=1e-3)
+    for each, box in zip(ours, theirs["boxes"][order].clamp(0, 32).tolist(), strict=True):
+        assert each["box"] == pytest.approx(box, abs=0.05)
+    resumed = api.resume(run, max_steps=4, quiet=True)
+    assert resumed.result["updates"] == 4
+
+
+def test_a_detr_has_a_loss_for_images_without_objects(boxes, detr):
+    job = load_run(api.train(TASK, data=boxes, model=detr, **{**SHORT, "max_steps": 1}).folder)
+    dataset = job.task.create_dataset(job, job.data.rows("train"), is_labelled=True, is_training=True)
+    batch = job.collate_fn([dataset[0], dataset[0]])
+    assert [len(each["boxes"]) for each in batch["labels"]] == [0, 0]
+    loss, _ = job.task.compute_loss(job, job.model.train(), batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def test_images_are_squeezed_where_the_processor_squeezes_them_and_fitted_elsewhere():
+    from transformers import DetrImageProcessorPil, RTDetrImageProcessorPil
+
+    squeezed, fitted = in_square(RTDetrImageProcessorPil(), 48), in_square(DetrImageProcessorPil(), 48)
+    assert dict(squeezed.size)["height"] == dict(squeezed.size)["width"] == 48
+    assert dict(fitted.size)["shortest_edge"] == dict(fitted.size)["longest_edge"] == 48
+    assert [each.exact for each in squeezing(squeezed)] == [48] and squeezing(fitted) == []
+
+
+class Middle(nn.Module):
+    """Says that there is a red object in the middle of each image, however it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, pixel_values, labels=None):
+        """Return scores that say how many images there are, and a loss."""
+        return {"logits": self.weight.expand(len(pixel_values)), "loss": (self.weight - 1).abs().sum()}
+
+    def decode(self, outputs, threshold, max_detections):
+        """Return the middle of each square of 32 pixels."""
+        middle = {"boxes": [[8.0, 8.0, 24.0, 24.0]], "scores": [0.9], "classes": [1]}
+        return [{name: torch.tensor(values) for name, values in middle.items()} for _ in outputs.logits]
+
+
+def test_a_module_with_a_decode_of_its_own_is_trained_and_one_without_is_refused(boxes, tmp_path):
+    run = api.train(TASK, data=boxes, model=Middle(), output_dir=tmp_path / "run", **SHORT)
+    (found,) = run.predict([boxes / "validation" / "002.png"], model=Middle())
+    # 56 x 40 pixels are fitted into 32 x 23: a pixel of the square is 1.75 of the file across, and 40 / 23 down.
+    expected = [14.0, 8 * 40 / 23, 42.0, 40.0]
+    assert found["objects"] == [{"label": "red", "score": 0.9, "box": pytest.approx(expected, abs=0.01)}]
+    with pytest.raises(InputError, match="Linear does not say which objects it found") as caught:
+        api.train(TASK, data=boxes, model=nn.Linear(2, 2), **SHORT)
+    assert caught.value.code == "model.task" and "decode(outputs, threshold" in caught.value.fix
+
+
+# ---------------------------------------------------------------------------------------------------------- scoring
+
+
+def test_objects_come_back_to_the_place_in_the_file_they_were_fitted_from(boxes):
+    annotations = json.loads((boxes / "validation.json").read_text())["annotations"]
+    left, top, width, height = annotations[0]["bbox"]
+    row = {"image": str(boxes / "validation" / "001.png")}
+    row["objects"] = {"boxes": [[left, top, left + width, top + height]], "classes": [0]}
+    seen = detection_eval(32)(load_scene(row), np.random.default_rng(0))
+    assert seen.size == (32, 32)
+    found = {"boxes": seen.boxes, "classes": seen.classes, "scores": np.ones(1)}
+    assert in_file(found, seen.matrix, (40, 56))["boxes"][0] == pytest.approx(row["objects"]["boxes"][0], abs=1e-4)
+
+
+def test_hits_are_counted_by_class_and_a_true_object_is_found_once():
+    reference = {
+        "boxes": np.array([[0, 0, 10, 10], [20, 20, 30, 30], [40, 0, 50, 10], [0, 0, 50, 50]], np.float32),
+        "classes": np.array([0, 0, 1, 1]),
+        "crowd": np.array([False, False, False, True]),
+    }
+    found = {
+        "boxes": np.array([[0, 0, 10, 9], [0, 0, 10, 10], [20, 25, 30, 35], [60, 0, 70, 10]], np.float32),
+        "classes": np.array([0, 0, 0, 2]),
+        "scores": np.array([0.9, 0.8, 0.7, 0.6]),
+    }
+    counts = count_hits(found, reference)
+    # The second box is a second one of the first object; the third overlaps by a third only; the crowd is no miss.
+    assert counts == {"0": [1, 2, 1], "1": [0, 0, 1], "2": [0, 1, 0]}
+    assert f1_of(counts) == 2 / (2 + 3 + 2) and f1_of({}) == 1.0
+
+
+def test_scorers_of_two_processes_together_have_the_numbers_of_one(trained):
+    job = load_run(trained.folder)
+    dataset = job.task.create_dataset(job, job.data.rows("validation"), is_labelled=True)
+    batch = job.collate_fn([dataset[number] for number in range(8)])
+    with torch.no_grad():
+        _, outputs = job.task.compute_loss(job, job.model.eval(), batch)
+    samples = job.task.score_batch(job, batch, outputs)
+    whole, first, second = (job.task.create_scorer(job) for _ in range(3))
+    whole.add(samples)
+    kept = first.add(samples[::2])
+    assert [set(each) for each in kept] == [{"position", "objects", "truth", "counts", "f1", "loss"}] * 4
+    second.add(samples[1::2] + samples[:1])  # an image that was evaluated twice counts once
+    first.merge_state(second.state_dict())
+    assert first.compute() == whole.compute()
+
+
+# --------------------------------------------------------------------------------------------------------- bad data
+
+
+def _outside(coco) -> None:
+    coco["annotations"][0]["bbox"] = [200, 5, 4, 4]
+
+
+def _no_size(coco) -> None:
+    coco["annotations"][0]["bbox"] = [3, 5, 0, 4]
+
+
+def _nameless(coco) -> None:
+    coco["annotations"][0]["category_id"] = 77
+
+
+def _unlisted(coco) -> None:
+    coco["annotations"][0]["image_id"] = 7
+
+
+def _no_number(coco) -> None:
+    coco["annotations"][0]["bbox"] = [1, 2, "x", 4]
+
+
+def _missing(coco) -> None:
+    coco["images"][3]["file_name"] = "gone.png"
+
+
+def changed(boxes: Path, folder: Path, damage) -> Path:
+    """Return a copy of the data whose training annotations are damaged."""
+    data = shutil.copytree(boxes, folder)
+    coco = json.loads((data / "train.json").read_text())
+    damage(coco)
+    (data / "train.json").write_text(json.dumps(coco))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(_nameless, ["error[data.classes]", "a category without a name: 77"], id="category without a name"),
+        pytest.param(_unlisted, ["error[data.annotations]", "image_id 7"], id="unknown image_id"),
+        pytest.param(_no_number, ["error[data.boxes]", "001.png", "'x'"], id="box that is none"),
+        pytest.param(_missing, ["error[data.image]", "gone.png does not exist"], id="missing image"),
+    ],
+)
+def test_bad_annotations_are_refused_before_training_and_named(damage, said, boxes, tmp_path, capsys):
+    data = changed(boxes, tmp_path / "data", damage)
+    assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run")]) == 2
+    output = capsys.readouterr()
+    for words in said:
+        assert words in output.out + output.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(_outside, "lie outside their image and are left out", id="box outside"),
+        pytest.param(_no_size, "have no size and are left out", id="box of no size"),
+    ],
+)
+def test_boxes_that_cannot_be_seen_are_left_out_and_counted(damage, said, boxes, tmp_path, capsys):
+    data = changed(boxes, tmp_path / "data", damage)
+    words = ["--max_steps", "1", "--no_rehearsal", "--threads", "1", "--max_eval_samples", "2"]
+    assert main(["train", TASK, "--data", str(data), "--out", str(tmp_path / "run"), *words]) == 0
+    assert f"1 boxes of train.json {said}" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------- real data and demo
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [TASK, "instance-segmentation"])
+def test_a_killed_run_on_real_photos_goes_on_and_finds_objects_in_them(task, shared_data, tmp_path):
+    data = write_sample(shared_data / "samples" / "COCO", tmp_path / "data")
+    words = ["train", task, "--train_file", data, "--validation_file", data, "--keep_duplicates", "--batch", 1]
+    words += ["--epochs", 3, "--image_size", 64, "--threads", 1, "--no_rehearsal", "--lr", 1e-3, "--workers", 0]
+    code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:4:kill")
+    assert code == -signal.SIGKILL, said
+    moved = (tmp_path / "killed").rename(tmp_path / "moved")
+    used = ["predict", moved, data.parent, "--threshold", 0.01, "--overlays", "drawn", "--out", "found.jsonl"]
+    code, said = run_lines(
+        ["resume", moved], used, ["evaluate", moved, "--json"], [*words, "--out", "whole"], folder=tmp_path
+    )
+    assert code == 0, said
+    whole = tmp_path / "whole"
+    for name in ("model/model.safetensors", "eval/predictions.jsonl", "eval/classes.json"):
+        assert (moved / name).read_bytes() == (whole / name).read_bytes()
+    assert events(moved) == events(whole)
+    found = read_lines(tmp_path / "found.jsonl")
+    assert len(found) == 2 and all(Path(each["overlay"]).is_file() for each in found)
+    names = json.loads((whole / "eval" / "classes.json").read_text())
+    assert sum(each["there"] for each in names) == 6
+
+
+@pytest.mark.slow
+def test_a_shortened_demo_finds_digits(capsys):
+    assert main(["demo", TASK, "--max_train_samples", "480", "--epochs", "3", "--no_rehearsal"]) == 0
+    assert "best " in capsys.readouterr().out
+    result = Run.find("last").result
+    assert result["metrics"]["map_50"] > 0.1 > result["baselines"]["nothing"]["map_50"]
