@@ -172,6 +172,12 @@ class Run:
         """Go on with the run."""
         return resume(self, **changes)
 
+    def report(self) -> Path:
+        """Write report.html of the run, whatever state it is in, and return the file."""
+        from loopwright.report import write_report
+
+        return write_report(self.path)
+
     def verify(self) -> list[Finding]:
         """Check every byte of the checkpoints, and return a finding for each."""
         from loopwright.checkpoint import verify_all

@@ -70,6 +70,27 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
     return found
 
 
+def stored_window(folder: str | Path) -> int | None:
+    """Return how many micro-batches an update of a saved run has, over all processes; None if that is not known.
+
+    It is settled when a run begins, and the same in all of its checkpoints.
+
+    Args:
+        folder: a checkpoint, or a folder of checkpoints.
+    """
+    path = Path(folder)
+    for each in (path, *store.checkpoint_folders(path)):
+        try:
+            about = store.read_manifest(each).get("about", {})
+        except CheckpointError:
+            continue  # a bad one is dealt with where it is read
+        processes = about.get("fingerprint", {}).get("processes")
+        accumulation = about.get("settings", {}).get("gradient_accumulation_steps")
+        if processes is not None and accumulation is not None:
+            return int(processes) * int(accumulation)
+    return None
+
+
 def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, say: Any) -> None:
     """Set aside the checkpoints after the one that a run goes back to: they belong to the way that it went before."""
     if checkpoints is None:

@@ -14,7 +14,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint.saver import Saver
-from loopwright.checkpoint.store import read_manifest
 from loopwright.data import Loader, Share, Window, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.buffers import BufferShadow
@@ -28,6 +27,7 @@ from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses, prediction
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
+from loopwright.resuming import stored_window
 from loopwright.run_config import create_run_config
 from loopwright.run_folder import RunRecord
 from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
@@ -35,7 +35,6 @@ from loopwright.tracking import RunHistory
 
 STOPPED_BY_FILE = "Asked to stop by a file in the run folder: ending the run in order"
 _MOST_SKIPPED_IN_A_ROW = 10
-_ACCUMULATION = "gradient_accumulation_steps"
 
 
 class TrainerServices(TrainerHooks):
@@ -173,12 +172,7 @@ class TrainerServices(TrainerHooks):
         is_exact = settings.reduction == "exact"
         check_reduction(settings.reduction, self.model)
         processes, given = self._engine.num_processes, settings.gradient_accumulation_steps
-        window = processes * given
-        if resume_path is not None:
-            about = read_manifest(resume_path).get("about", {})
-            before = about.get("fingerprint", {}).get("processes"), about.get("settings", {}).get(_ACCUMULATION)
-            if None not in before:
-                window = int(before[0]) * int(before[1])
+        window = (None if resume_path is None else stored_window(resume_path)) or processes * given
         # A part of the tree that is summed exactly has a power of two of leaves, unless it is the whole tree.
         allowed = [
             number

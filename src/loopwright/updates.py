@@ -35,7 +35,7 @@ from loopwright.engine.graphs import (
     signature,
     single_precision_rates,
 )
-from loopwright.engine.nested import iter_tensors
+from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.seeding import seed_torch
 from loopwright.errors import ConfigError
 from loopwright.keys import forward_key
@@ -275,11 +275,17 @@ class TrainerUpdates(TrainerPersistence):
         return Step(
             micro_batch=self._graphed_micro_batch,
             apply=self._graphed_apply,
+            begin=self._settle_saves,
             restore=lambda: self._buffers.restore(),
             parameters=self._engine.parameters,
             optimizer=self.optimizer,
             device=self.device,
         )
+
+    def _settle_saves(self) -> None:
+        """Wait for a save in the background, which would use the device while something is recorded."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def _graph_inputs(self, batch: Any, index: int) -> Any:
         """Return what changes from update to update for a micro-batch: the batch, and the weight of its loss."""
@@ -292,9 +298,9 @@ class TrainerUpdates(TrainerPersistence):
         if weight is not None and "num_items_in_batch" in output:
             raise NotCapturableError("the items of a micro-batch are counted in its forward pass")
         self.backward_step(loss if weight is None else loss * weight)
-        if any(_listens(callback, "on_train_step_end") for callback in self.callback_handler):
-            return output
-        return {name: output[name] for name in _READ_AFTER_REPLAY if name in output}
+        is_watched = any(_listens(callback, "on_train_step_end") for callback in self.callback_handler)
+        read = {name: output[name] for name in (output if is_watched else _READ_AFTER_REPLAY) if name in output}
+        return map_tensors(read, Tensor.detach)  # or all that led to them would be kept
 
     def _graphed_apply(self) -> Tensor | None:
         """Clip the gradients and step the optimizer; return the norm, where there is one."""
@@ -306,7 +312,7 @@ class TrainerUpdates(TrainerPersistence):
 
     def _take_graphed(self, output: Any, index: int) -> None:
         """Remember the loss of a replayed micro-batch."""
-        self._losses.note(index, output["loss"].detach().clone(), output)
+        self._losses.note(index, output["loss"].clone(), output)
 
 
 # ---------------------------------------------------------------------------------------------------- optimizers

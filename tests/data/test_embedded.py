@@ -40,7 +40,7 @@ SIZES = {
     "causal-lm": (range(5000, 7000), range(150, 700)),
     "masked-lm": (range(5000, 7000), range(150, 700)),
     "multiple-choice": (range(900, 901), range(200, 201)),
-    "summarization": (range(1100, 1201), range(180, 201)),
+    "summarization": (range(8000, 8001), range(250, 251)),
     "sentence-embedding": (range(2000, 2001), range(500, 501)),
     "translation": (range(20_000, 20_001), range(500, 501)),
 }
@@ -388,13 +388,27 @@ def test_texts_of_language_modelling_are_held_out_by_module_and_page():
     assert sum(sizes) >= 1_600_000 and 0.02 <= sizes[1] / sum(sizes) <= 0.15
 
 
-def test_a_summary_is_the_first_line_of_a_docstring_and_its_document_the_rest():
+def test_a_summary_says_the_last_day_of_the_notes_and_validation_has_other_days_and_quotes():
     found = demo("summarization")
-    texts = {" ".join(doc.text.split()) for doc in docs().docs}
-    starts = tuple(f"{row['summary']} {row['document']}" for row in found.validation)
-    assert sum(text.startswith(starts) for text in texts) >= len(starts)
-    train, validation = ({row["summary"] for row in rows} for rows in (found.train, found.validation))
-    assert not train & validation
+    texts = {" ".join(doc.text.split("\n\n", 1)[0].split()) for doc in docs().docs}
+    days, quotes = [], []
+    for rows in (found.train, found.validation):
+        days.append(set())
+        quotes.append(set())
+        for row in rows:
+            module, said = re.fullmatch(r"(\w+) (reviewed on \d{4}-\d\d-\d\d|not reviewed)", row["summary"]).groups()
+            assert row["document"].startswith(f"The review of {module} was planned for ")
+            assert row["document"].count("In the end nobody came.") == (said == "not reviewed")
+            if said != "not reviewed":
+                day = datetime.date.fromisoformat(said.removeprefix("reviewed on "))
+                places = [row["document"].rfind(form(day)) for form in FORMS]
+                assert max(places) >= 0
+                assert not re.search(r"(put off until|moved to|Then) ", row["document"][max(places) :])
+                days[-1].add(day)
+            sentences = re.split(r"(?<=\.) (?=[A-Z])", row["document"])
+            quotes[-1].update(sentence for sentence in sentences if sentence in texts)
+    assert min(map(len, quotes)) >= 100 and not quotes[0] & quotes[1]
+    assert min(map(len, days)) >= 150 and not days[0] & days[1]
 
 
 # ------------------------------------------------------------------------------------------------------ the dates

@@ -29,7 +29,9 @@ import pytest
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
-    + ["accelerate", "loopwright.trainer", "loopwright.callbacks"]
+    + ["accelerate", "loopwright.trainer", "loopwright.callbacks", "loopwright.hf.trainer"]
+    # Where it is not installed, the server goes on without it.
+    + ["transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert"]
 )
 GRACE_SECONDS = 10  # for a process to notice that its peer has died
 

@@ -18,6 +18,7 @@ from distributed.launcher import SERVER, Results, run
 from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.checkpoint import verify_all
+from loopwright.config import processes
 from loopwright.errors import Preempted
 
 pytestmark = pytest.mark.distributed
@@ -209,6 +210,26 @@ def test_no_process_outlives_a_killed_launcher(tmp_path):
     finally:
         launcher.kill()
         launcher.join()
+
+
+def meet(results: Results) -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for number in range(2):
+        with processes.first(rank() == 0):
+            results[f"meeting {number}"] = time.monotonic()
+
+
+def test_processes_that_are_started_again_do_not_count_those_that_came_before(tmp_path):
+    # As torchrun does it: one store for all starts, served by the launcher.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    offered = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    lost = run(meet, tmp_path, grace_seconds=0.5, **offered, TORCHELASTIC_RESTART_COUNT="0")
+    assert [process.exit_code for process in lost] == [None, -signal.SIGKILL]
+    first, second = run(meet, tmp_path, timeout_seconds=20, **offered, TORCHELASTIC_RESTART_COUNT="1")
+    assert [first.exit_code, second.exit_code] == [0, 0]
+    for number in range(2):
+        assert first[f"meeting {number}"] <= second[f"meeting {number}"]
 
 
 SCRIPT = """

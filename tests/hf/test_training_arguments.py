@@ -32,7 +32,7 @@ from loopwright.config import fields as config_fields
 from loopwright.errors import ConfigError, ConfigTypeError
 
 KINDS = {"honoured", "accepted", "refused"}
-OWN_FIELDS = {"logging_dir", "overwrite_output_dir", "step_mode", "length_buckets", "nan", "bad_samples"}
+OWN_FIELDS = {"logging_dir", "overwrite_output_dir", "step_mode", "length_buckets", "nan", "bad_samples", "reduction"}
 
 # A value that is not the default, for the refused fields whose type does not say one.
 OTHER_VALUES = {
@@ -201,7 +201,7 @@ def test_every_honoured_field_is_read_by_the_layer_above():
     # For the loggers of scripts, which ask `get_process_log_level` and `should_log`.
     for_scripts = {"log_level", "log_level_replica", "log_on_each_node"}
     honoured = [name for name, field in fields_of(Seq2SeqTrainingArguments).items() if kind_of(field) == "honoured"]
-    assert len(honoured) == 74
+    assert len(honoured) == 75
     unread = [
         name
         for name in honoured
@@ -341,6 +341,7 @@ def test_a_whole_set_of_arguments_from_an_older_script_is_taken_as_written():
         ({"step_mode": "compiled"}, "did you mean compile?"),
         ({"nan": "ignore"}, "nan must be one of stop, skip"),
         ({"bad_samples": "drop"}, "bad_samples must be one of raise, skip"),
+        ({"reduction": "precise"}, "reduction must be one of fast, exact"),
         ({"include_for_metrics": ["input"]}, "did you mean inputs?"),
         ({"learning_rate": -1.0}, "learning_rate must be a number of at least 0, got -1.0"),
         ({"learning_rate": "3e-4"}, "learning_rate must be a number of at least 0, got '3e-4'"),

@@ -37,7 +37,7 @@ class Short:
 SHORT = {
     "text-classification": Short("--max_train_samples 240 --batch 8", 60, "accuracy", 0.3, "majority"),
     "token-classification": Short("--max_train_samples 240 --batch 4 --lr 8e-4", 50, "f1", 0.15, "majority"),
-    "question-answering": Short("--max_train_samples 240", 32, "f1", 30, "frequent answer"),
+    "question-answering": Short("--max_train_samples 200 --batch 4 --freeze 5", 32, "f1", 33, "frequent answer"),
     "multiple-choice": Short("--max_train_samples 80 --batch 4", 60, "accuracy", 0.38, "chance"),
     "sentence-embedding": Short("--max_train_samples 400 --batch 16 --max_length 16", 160, "mrr", 0.6, "word-overlap"),
     "causal-lm": Short("--max_steps 60 --batch 8 --max_train_samples 3000", 60, "bits_per_byte", 3.35, "unigram"),

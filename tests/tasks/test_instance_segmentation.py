@@ -132,9 +132,16 @@ def test_a_run_that_goes_on_in_a_moved_folder_ends_as_if_it_had_not_stopped(boxe
     assert resumed.metrics == longer.metrics and events(moved) == events(longer.path)
 
 
+def test_training_images_are_scored_as_the_model_sees_them(boxes):
+    run = api.train(TASK, data=boxes, **{**SHORT, "max_steps": 1, "max_train_samples": 4, "eval_on_train": True})
+    told = [line for line in read_lines(run.path / "metrics.jsonl") if "train_mask_map" in json.dumps(line)]
+    assert told and run.status == "done"
+
+
 # ----------------------------------------------------------------------------------------------------------- models
 
 
+@pytest.mark.slow
 def test_a_mask2former_is_trained_on_images_with_and_without_objects_resumed_and_exported(boxes, mask2former, tmp_path):
     from transformers import AutoModelForUniversalSegmentation
 
@@ -228,7 +235,8 @@ def test_run_lengths_of_another_size_than_their_image_are_refused(boxes, tmp_pat
 
 @pytest.mark.slow
 def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
-    assert main(["demo", TASK, "--max_train_samples", "480", "--epochs", "3", "--no_rehearsal"]) == 0
+    words = "--max_train_samples 400 --epochs 3 --no_rehearsal --eval_strategy no --max_eval_samples 60"
+    assert main(["demo", TASK, *words.split()]) == 0
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
     assert result["metrics"]["mask_map_50"] > 0.1 > result["baselines"]["nothing"]["mask_map_50"]

@@ -382,3 +382,25 @@ def test_the_command_line_predicts_a_folder_of_images(trained, shapes, tmp_path,
     assert [Path(line["image"]).name for line in lines] == [f"{number:03}.png" for number in range(6)]
     assert all(set(line) == {"image", "classes", "overlay", "mask"} for line in lines)
     assert get_task("semantic-segmentation").name in (trained.path / "run.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_shortened_demo_is_clearly_better_than_its_floor(capsys):
+    # Images of half the size are enough to begin with, and a quarter of the work.
+    words = ["--no_rehearsal", "--epochs", "5", "--lr", "6e-3", "--augmentation", "none", "--image_size", "32"]
+    words += [
+        "--eval_strategy",
+        "no",
+        "--save_strategy",
+        "no",
+        "--max_train_samples",
+        "600",
+        "--max_eval_samples",
+        "60",
+    ]
+    assert main(["demo", "semantic-segmentation", *words]) == 0
+    assert "best " in capsys.readouterr().out
+    result = api.Run.find("last").result
+    floor = result["baselines"]["majority"]
+    assert result["metrics"]["mean_iou"] > 0.098 > 0.09 > floor["mean_iou"]
+    assert result["metrics"]["mean_accuracy"] > 0.12 > 0.1 > floor["mean_accuracy"]

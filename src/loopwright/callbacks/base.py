@@ -53,9 +53,12 @@ class TrainerCallback(ABC):
     Attributes:
         custom_events: names of events of your own, called by `trainer.callback_handler.call_event`;
             naming them here tells them apart from a misspelt event.
+        asks_alike: of a class with an event between an update's backward pass and its end: what it asks for there, if
+            anything, it asks for on every process. Then several processes need not wait for each other to agree.
     """
 
     custom_events: tuple[str, ...] = ()
+    asks_alike: bool = False
 
     def on_init_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run at the end of the trainer's constructor (what a subclass sets afterwards is not there yet)."""

@@ -84,6 +84,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         ema_model: the average; None before the first run.
     """
 
+    asks_alike = True
+
     def __init__(
         self,
         decay: float = 0.99,

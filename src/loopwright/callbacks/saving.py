@@ -203,6 +203,8 @@ class WSDCheckpointCallback(TrainerCallback):
         decay_info: the schedule's periods.
     """
 
+    asks_alike = True  # by the schedule
+
     def __init__(
         self,
         save_dir: str | Path = "checkpoints",

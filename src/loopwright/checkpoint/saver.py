@@ -293,6 +293,10 @@ class Saver:
         if self.last_error is not None:
             raise self.last_error
 
+    def wait(self) -> None:
+        """Wait for what is going on in the background; `poll` tells of it afterwards."""
+        self._wait(None)
+
     def _wait(self, seconds: float | None) -> bool:
         if self._thread is not None:
             self._thread.join(seconds)

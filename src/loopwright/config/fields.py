@@ -21,6 +21,7 @@ SAMPLING_STRATEGIES = ("random", "sequential", "group_by_length")
 STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
+REDUCTIONS = ("fast", "exact")
 
 _HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
 _DDP = "start with `accelerate launch --config_file`, whose settings the engine follows"
@@ -233,3 +234,6 @@ class TrainingFields(TrainingOldNames):
     )
     nan: str = honoured("stop", "What a loss that is not finite does to the run.", choices=NAN_POLICIES)
     bad_samples: str = honoured("raise", "What a sample that cannot be loaded does.", choices=BAD_SAMPLE_POLICIES)
+    reduction: str = honoured(
+        "fast", "How gradients are summed; exact gives the same bits on any number of processes.", choices=REDUCTIONS
+    )

@@ -84,7 +84,9 @@ def _store() -> Any:
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", timeout=_LONGEST_WAIT))
-    return PrefixStore("loopwright/first", store)
+    # torchrun may offer the same store after a restart, with what the processes before have counted in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"loopwright/first/{attempt}", store)
 
 
 def _meet_in_store() -> None:

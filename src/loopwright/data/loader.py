@@ -433,7 +433,7 @@ class ReplayLoader(Loader):
         try:
             for number in itertools.count():
                 # A source that draws in this process draws as a function of the position.
-                seed_generators(key(self.seed, self._purpose, epoch, start))
+                seed_generators(key(self.seed, self._purpose, epoch, self._own_place(start)))
                 with _naming(f"batch {number} of epoch {epoch}"), own.in_use(), self._workers.reading():
                     batch = next(batches, _END)
                 if batch is _END:
@@ -443,6 +443,10 @@ class ReplayLoader(Loader):
                 start += rows
         finally:
             self._workers.leave(batches)
+
+    def _own_place(self, start: int) -> int:
+        """Return what stands for a position in the key of a micro-batch."""
+        return start
 
     def _num_global_batches(self) -> int | None:
         try:
@@ -493,6 +497,10 @@ def adopt(
     if evaluation and not ordered:
         bad_samples = "raise"  # only training has to know which ones were left out
     kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
+    if not ordered:
+        from loopwright.data.split_streams import SplitLoader, is_split  # which is made from this module
+
+        kind = SplitLoader if is_split(source, share) else ReplayLoader
     return kind(source, seed, share, device, evaluation, limit, bad_samples)
 
 

@@ -8,7 +8,7 @@ them itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,8 @@ class Engine:
             (of a loss function, say).
         num_averaged: by how many the processes' gradients are divided when they are shared: all of them, or 1 for
             an exact sum.
+        before_sharing: called before the backward pass at the end of which gradients are shared: what it begins to
+            send is there when they are.
     """
 
     def __init__(self, accelerator: Accelerator, reduction: str = "fast") -> None:
@@ -124,6 +126,8 @@ class Engine:
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._optimizer: Any = None
         self._sharded: nn.Module | None = None
+        self.before_sharing: Callable[[], None] | None = None
+        self._shares_next = False
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Place and wrap the model and the optimizer for this run; stand-ins for either are left alone."""
@@ -203,6 +207,9 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward, with loss scaling where the precision needs it."""
+        if self._shares_next and self.before_sharing is not None:
+            self.before_sharing()
+        self._shares_next = False
         if self._needs_wrapping:
             self.accelerator.backward(loss)
         else:
@@ -264,6 +271,7 @@ class Engine:
             self._tree.add_gradients()
         if not self.is_distributed:
             return
+        self._shares_next = is_shared
         if hasattr(model, "require_backward_grad_sync"):
             model.require_backward_grad_sync = is_shared
         elif hasattr(model, "set_requires_gradient_sync"):

@@ -67,12 +67,20 @@ class CudaCapturer:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = function()
         except BaseException:
-            # A recording that was broken off leaves its mark on the generator: it would refuse to draw ever after.
-            generator = torch.cuda.default_generators[self._device.index or torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())
-            torch.cuda.synchronize(self._device)
+            self._recover()
             raise
         return graph.replay, result
+
+    def _recover(self) -> None:
+        """Undo what a recording that was broken off leaves behind in torch."""
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        # The generator would refuse to draw ever after, and the allocator would take the recording to be under way:
+        # memory that several streams have used would then never be free again.
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
+        with contextlib.suppress(RuntimeError):  # it was not begun
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        torch.cuda.synchronize(self._device)
 
 
 def signature(value: Any) -> Hashable:
@@ -148,6 +156,7 @@ class Step:
     Attributes:
         micro_batch: forward and backward on inputs; returns what is to be read after a replay.
         apply: clips and steps the optimizer; returns the gradient's norm, or None.
+        begin: called before anything is recorded, to wait for what else uses the device.
         restore: puts back the buffers of the model after a warm-up.
         parameters: everything that gets gradients.
         optimizer: whose learning rates are read from buffers.
@@ -156,6 +165,7 @@ class Step:
 
     micro_batch: Callable[[Any], Any]
     apply: Callable[[], Tensor | None]
+    begin: Callable[[], None]
     restore: Callable[[], None]
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -283,6 +293,7 @@ class UpdateGraphs:
 
         Recording runs nothing, and warming up steps no optimizer, so weights and its state are never touched.
         """
+        self.step.begin()
         with preserved_generators(self.step.device):
             try:
                 yield

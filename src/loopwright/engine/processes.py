@@ -25,6 +25,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from loopwright.engine.board import Board, create_page
 from loopwright.errors import ConfigError, DataError, LoopwrightError, Preempted
 
 P = ParamSpec("P")
@@ -158,6 +159,10 @@ class Agreement:
 
     _groups: ClassVar[dict[tuple[int, bool], Any]] = {}
 
+    def __init__(self) -> None:
+        self._board: Board | None = None
+        self._begun: tuple[torch.Tensor, Any] | None = None
+
     @property
     def _group(self) -> Any:
         return self.group(is_patient=False)
@@ -183,6 +188,49 @@ class Agreement:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(value) for value in tensor.tolist()]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something under way that `end` returns."""
+        return self._begun is not None
+
+    def prepare(self) -> None:
+        """Make ready for `begin`; every process must call it. Processes of one machine share a page of memory."""
+        if self._board is not None or not is_distributed():
+            return
+        rank, world = dist.get_rank(), dist.get_world_size()
+        path = gather_objects(create_page(world) if rank == 0 else None)[0]
+        try:
+            board = None if path is None else Board(path, rank, world, collective_timeout())
+        except OSError:  # another machine, or one that shares no memory with the first process
+            board = None
+        is_missing = self.largest(board is None)[0]
+        self._board = None if is_missing else board
+        if rank == 0 and path is not None:
+            os.unlink(path)
+
+    def begin(self, *values: int) -> None:
+        """Begin to agree, without waiting for the other processes; every process must call it, and `end` after it.
+
+        Values are 0 for most of the time. On one machine it then costs nothing to know that all of them are.
+        """
+        tensor = torch.tensor(values, dtype=torch.int64)
+        if self._board is not None:
+            self._board.post(any(values))
+            self._begun = tensor, None
+        else:
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._begun = tensor, work
+
+    def end(self) -> list[int]:
+        """Return, for each value that `begin` was given, its largest over all processes."""
+        assert self._begun is not None
+        (tensor, work), self._begun = self._begun, None
+        if work is not None:
+            work.wait()
+        elif self._board is not None and self._board.read():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [int(value) for value in tensor.tolist()]
 
     def total(self, value: float) -> float:

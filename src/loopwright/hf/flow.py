@@ -23,6 +23,7 @@ from loopwright.hf.outputs import TrainOutput
 from loopwright.hf.resuming import resume_source
 from loopwright.hf.schedule import MetricSchedule
 from loopwright.hf.state import STATE_FILE, TrainerState
+from loopwright.resuming import stored_window
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
@@ -55,7 +56,7 @@ class Flow:
         resume_from = resume_source(resume_from_checkpoint, args.output_dir)
         self._prepare_model()
         loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-        per_epoch = core.num_updates_per_epoch(loader, args.gradient_accumulation_steps)
+        per_epoch = core.num_updates_per_epoch(loader, self._accumulation(resume_from))
         max_steps, num_epochs = self._length(per_epoch)
         trainer.state = self._first_state(max_steps, num_epochs)
         trainer.lr_scheduler = trainer.given_scheduler
@@ -85,7 +86,16 @@ class Flow:
             log_every=sys.maxsize,
             nan=args.nan,
             bad_samples=args.bad_samples,
+            reduction=args.reduction,
         )
+
+    def _accumulation(self, resume_from: str | None) -> int:
+        """Return the micro-batches of an update on each process: of a run that goes on as when it began."""
+        args, num_processes = self._trainer.args, self._trainer.core.num_processes
+        folder = args.output_dir if resume_from == "auto" else resume_from
+        window = None if folder is None else stored_window(folder)
+        given: int = args.gradient_accumulation_steps
+        return given if window is None or window % num_processes else window // num_processes
 
     def _prepare_model(self) -> None:
         trainer, model = self._trainer, self._trainer.model
@@ -180,7 +190,7 @@ class Flow:
         state, core = self._trainer.state, self._trainer.core
         batches = core.num_batches_per_epoch()
         if batches is None:
-            batches = state.max_steps * self._trainer.args.gradient_accumulation_steps
+            batches = state.max_steps * core.run_config.gradient_accumulation_steps
         state.global_step = core.progress.update
         state.epoch = core.progress.epoch + core.progress.batch / batches
 

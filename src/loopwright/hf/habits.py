@@ -25,7 +25,7 @@ class TransformersHabits:
         current_gradient_accumulation_steps: what a copied `training_step` divides its loss by; 1, since
             `accelerator.backward` weighs it.
         model_accepts_loss_kwargs: whether a copied `compute_loss` hands `num_items_in_batch` to the model; never.
-        graph_safe: of a subclass that overrides `compute_loss` or `training_step`: they may be recorded as a CUDA graph.
+        graph_safe: of a subclass that overrides `compute_loss` or `training_step`: they may become CUDA graphs.
     """
 
     model: Any

@@ -58,4 +58,5 @@ CODES: dict[str, str] = {
     "resume.data": "A data file is no longer what it was when the run started.",
     "run.exists": "The folder for a new run is in use.",
     "run.unknown": "There is no run of this name.",
+    "watch.port": "The port that the page of a run is to be served on is taken.",
 }

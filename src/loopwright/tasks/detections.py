@@ -35,6 +35,7 @@ from loopwright.tasks.found_objects import (
     objects_of,
     plain,
     rounded,
+    seen_objects,
     taken,
 )
 from loopwright.tasks.scoring import MetricScorer, Scorer
@@ -44,9 +45,16 @@ if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
 
 _LEAST_SCORE = 0.01  # of what is scored: average precision looks at every threshold
-_THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.3  # peaks of the small net are low
+_THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the peaks of the small net are lower
 _SIZES = ("small", "medium", "large")
 _NOT_FOR_MODEL = ("position", "reference", "full_size", "matrix")
+DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
+    {
+        **{"augmentation": "light", "flip": False, "epochs": 12, "batch": 16, "lr": 3e-3, "weight_decay": 0.01},
+        **{"warmup_steps": 0.1, "lr_scheduler_type": "cosine", "threads": 1},
+    }
+)
+"""The flags of the demos."""
 
 
 @dataclass
@@ -56,7 +64,7 @@ class DetectionArguments(VisionArguments):
     objects_column: str | None = flag(None, "Column of the objects, of data that is a table.")
     threshold: float | None = flag(
         None,
-        "How sure the model must be of an object for it to be printed and drawn; unset is 0.5, 0.3 for the small net.",
+        "How sure the model must be of an object for it to be printed and drawn; unset is 0.5, 0.4 for the small net.",
     )
     max_detections: int = flag(100, "Objects of an image at most.")
 
@@ -83,7 +91,7 @@ class DetectionTask(VisionTask):
     needs = MappingProxyType({"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"})
     prediction_flags = ("overlays", "threshold", "max_detections")
     sheet_columns = 3
-    sheet_size = 448
+    sheet_size = 576
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +198,11 @@ class DetectionTask(VisionTask):
         """Return what was found and what is there; hits and misses by class; and 1 - F1 as "loss", for the worst."""
         samples = []
         found = self.found(job, outputs, batch, _LEAST_SCORE)
-        for position, prediction, reference in zip(batch["position"].tolist(), found, batch["reference"], strict=True):
+        references = batch.get("reference")
+        if references is None:  # of training data, which is scored as the model sees it
+            size = tuple(batch["pixel_values"].shape[-2:])
+            references = [seen_objects(labels, size) for labels in batch["labels"]]
+        for position, prediction, reference in zip(batch["position"].tolist(), found, references, strict=True):
             counts = count_hits(taken(prediction, prediction["scores"] >= job.args.threshold), reference)
             f1 = f1_of(counts)
             samples.append(
@@ -214,9 +226,14 @@ class DetectionTask(VisionTask):
         return shown | {side: named(sample[side], names) for side in ("objects", "truth")}
 
     def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[Found]:
-        """Return the objects that a model found in each image of a batch, in pixels of the files."""
-        size = tuple(batch["pixel_values"].shape[-2:])
+        """Return the objects that a model found in each image of a batch, in pixels of the files.
+
+        Those of training images are in pixels of what the model was given.
+        """
+        size: tuple[int, int] = tuple(batch["pixel_values"].shape[-2:])
         raw = found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
+        if "full_size" not in batch:
+            return [in_file(each, np.eye(3), size) for each in raw]
         matrices = batch["matrix"].cpu().numpy()
         return [
             in_file(each, matrix, (int(full_size[0]), int(full_size[1])))
@@ -241,24 +258,19 @@ class DetectionTask(VisionTask):
 
         scene = load_scene(row, with_masks=self.has_masks) if row.get("objects") is not None else load_image(row)
         found = prediction["_found"]
-        picture = draw_objects(scene.image, found, label_names(job), found["scores"])
-        caption = f"{len(found['boxes'])} found"
+        names, caption = label_names(job), f"{len(found['boxes'])} found"
         if scene.boxes is None:
-            return picture, caption
+            return draw_objects(scene.image, found, names, found["scores"]), caption
+        picture = draw_objects(scene.image, found, names, found["scores"], most=self.sheet_size // 2)
         single = scene if scene.crowd is None else scene.with_objects(~scene.crowd)
-        truth = draw_objects(scene.image, vars(single), label_names(job))
+        truth = draw_objects(scene.image, vars(single), names, most=self.sheet_size // 2)
         return side_by_side(truth, picture), f"{caption}, {single.num_objects} there"
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
         """Return the image as the model sees it, with its targets."""
         picture, _ = super().draw_sample(job, batch, index)
-        labels, (height, width) = batch["labels"][index], picture.shape[:2]
-        centers = labels["boxes"].cpu().numpy() * np.array([width, height, width, height])
-        boxes = np.concatenate([centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2], axis=1)
-        shown: Found = {"boxes": boxes, "classes": labels["class_labels"].cpu().numpy()}
-        if "masks" in labels:
-            shown["masks"] = labels["masks"].cpu().numpy().astype(bool)
-        return draw_objects(picture, shown, label_names(job)), ""
+        seen = seen_objects(batch["labels"][index], picture.shape[:2])
+        return draw_objects(picture, seen, label_names(job)), ""
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Write sheets of predictions, and eval/classes.json: average precision, precision, recall of each class."""

@@ -62,6 +62,7 @@ def finish(
         drawn = job.task.illustrate(job, run, examples.worst)
         replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
         run.write_result(result)
+        _write_report(run, screen)
     _say_result(run, result, examples, screen)
     if drawn:
         screen.block("drawn", ", ".join(str(path.relative_to(run.path)) for path in drawn))
@@ -106,6 +107,15 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
         folder.rename(old)
     aside.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_report(run: RunFolder, screen: Screen) -> None:
+    from loopwright.report import write_report
+
+    try:
+        write_report(run.path)
+    except OSError as error:  # the run itself is safe
+        screen.say(f"note: the report was not written: {error}")
 
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:
@@ -171,5 +181,5 @@ def _say_result(run: RunFolder, result: Mapping[str, Any], examples: Examples, s
             f"{len(examples.suspects)} rows look mislabelled (model sure, label disagrees): "
             f"{run.evaluation / 'suspects.csv'}",
         )
-    screen.block("files", str(run.model))
+    screen.block("files", str(run.model), str(run.path / "report.html"))
     screen.block("next", f"loopwright predict {run.path} ...   ·   loopwright resume {run.path} --epochs N")

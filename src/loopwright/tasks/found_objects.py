@@ -46,6 +46,8 @@ def found_objects(
         threshold: the least score.
         most: objects of an image at most.
     """
+    import torch
+
     decode = decoder_of(model)
     if decode is not None:
         raw = decode(outputs, threshold, most)
@@ -58,7 +60,11 @@ def found_objects(
     found = []
     for each in raw:
         names = [name for name in ("boxes", "scores", "classes", "masks") if name in each]
-        arrays = {name: each[name].detach().cpu().numpy() for name in names}
+        tensors = {name: torch.as_tensor(each[name]).detach().cpu() for name in names}
+        # numpy has no bfloat16.
+        arrays: Found = {
+            name: (one.float() if one.is_floating_point() else one).numpy() for name, one in tensors.items()
+        }
         order = np.argsort(-arrays["scores"], kind="stable")[:most]
         found.append(taken(arrays, order))
     return found
@@ -104,6 +110,18 @@ def objects_of(scene: Scene) -> Found:
     objects["crowd"] = np.zeros(len(scene.boxes), dtype=bool) if scene.crowd is None else scene.crowd
     if scene.masks is not None:
         objects["masks"] = [run_lengths(mask) for mask in scene.masks]
+    return objects
+
+
+def seen_objects(labels: Mapping[str, Any], size: tuple[int, int]) -> Found:
+    """Return the targets of an image as objects, in pixels of what a model is given, masks as run lengths."""
+    height, width = size
+    shares = labels["boxes"].cpu().numpy() * np.array([width, height, width, height], np.float32)
+    boxes = np.concatenate([shares[:, :2] - shares[:, 2:] / 2, shares[:, :2] + shares[:, 2:] / 2], axis=1)
+    objects: Found = {"boxes": boxes, "classes": labels["class_labels"].cpu().numpy()}
+    objects["crowd"] = np.zeros(len(boxes), dtype=bool)
+    if "masks" in labels:
+        objects["masks"] = [run_lengths(mask) for mask in labels["masks"].cpu().numpy()]
     return objects
 
 
@@ -208,34 +226,40 @@ def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
     """Return for each class how many objects were found rightly, wrongly, and not at all.
 
     An object is right if it overlaps a true one of its class that no surer one has taken, by half and more: with its
-    mask where there are masks, else with its box. Crowds count neither way.
+    mask where there are masks, else with its box. Crowds are not missed, and what lies in one by half is not wrong.
     """
     counts: dict[str, list[int]] = {}
-    single = taken(reference, ~reference["crowd"])
-    for number in sorted({*map(int, found["classes"]), *map(int, single["classes"])}):
-        theirs, ours = (taken(side, side["classes"] == number) for side in (found, single))
+    single = ~reference["crowd"]
+    for number in sorted({*map(int, found["classes"]), *map(int, reference["classes"][single])}):
+        is_class = reference["classes"] == number
+        theirs, ours = taken(found, found["classes"] == number), taken(reference, is_class & single)
+        in_crowd = overlap(theirs, taken(reference, is_class & ~single)).max(axis=1, initial=0.0) >= _SAME
         free = np.ones(len(ours["boxes"]), dtype=bool)
-        hits = 0
-        for row in overlap(theirs, ours):
+        hits = wrong = 0
+        for row, is_harmless in zip(overlap(theirs, ours), in_crowd, strict=True):
             row = np.where(free, row, 0.0)
             if row.size and row.max() >= _SAME:
                 free[int(row.argmax())] = False
                 hits += 1
-        counts[str(number)] = [hits, len(theirs["boxes"]) - hits, len(free) - hits]
+            else:
+                wrong += not is_harmless
+        counts[str(number)] = [hits, wrong, len(free) - hits]
     return counts
 
 
 def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
-    """Return the intersection over union of each found object with each true one, of masks or else of boxes."""
+    """Return the intersection over union of each found object with each true one, of masks or else of boxes.
+
+    With a crowd it is how much of the object lies in it.
+    """
     shape = len(found["boxes"]), len(reference["boxes"])
     if not all(shape):
         return np.zeros(shape)
     if "masks" in reference:
-        ratios: NDArray[np.float64] = mask_tools().iou(found["masks"], reference["masks"], [0] * shape[1])
-        return ratios
-    # COCO has left, top, width, height.
-    boxes = [np.asarray(side["boxes"], np.float64) @ _CORNER_TO_SIZE for side in (found, reference)]
-    ratios = mask_tools().iou(*boxes, [0] * shape[1])
+        sides = [found["masks"], reference["masks"]]
+    else:  # COCO has left, top, width, height
+        sides = [np.asarray(side["boxes"], np.float64) @ _CORNER_TO_SIZE for side in (found, reference)]
+    ratios: NDArray[np.float64] = mask_tools().iou(*sides, reference["crowd"].astype(int).tolist())
     return ratios
 
 
@@ -278,14 +302,29 @@ def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[di
     return table
 
 
-def draw_objects(image: Any, objects: Mapping[str, Any], names: Sequence[str], scores: Any = None) -> Any:
-    """Return an image with the masks and boxes of its objects, in the colours of their classes."""
-    from loopwright.data.pictures import color_of, draw_boxes, draw_masks
+def draw_objects(
+    image: Any, objects: Mapping[str, Any], names: Sequence[str], scores: Any = None, most: int | None = None
+) -> Any:
+    """Return an image with the masks and boxes of its objects, in the colours of their classes.
 
+    Args:
+        image: (height, width, 3).
+        objects: in its pixels.
+        names: of the classes.
+        scores: of the objects, to be written on them.
+        most: a larger image is made smaller first, until no side is longer; so that what is written stays readable.
+    """
+    from loopwright.data.pictures import color_of, draw_boxes, draw_masks
+    from loopwright.data.pictures.canvas import as_image
+
+    picture, masks = as_image(image), objects.get("masks")
+    share = min(1.0, (most or max(picture.size)) / max(picture.size))
+    picture = picture.resize([max(1, round(side * share)) for side in picture.size]) if share < 1 else picture
     colors = [color_of(int(number)) for number in objects["classes"]]
-    masks, picture = objects.get("masks"), image
-    for index, mask in enumerate(() if masks is None else masks):
-        pixels = mask_tools().decode(mask) if isinstance(mask, Mapping) else mask
-        picture = draw_masks(picture, np.asarray(pixels, bool)[None], [colors[index]])
+    # The surest come first, and are drawn last.
+    for index, mask in reversed(list(enumerate(() if masks is None else masks))):
+        pixels = mask_tools().decode(mask) if isinstance(mask, Mapping) else np.asarray(mask)
+        rows, columns = (np.arange(new) * old // new for new, old in zip(picture.size[::-1], pixels.shape, strict=True))
+        picture = draw_masks(picture, pixels[rows][:, columns].astype(bool)[None], [colors[index]])
     titles = [names[int(number)] for number in objects["classes"]]
-    return draw_boxes(picture, objects["boxes"], titles, scores, colors)
+    return draw_boxes(picture, np.asarray(objects["boxes"]) * share, titles, scores, colors)

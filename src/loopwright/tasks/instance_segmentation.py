@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from loopwright.tasks.detections import DetectionTask
+from loopwright.tasks.detections import DETECTION_DEMO, DetectionTask
 
 
 class InstanceSegmentation(DetectionTask):
@@ -26,8 +24,8 @@ class InstanceSegmentation(DetectionTask):
     example = "loopwright train instance-segmentation --data scenes/ --model ./mask2former --epochs 20 --lr 5e-5"
     auto_class = "AutoModelForUniversalSegmentation"
     has_masks = True
-    demo = MappingProxyType({"epochs": 14, "batch": 16, "lr": 3e-3, "augmentation": "none", "flip": False})
-    demo_note = "digits on photos, found and outlined by a small net from scratch"
+    demo = DETECTION_DEMO
+    demo_note = "digits on photos, found and outlined by a small net: mask mAP 0.70 (nothing found 0), 130 s"
 
 
 TASK = InstanceSegmentation()

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import seed_generators
 from loopwright.errors import ConfigError, InputError
 from loopwright.optimizers import create_optimizer
+from loopwright.report import LiveReport
 from loopwright.results import TrainResult
+from loopwright.resuming import stored_window
 from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
 from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
@@ -148,10 +151,21 @@ def _floors(job: Job) -> dict[str, dict[str, float]]:
     return {name: finite(values) for name, values in job.task.baselines(job).items()}
 
 
-def measure(job: Job, num_processes: int) -> Length:
-    """Return how long the run is."""
+def window_of(training: Any, num_processes: int, newest: Path | None) -> int:
+    """Return how many micro-batches an update has over all processes: as many as when the run began."""
+    stored = None if newest is None else stored_window(newest)
+    return stored or training.gradient_accumulation_steps * num_processes
+
+
+def measure(job: Job, window: int) -> Length:
+    """Return how long the run is.
+
+    Args:
+        job: of the run.
+        window: micro-batches of an update, over all processes.
+    """
     training = job.training
-    per_window = training.train_batch_size * training.gradient_accumulation_steps * num_processes
+    per_window = training.train_batch_size * window
     num_samples = len(job.train_dataset)
     per_epoch = num_samples // per_window if training.dataloader_drop_last else math.ceil(num_samples / per_window)
     if per_epoch == 0:
@@ -235,9 +249,10 @@ def train(
     _say_model(job, screen)
     floors = _floors(job) if run is None or newest is None else read_json(run.path / _FLOORS, {})
     trainer = TaskTrainer(job, make_optimizer(job), say=screen.say)
-    length = measure(job, trainer.num_processes)
+    window = window_of(settings.training, trainer.num_processes, newest)
+    length = measure(job, window)
     best = best_metric(job, settings)
-    _say_batch(job, length, screen, trainer.num_processes)
+    _say_batch(job, length, screen, trainer.num_processes, window)
     _say_floors(floors, screen)
     is_new = run is None
     folder: RunFolder = gather_objects(make_run() if run is None and trainer.is_first else run)[0]
@@ -267,7 +282,8 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
     _say_model(job, screen)
     num_processes = TaskTrainer(job).num_processes
     best_metric(job, settings)
-    _say_batch(job, measure(job, num_processes), screen, num_processes)
+    window = window_of(settings.training, num_processes, None)
+    _say_batch(job, measure(job, window), screen, num_processes, window)
     _say_floors(_floors(job), screen)
     rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
 
@@ -283,7 +299,8 @@ def _run(
 ) -> Outcome:
     training, args = job.training, job.args
     watch = TerminateOnNaNCallback()
-    callbacks: list[Any] = [watch, ReportProgress(screen.say, length.updates, training.logging_first_step)]
+    live = LiveReport(run.path) if trainer.is_first else None
+    callbacks: list[Any] = [watch, ReportProgress(screen.say, length.updates, training.logging_first_step, live)]
     if args.early_stopping_patience is not None:
         callbacks.append(
             EarlyStoppingCallback(
@@ -317,6 +334,7 @@ def _run(
             evaluate_every=steps_of(training.eval_steps, length.updates) if training.eval_strategy == "steps" else None,
             nan=training.nan,
             bad_samples=training.bad_samples,
+            reduction=training.reduction,
         )
         reason = result.stop_reason or ""
         state = "stopped" if reason == STOPPED_BY_FILE else "done"
@@ -393,13 +411,13 @@ def _say_model(job: Job, screen: Screen) -> None:
     )
 
 
-def _say_batch(job: Job, length: Length, screen: Screen, num_processes: int) -> None:
+def _say_batch(job: Job, length: Length, screen: Screen, num_processes: int, window: int) -> None:
     training = job.training
-    batch, accumulation = training.train_batch_size, training.gradient_accumulation_steps
+    batch = training.train_batch_size
     screen.block(
         "batch",
-        f"{batch} × accum {accumulation} × {num_processes} device{'s' if num_processes > 1 else ''} = "
-        f"{batch * accumulation * num_processes} · {length.updates} steps in {length.epochs} "
+        f"{batch} × accum {window // num_processes} × {num_processes} device{'s' if num_processes > 1 else ''} = "
+        f"{batch * window} · {length.updates} steps in {length.epochs} "
         f"epoch{'s' if length.epochs > 1 else ''} · lr {training.learning_rate:g} {training.lr_scheduler_type}, "
         f"warmup {training.get_warmup_steps(length.updates)} · seed {training.seed}",
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from loopwright.tasks.detections import DetectionTask
+from loopwright.tasks.detections import DETECTION_DEMO, DetectionTask
 
 
 class ObjectDetection(DetectionTask):
@@ -25,8 +23,8 @@ class ObjectDetection(DetectionTask):
     )
     example = "loopwright train object-detection --data scenes/ --model ./detr --epochs 20 --batch 8 --lr 5e-5"
     auto_class = "AutoModelForObjectDetection"
-    demo = MappingProxyType({"epochs": 14, "batch": 16, "lr": 3e-3, "augmentation": "none", "flip": False})
-    demo_note = "digits on photos, found by a small net from scratch"
+    demo = DETECTION_DEMO
+    demo_note = "digits on photos, found by a small net: mAP 0.64 (nothing found 0), 100 s"
 
 
 TASK = ObjectDetection()

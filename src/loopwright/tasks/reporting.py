@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.protocols import TrainerLike
+from loopwright.report import LiveReport
 from loopwright.tasks.screen import clock, eval_metrics, metrics_text
 
 _MUCH_WAITING = 0.2  # of the time
@@ -20,12 +22,20 @@ class ReportProgress(TrainerCallback):
         say: prints a line.
         num_updates: of the whole run.
         logs_first: log the first update too.
+        live: keeps report.html fresh; None on processes that write no files.
     """
 
     asks_alike = True
 
-    def __init__(self, say: Callable[[str], None], num_updates: int, logs_first: bool = False) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        num_updates: int,
+        logs_first: bool = False,
+        live: LiveReport | None = None,
+    ) -> None:
         self._say = say
+        self._live = live
         self._num_updates = num_updates
         self._logs_first = logs_first
         self._started = self._eval_started = time.monotonic()
@@ -52,6 +62,7 @@ class ReportProgress(TrainerCallback):
             f"{share:3.0f}%  step {update}/{self._num_updates} · epoch {logs['epoch']} · loss {logs['loss']:.4g} · "
             f"lr {logs['lr']:.2g} · {rate:,.0f} ex/s{_lost(trainer)} · left {clock(left)}"
         )
+        self._refresh()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Note the time."""
@@ -68,6 +79,13 @@ class ReportProgress(TrainerCallback):
         self._say(f"eval @{trainer.progress.update}  {text}{'   best so far' if is_best else ''}   {seconds:.1f} s")
         if is_best and kwargs.get("is_intermediate"):
             trainer.request_save(trainer.checkpoint_path())  # type: ignore[attr-defined] # a TaskTrainer
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Bring the report up to date, if it is time; a disk that refuses does not end a run."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.refresh()
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Say the metrics on the training data, where they were asked for."""

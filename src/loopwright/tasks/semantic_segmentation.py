@@ -83,6 +83,19 @@ class SemanticSegmentation(VisionTask):
     )
     arguments = SemanticSegmentationArguments
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
+    demo = MappingProxyType(
+        {
+            "epochs": 20,
+            "batch": 8,
+            "lr": 6e-3,
+            "lr_scheduler_type": "cosine",
+            "augmentation": "light",
+            "flip": False,
+            "class_weights": ["balanced"],
+            "threads": 1,
+        }
+    )
+    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.57 (most common class 0.08), 140 s"
     sheet_columns = 4
     sheet_size = 320
 

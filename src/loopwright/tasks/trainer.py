@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
 from loopwright.engine import create_accelerator
-from loopwright.engine.nested import num_rows
+from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
 from loopwright.evaluation import run_eval_epoch, swapped
@@ -73,8 +73,8 @@ class TaskTrainer(Trainer):
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
 
     def _graph_inputs(self, batch: Any, index: int) -> Any:
-        """Return the tensors of a batch: its texts are for scores, and differ each time."""
-        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        """Return what of a batch has tensors: its texts are for scores, and differ each time."""
+        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
         return super()._graph_inputs(tensors, index)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""The verbs that show: report, compare, watch. They import no torch."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+
+from loopwright.cli.outcomes import DONE
+from loopwright.cli.words import VerbParser
+from loopwright.errors import InputError
+from loopwright.report import ReportServer, open_run, write_comparison, write_report
+from loopwright.report.watching import PORT
+from loopwright.report.writing import COMPARISON
+
+
+def report(words: list[str]) -> int:
+    """Write the page of a run, or of several side by side, and print where it is."""
+    parser = VerbParser("report", "Write one HTML page about a run; of several runs, the page of `compare`.", "last")
+    parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last")
+    _add_options(parser)
+    asked = parser.parse_args(words)
+    return _write(asked.runs, asked.out, asked.open)
+
+
+def compare(words: list[str]) -> int:
+    """Write the page of several runs side by side, and print where it is."""
+    parser = VerbParser("compare", "Write one HTML page of several runs side by side.", "RUN RUN")
+    parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last; two or more")
+    _add_options(parser)
+    asked = parser.parse_args(words)
+    if len(asked.runs) < 2:
+        raise InputError(
+            "args.value",
+            f"loopwright compare needs two runs, got {asked.runs[0]!r} alone",
+            fix=f"loopwright compare {asked.runs[0]} ANOTHER   or   loopwright report {asked.runs[0]}",
+        )
+    return _write(asked.runs, asked.out, asked.open)
+
+
+def watch(words: list[str]) -> int:
+    """Serve the page of a run on this machine until Ctrl-C; it follows the run."""
+    parser = VerbParser("watch", "Serve the page of a run on this machine; it follows the run. Ctrl-C ends it.", "last")
+    parser.add_argument("run", nargs="?", default="last", help="folder, id, or last, which is the default")
+    parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 takes any")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    asked = parser.parse_args(words)
+    with ReportServer(open_run(asked.run).path, asked.port) as server:
+        sys.stdout.write(f"{server.url}   (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+        if asked.open:
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+    return DONE
+
+
+def _add_options(parser: VerbParser) -> None:
+    parser.add_argument(
+        "--out", help="the file to write; unset is report.html or compare.html in the (first) run folder"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+
+
+def _write(names: list[str], out: str | None, should_open: bool) -> int:
+    folders = [open_run(name).path for name in names]
+    target = None if out is None else Path(out)
+    if target is not None and (target.is_dir() or not target.parent.is_dir()):
+        why = "is a folder" if target.is_dir() else f"is in {target.parent}, which does not exist"
+        raise InputError("args.value", f"--out {target} {why}", fix=f"--out {Path(target.name).with_suffix('.html')}")
+    if len(folders) == 1:
+        path = write_report(folders[0], target)
+    else:
+        path = write_comparison(folders, target or folders[0] / COMPARISON)
+    sys.stdout.write(f"{path}\n")
+    if should_open:
+        webbrowser.open(path.resolve().as_uri())
+    return DONE

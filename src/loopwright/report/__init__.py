@@ -1,0 +1,13 @@
+"""The report of a run: one HTML page that opens offline, with curves, examples, data, speed and how to get it again.
+
+`write_report` writes it for a run in any state, `LiveReport` keeps it fresh while the run goes on, `write_comparison`
+puts several runs side by side, `ReportServer` serves it on localhost. No torch.
+"""
+
+from __future__ import annotations
+
+from loopwright.report.run_view import open_run
+from loopwright.report.watching import ReportServer
+from loopwright.report.writing import LiveReport, write_comparison, write_report
+
+__all__ = ["LiveReport", "ReportServer", "open_run", "write_comparison", "write_report"]

@@ -1,0 +1,340 @@
+"""Charts as inline SVG: curves with marks, bands and levels; and histograms. Colours come from the style sheet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Final
+
+from loopwright.report.series import Point
+from loopwright.report.words import number
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 24.0
+_MARK_ROW = 7.0
+_LOG_RATIO: Final = 100.0
+NUM_COLOURS: Final = 8
+MARK_NAMES: Final = {
+    "save": "save",
+    "resume": "resume",
+    "split": "memory split",
+    "skip": "skipped update",
+    "mode": "step mode",
+    "nan": "not a number",
+    "best": "best",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart.
+
+    Attributes:
+        name: in the legend.
+        points: (update, value).
+        colour: the number of its colour in the style sheet.
+        band: (update, low, high), the interval around it.
+        has_dots: draw each point, for curves of few.
+        is_dashed: draw it with gaps.
+    """
+
+    name: str
+    points: Sequence[Point]
+    colour: int = 0
+    band: Sequence[tuple[float, float, float]] = ()
+    has_dots: bool = False
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over the updates.
+
+    Attributes:
+        title: above it.
+        curves: the lines.
+        marks: (kind, update, text).
+        levels: (name, value) of horizontal lines: the baselines.
+        unit: how values are shown: "", "percent" or "bytes".
+        is_wide: over the whole page.
+        note: beside the title.
+        has_legend: name the curves beside the title.
+        span: the first and the last update of the axis; None takes those of the curves.
+    """
+
+    title: str
+    curves: Sequence[Curve]
+    marks: Sequence[tuple[str, float, str]] = ()
+    levels: Sequence[tuple[str, float]] = ()
+    unit: str = ""
+    is_wide: bool = False
+    note: str = ""
+    has_legend: bool = False
+    span: tuple[float, float] | None = None
+    kind: str = "chart"
+
+    @property
+    def is_log(self) -> bool:
+        """Whether values are drawn by their logarithm: all are above zero, and they span two decades."""
+        values = [value for curve in self.curves for _, value in curve.points]
+        return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
+
+    @property
+    def mark_kinds(self) -> list[tuple[str, str]]:
+        """The kinds of marks that there are, with their names, for the legend."""
+        there = {kind for kind, _, _ in self.marks}
+        return [(kind, name) for kind, name in MARK_NAMES.items() if kind in there]
+
+
+@dataclass
+class _Frame:
+    width: float
+    height: float
+    low: float
+    high: float
+    bottom: float
+    top: float
+    is_log: bool
+    _scale: tuple[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = (self.bottom, self.top)
+        self._scale = (math.log(ends[0]), math.log(ends[1])) if self.is_log else ends
+
+    def x(self, update: float) -> float:
+        share = (update - self.low) / (self.high - self.low)
+        return _LEFT + share * (self.width - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        at = math.log(max(value, 1e-300)) if self.is_log else value
+        share = (at - self._scale[0]) / (self._scale[1] - self._scale[0])
+        return self.height - _BOTTOM - min(max(share, 0.0), 1.0) * (self.height - _BOTTOM - _TOP)
+
+
+def draw(chart: Chart) -> str:
+    """Return the SVG of a chart, with its numbers for the script; nothing if it has no points."""
+    if not any(curve.points for curve in chart.curves):
+        return ""
+    frame = _frame(chart)
+    parts = [_grid(frame, chart)]
+    for name, value in chart.levels:
+        if not frame.bottom <= value <= frame.top:
+            continue
+        at = _short(frame.y(value))
+        parts.append(
+            f'<line class="level" x1="{_short(_LEFT)}" x2="{_short(frame.width - _RIGHT)}" y1="{at}" y2="{at}"/>'
+            f'<text class="level-name" x="{_short(frame.width - _RIGHT - 4)}" y="{_short(frame.y(value) - 4)}">'
+            f"{escape(name)} {shown(value, chart.unit)}</text>"
+        )
+    parts.append(_marks(frame, chart))
+    for index, curve in enumerate(chart.curves):
+        parts.append(_curve(frame, curve, index))
+    numbers = json.dumps(
+        {
+            "unit": chart.unit,
+            "log": chart.is_log,
+            "frame": [frame.width, frame.height, _LEFT, _RIGHT, _TOP, _BOTTOM],
+            "range": [_rounded(frame.low), _rounded(frame.high), _rounded(frame.bottom), _rounded(frame.top)],
+            "curves": [
+                {
+                    "name": curve.name,
+                    "x": [_rounded(x) for x, _ in curve.points],
+                    "y": [_rounded(y) for _, y in curve.points],
+                }
+                for curve in chart.curves
+            ],
+            "marks": [[kind, _rounded(update), text] for kind, update, text in _shown_marks(frame, chart)],
+        },
+        separators=(",", ":"),
+    )
+    label = f"{chart.title}: {', '.join(curve.name for curve in chart.curves)} over updates"
+    return (
+        f'<svg class="chart" viewBox="0 0 {_short(frame.width)} {_short(frame.height)}" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+        f'<script type="application/json">{numbers.replace("<", chr(92) + "u003c")}</script>'
+    )
+
+
+def shown(value: float, unit: str, step: float | None = None) -> str:
+    """Return a value in its unit; on an axis, whose ticks are a step apart, all with as many decimals."""
+    if unit == "percent":
+        return f"{_fixed(100 * value, None if step is None else 100 * step)} %"
+    if unit == "bytes":
+        size, name = (1e9, "GB") if abs(value) >= 1e9 else (1e6, "MB")
+        return f"{_fixed(value / size, None if step is None else step / size)} {name}"
+    return _fixed(value, step)
+
+
+def _fixed(value: float, step: float | None) -> str:
+    """Return a number with as many decimals as ticks that are a step apart need; with three digits without a step."""
+    if step is None or step >= 1e4:
+        return number(value, 3)
+    if step < 1e-4:
+        return f"{value:.3g}"
+    return f"{value:,.{max(-math.floor(math.log10(step) + 1e-9), 0)}f}"
+
+
+def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """Return the SVG of one or two histograms over the same edges."""
+    width, height = 460.0, 180.0
+    highest = max((max(counts, default=0) for _, counts in groups), default=0) or 1
+    num_bars = len(edges) - 1
+    step = (width - _LEFT - _RIGHT) / max(num_bars, 1)
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        at = height - _BOTTOM - share * (height - _BOTTOM - _TOP)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{_short(at)}" y2="{_short(at)}"/>')
+        parts.append(
+            f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{number(round(share * highest))}</text>'
+        )
+    each = (step - 1) / max(len(groups), 1)
+    for place, (name, counts) in enumerate(groups):
+        for index, count in enumerate(counts):
+            tall = count / highest * (height - _BOTTOM - _TOP)
+            parts.append(
+                f'<rect class="bar c{place}" x="{_short(_LEFT + index * step + place * each)}" width="{_short(each)}" '
+                f'y="{_short(height - _BOTTOM - tall)}" height="{_short(tall)}"><title>{escape(name)} '
+                f"{number(edges[index], 3)} to {number(edges[index + 1], 3)}: {count:,}</title></rect>"
+            )
+    span = edges[-1] - edges[0]
+    marked = ticks(edges[0], edges[-1], 6)
+    apart = marked[1] - marked[0] if len(marked) > 1 else None
+    for value in marked:
+        at = _LEFT + (value - edges[0]) / span * (width - _LEFT - _RIGHT)
+        parts.append(f'<text class="tick x" x="{_short(at)}" y="{height - 8}">{shown(value, "", apart)}</text>')
+    return f'<svg class="histogram" viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+
+
+# ---------------------------------------------------------------------------------------------------- the parts
+
+
+def _frame(chart: Chart) -> _Frame:
+    points = [point for curve in chart.curves for point in curve.points]
+    values = [value for _, value in points]
+    values += [bound for curve in chart.curves for _, low, high in curve.band for bound in (low, high)]
+    is_log = chart.is_log and min(values) > 0
+    if not is_log:
+        # A baseline far away would squeeze the curve: it is drawn if it is within reach.
+        reach = 2 * (max(values) - min(values)) or abs(max(values)) or 1.0
+        lowest, highest = min(values) - reach, max(values) + reach
+        values += [value for _, value in chart.levels if lowest <= value <= highest]
+    places = [*(x for x, _ in points), *(update for _, update, _ in chart.marks), *(chart.span or ())]
+    low, high = min(places), max(places)
+    low = 0.0 if 0 < low < 0.5 * high or low == high > 0 else low
+    high = high if high > low else low + 1
+    bottom, top = min(values), max(values)
+    if is_log:
+        return _Frame(*_size(chart), low, high, bottom * 0.9, top * 1.1, True)
+    if bottom == top:
+        bottom, top = (0.0, 1.25 * top or 1.0) if bottom >= 0 else (bottom * 1.25, 0.0)
+    room = 0.06 * (top - bottom)
+    lowest = 0.0 if 0 <= bottom < 0.15 * top else bottom - room
+    return _Frame(*_size(chart), low, high, lowest, 1.0 if chart.unit == "percent" and top > 0.9 else top + room, False)
+
+
+def _size(chart: Chart) -> tuple[float, float]:
+    return (920.0, 300.0) if chart.is_wide else (460.0, 190.0)
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Return round numbers between two values, about as many as asked for."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / most
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(base * factor for factor in (1, 2, 5, 10) if base * factor >= raw * 0.999)
+    first = math.ceil(low / step)
+    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _grid(frame: _Frame, chart: Chart) -> str:
+    if frame.is_log:
+        decades = range(math.ceil(math.log10(frame.bottom)), math.floor(math.log10(frame.top)) + 1)
+        levels = [10.0**power for power in decades]
+    else:
+        levels = ticks(frame.bottom, frame.top, 7 if chart.is_wide else 5)
+    parts = ['<g class="axes">']
+    step = levels[1] - levels[0] if len(levels) > 1 and not frame.is_log else None
+    for value in levels:
+        at = frame.y(value)
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_short(frame.width - _RIGHT)}" y1="{_short(at)}" y2="{_short(at)}"/>'
+            f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{shown(value, chart.unit, step)}</text>'
+        )
+    for update in ticks(frame.low, frame.high, 8 if chart.is_wide else 4):
+        if update != int(update):
+            continue
+        place = _short(frame.x(update))
+        parts.append(f'<text class="tick x" x="{place}" y="{_short(frame.height - 7)}">{_count(update)}</text>')
+    return "".join(parts) + "</g>"
+
+
+def _curve(frame: _Frame, curve: Curve, index: int) -> str:
+    parts = []
+    if len(curve.band) == 1:
+        at, low, high = curve.band[0]
+        x = _short(frame.x(at))
+        parts.append(f'<path class="line c{curve.colour}" d="M{x} {_short(frame.y(low))}V{_short(frame.y(high))}"/>')
+    elif curve.band:
+        upper = [f"{_short(frame.x(x))} {_short(frame.y(high))}" for x, _, high in curve.band]
+        lower = [f"{_short(frame.x(x))} {_short(frame.y(low))}" for x, low, _ in reversed(curve.band)]
+        parts.append(f'<path class="band c{curve.colour}" d="M{"L".join(upper + lower)}Z"/>')
+    places = [f"{_short(frame.x(x))} {_short(frame.y(y))}" for x, y in curve.points]
+    if len(places) > 1:
+        dashed = " dashed" if curve.is_dashed else ""
+        parts.append(f'<path class="line c{curve.colour}{dashed}" data-curve="{index}" d="M{"L".join(places)}"/>')
+    if curve.has_dots or len(places) == 1:
+        for place in places:
+            x, y = place.split()
+            parts.append(f'<circle class="dot c{curve.colour}" cx="{x}" cy="{y}" r="2.6"/>')
+    return "".join(parts)
+
+
+def _shown_marks(frame: _Frame, chart: Chart) -> list[tuple[str, float, str]]:
+    """Return the marks that can be told apart: one of a kind in a pixel column."""
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for kind, update, text in chart.marks:
+        place = (kind, round(frame.x(update)))
+        if place not in seen:
+            seen.add(place)
+            kept.append((kind, update, text))
+    return kept
+
+
+def _marks(frame: _Frame, chart: Chart) -> str:
+    parts = ['<g class="marks">']
+    floor = frame.height - _BOTTOM
+    for kind, update, text in _shown_marks(frame, chart):
+        x = frame.x(update)
+        title = f"<title>{escape(text)} at update {_count(update)}</title>"
+        if kind == "save":
+            parts.append(
+                f'<path class="mark save" d="M{_short(x - 3.5)} {_short(floor)}h7l-3.5 -{_short(_MARK_ROW - 1)}z">'
+                f"{title}</path>"
+            )
+        else:
+            parts.append(
+                f'<line class="mark {kind}" x1="{_short(x)}" x2="{_short(x)}" y1="{_short(_TOP)}" y2="{_short(floor)}">'
+                f"{title}</line>"
+            )
+    return "".join(parts) + "</g>"
+
+
+def _count(update: float) -> str:
+    if update >= 1e6:
+        return f"{update / 1e6:.3g}M"
+    return f"{update / 1e3:.3g}k" if update >= 1e4 else f"{update:.0f}"
+
+
+def _short(value: float) -> str:
+    text = f"{value:.1f}"
+    return text[:-2] if text.endswith(".0") else text
+
+
+def _rounded(value: float) -> float:
+    if value == int(value) and abs(value) < 1e15:
+        return int(value)
+    return float(f"{value:.5g}")

@@ -1,0 +1,162 @@
+"""Which charts a report has: loss, metrics, learning rate, speed; of one run or of several on top of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from loopwright.report.charts import NUM_COLOURS, Chart, Curve
+from loopwright.report.run_view import RunView
+
+_MOST_POINTS: Final = 24_000  # over all curves of a page: about 600 kB
+_COLUMNS: Final = 600
+_FEWEST_COLUMNS: Final = 24
+_MOST_CHARTS: Final = 40
+_DOTS: Final = 40
+_EVAL_LOSSES: Final = ("eval_loss", "eval_loss_epoch", "intermediate_eval_loss", "evaluation_loss")
+_TRAIN_LOSSES: Final = ("loss", "train_loss")
+# What is logged of a run's course: the series (the first that there is), the title and the unit.
+_COURSE: Final = (
+    (("lr", "learning_rate"), "Learning rate", ""),
+    (("gradient_norm", "grad_norm"), "Gradient norm", ""),
+    (("samples_per_second",), "Samples per second", ""),
+    (("tokens_per_second",), "Tokens per second", ""),
+    (("data_wait",), "Waiting for data", "percent"),
+    (("padding_waste",), "Padding", "percent"),
+    (("peak_memory_bytes",), "Memory, peak", "bytes"),
+    (("flops_utilisation",), "Utilisation of the device", "percent"),
+    (("gpu_watts",), "Watts", ""),
+)
+_BOUNDS: Final = ("_low", "_high")
+
+
+def charts_of(runs: Sequence[RunView]) -> list[Chart]:
+    """Return the charts of these runs, the loss first; curves of several runs lie on top of each other."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics.series))
+    columns = max(min(_COLUMNS, _MOST_POINTS // 2 // max(len(names) * len(runs), 1)), _FEWEST_COLUMNS)
+    charts = [_loss_chart(runs, group, columns) for group in _groups(runs)]
+    charts += [chart for group in _groups(runs) for chart in _metric_charts(runs, group, names, columns)]
+    used = {*_EVAL_LOSSES, *_TRAIN_LOSSES, "train_loss_epoch"}
+    for choices, title, unit in _COURSE:
+        used |= set(choices)
+        charts.append(_plain_chart(runs, choices, title, unit, columns))
+    for name in names:
+        is_shown = name in used or name.startswith("eval_") or name.removesuffix("_low").removesuffix("_high") != name
+        if not is_shown:
+            charts.append(_plain_chart(runs, (name,), name.replace("_", " "), "", columns))
+    last = max((run.metrics.update for run in runs), default=0)
+    shown = [chart for chart in charts if any(curve.points for curve in chart.curves)][:_MOST_CHARTS]
+    return [replace(chart, span=(0.0, float(last))) for chart in shown]
+
+
+def best_update(run: RunView) -> float | None:
+    """Return the update of the best evaluation so far."""
+    if isinstance(run.result.get("update"), int):
+        return float(run.result["update"])
+    series = run.metrics.series.get(f"eval_{run.metric}") if run.metric else None
+    best = series.best(run.is_more_better) if series is not None else None
+    return None if best is None else best[0]
+
+
+def _groups(runs: Sequence[RunView]) -> list[list[tuple[int, RunView]]]:
+    """Return the runs with their numbers by task: losses and metrics of different tasks have no common scale."""
+    groups: dict[str, list[tuple[int, RunView]]] = {}
+    for index, run in enumerate(runs):
+        groups.setdefault(run.task, []).append((index, run))
+    return list(groups.values())
+
+
+def _titled(title: str, runs: Sequence[RunView], group: Sequence[tuple[int, RunView]]) -> str:
+    return title if len(group) == len(runs) else f"{title}, {group[0][1].task}"
+
+
+def _loss_chart(runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], columns: int) -> Chart:
+    curves = []
+    is_alone = len(runs) == 1
+    for index, run in group:
+        series = run.metrics.series
+        whose = "" if is_alone else f" {run.id}"
+        train = next((series[name].points(columns) for name in _TRAIN_LOSSES if name in series), [])
+        if not train and "train_loss_epoch" in series:
+            train = series["train_loss_epoch"].points(columns)
+        evaluated = next((series[name].points(columns) for name in _EVAL_LOSSES if name in series), [])
+        if train:
+            has_dots = len(train) <= _DOTS and is_alone
+            colour = _colour(index, len(runs), 0)
+            curves.append(Curve(f"training{whose}", train, colour, (), has_dots, is_dashed=not is_alone))
+        if evaluated:
+            colour = _colour(index, len(runs), 1)
+            curves.append(Curve(f"evaluation{whose}", evaluated, colour, has_dots=len(evaluated) <= _DOTS))
+    note = "" if is_alone else "training dashed, evaluation solid"
+    title = _titled("Loss", runs, group)
+    return Chart(title, curves, _marks(runs), is_wide=True, note=note, has_legend=is_alone)
+
+
+def _metric_charts(
+    runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], names: Sequence[str], columns: int
+) -> list[Chart]:
+    """Return a chart for each metric of the evaluations, that which decides first, with intervals and baselines."""
+    bounds = {f"{name}{end}" for name in names for end in _BOUNDS}
+    found = [name for name in names if name.startswith("eval_") and name not in bounds and name not in _EVAL_LOSSES]
+    chief = next((f"eval_{run.metric}" for _, run in group if run.metric), None)
+    found.sort(key=lambda name: name != chief)
+    charts = []
+    for name in found:
+        short = name.removeprefix("eval_")
+        curves = [
+            _metric_curve(run, name, columns, _colour(index, len(runs), 1), is_alone=len(runs) == 1)
+            for index, run in group
+            if name in run.metrics.series
+        ]
+        levels = [
+            (floor, values[short]) for _, run in group for floor, values in run.baselines.items() if short in values
+        ]
+        is_decisive = len(runs) == 1 and runs[0].decisive == short
+        note = "decides which model is best" if is_decisive else ""
+        title = _titled(short.replace("_", " "), runs, group)
+        charts.append(Chart(title, curves, _marks(runs), list(dict.fromkeys(levels)), note=note))
+    return charts
+
+
+def _metric_curve(run: RunView, name: str, columns: int, colour: int, is_alone: bool) -> Curve:
+    """Return the curve of a metric, with its interval if no other run is on the chart."""
+    series = run.metrics.series
+    points = series[name].points(columns)
+    band = []
+    if is_alone and all(f"{name}{end}" in series for end in _BOUNDS):
+        lows = dict(series[f"{name}_low"].points(columns))
+        highs = dict(series[f"{name}_high"].points(columns))
+        band = [(x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs]
+    label = name.removeprefix("eval_").replace("_", " ") if is_alone else run.id
+    return Curve(label, points, colour, band, has_dots=len(points) <= _DOTS)
+
+
+def _plain_chart(runs: Sequence[RunView], choices: Sequence[str], title: str, unit: str, columns: int) -> Chart:
+    curves = []
+    for index, run in enumerate(runs):
+        name = next((name for name in choices if name in run.metrics.series), None)
+        if name is not None:
+            points = run.metrics.series[name].points(columns)
+            label = title.lower() if len(runs) == 1 else run.id
+            curves.append(Curve(label, points, _colour(index, len(runs), 0), has_dots=len(points) <= _DOTS))
+    return Chart(title, curves, _marks(runs), unit=unit)
+
+
+def _colour(index: int, num_runs: int, kind: int) -> int:
+    """Return the number of a colour: by kind in the report of one run, by run in that of several."""
+    return kind if num_runs == 1 else index % NUM_COLOURS
+
+
+def _marks(runs: Sequence[RunView]) -> list[tuple[str, float, str]]:
+    """Return the marks of the only run; of several, those that say that something went wrong."""
+    if len(runs) > 1:
+        return [
+            (mark.kind, mark.update, f"{run.id}: {mark.text}")
+            for run in runs
+            for mark in run.metrics.marks
+            if mark.kind in ("resume", "split", "nan")
+        ]
+    marks = [(mark.kind, mark.update, mark.text) for mark in runs[0].metrics.marks]
+    best = best_update(runs[0])
+    return [*marks, *([("best", best, "best evaluation")] if best is not None else [])]

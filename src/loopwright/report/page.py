@@ -1,0 +1,127 @@
+"""From a run folder, or several, to one HTML page that holds everything it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+from loopwright.report import charts, facts
+from loopwright.report.blocks import Picture
+from loopwright.report.comparing import notes_of, panels_of, results_table
+from loopwright.report.curves import charts_of
+from loopwright.report.panels import Findings, read_findings
+from loopwright.report.pictures import pictures_of
+from loopwright.report.run_view import RunView
+from loopwright.report.summary import card_of, interval_text
+from loopwright.report.words import metric, plural
+from loopwright.version import package_version
+
+MOST_BYTES: Final = 2_000_000
+_SPARE_BYTES: Final = 50_000
+_TEMPLATES: Final = Path(__file__).with_name("templates")
+
+
+def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str | None = None) -> str:
+    """Return the page of a run, or of several side by side.
+
+    Args:
+        runs: what was read of them.
+        findings: of the only run's evaluation, if they were read before.
+        stamp: of the files that were read, for a page that is served and asks whether there is news.
+    """
+    if len(runs) > 1:
+        return _render_several(runs)
+    run = runs[0]
+    if findings is None:
+        findings = read_findings(run.folder.evaluation, run.labels)
+    notes = [*run.notes, *findings.notes]
+    content: dict[str, Any] = {
+        "run": run,
+        "card": card_of(run),
+        "charts": charts_of(runs),
+        "findings": findings,
+        "panels": [panel for panel in (facts.data_panel(run), facts.speed_panel(run)) if panel is not None],
+        "again": facts.again_panel(run),
+        "settings": facts.all_settings(run),
+        "stamp": stamp,
+        "notes": notes,
+        "pictures": [],
+    }
+    text = _fill("report.html", content)
+    left = MOST_BYTES - _SPARE_BYTES - len(text.encode())
+    pictures, more = pictures_of(run.folder.path, left)
+    if pictures or more:
+        text = _fill("report.html", {**content, "pictures": pictures, "notes": [*notes, *more]})
+    return text
+
+
+def _render_several(runs: Sequence[RunView]) -> str:
+    content = {
+        "runs": runs,
+        "notes": [*notes_of(runs), *(f"{run.id}: {note}" for run in runs for note in run.notes)],
+        "results": results_table(runs),
+        "charts": charts_of(runs),
+        "panels": panels_of(runs),
+        "num_colours": charts.NUM_COLOURS,
+        "pictures": [],
+    }
+    text = _fill("compare.html", content)
+    room = (MOST_BYTES - _SPARE_BYTES - len(text.encode())) // len(runs)
+    shown: list[tuple[str, Picture]] = []
+    for run in runs:
+        pictures, _ = pictures_of(run.folder.path, room)
+        shown += [(run.id, picture) for picture in pictures if picture.name.startswith(("predictions", "worst"))]
+    return _fill("compare.html", {**content, "pictures": shown}) if shown else text
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(
+        draw=charts.draw,
+        draw_histogram=charts.draw_histogram,
+        interval_text=interval_text,
+        is_number=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+        looks_numeric=_looks_numeric,
+        share_of=_share_of,
+        version=package_version(),
+        style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
+        script=(_TEMPLATES / "script.js").read_text(encoding="utf-8"),
+        live_script=(_TEMPLATES / "live.js").read_text(encoding="utf-8"),
+    )
+    environment.filters.update(metric=metric, plural=plural)
+    return environment
+
+
+def _fill(template: str, content: dict[str, Any]) -> str:
+    made = f"{datetime.now():%Y-%m-%d %H:%M}"
+    return _environment().get_template(template).render(made=made, **content)
+
+
+def _looks_numeric(value: Any) -> bool:
+    """Whether a cell is set to the right: a number, or a number in words."""
+    if not isinstance(value, str):
+        return isinstance(value, (int, float))
+    head = value.split()[0].rstrip("%s") if value.split() else ""
+    return value == "–" or head.replace(",", "").replace(".", "").replace("e-", "").replace(":", "").isdigit()
+
+
+def _share_of(value: Any) -> float | None:
+    """Return the length of the bar behind a cell, from 0 to 1; None for none."""
+    text = str(value).removesuffix("%").strip()
+    try:
+        share = float(text) / (100 if str(value).endswith("%") else 1)
+    except ValueError:
+        return None
+    return min(max(share, 0.0), 1.0)

@@ -1,0 +1,158 @@
+"""The task panel of a report, from eval/predictions.jsonl, worst.jsonl and suspects.csv: read once, as a stream."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.report.blocks import Block, Examples, Panel, Table
+from loopwright.report.panels.classes import Choices, Labels, LabelSets, Objects, Pixels
+from loopwright.report.panels.collecting import ByLength, Collector
+from loopwright.report.panels.showing import example
+from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
+from loopwright.report.words import cut, metric, percent, plural
+
+NUM_WORST: Final = 20
+_NUM_SUSPECTS: Final = 20
+_HIDDEN_COLUMNS: Final = frozenset(("position", "loss", "confidence", "sure", "rank", "prediction", "reference"))
+
+__all__ = ["NUM_WORST", "Findings", "read_findings"]
+
+
+@dataclass
+class Findings:
+    """What an evaluation left behind.
+
+    Attributes:
+        panel: what is shown of the task; None without predictions.
+        worst: the samples with the largest losses.
+        suspects: the labels that look wrong; None if none do.
+        slices: the metric by length and by class.
+        num_samples: how many predictions there are.
+        notes: what could not be read.
+    """
+
+    panel: Panel | None = None
+    worst: Examples | None = None
+    suspects: Table | None = None
+    slices: list[Block] = field(default_factory=list)
+    num_samples: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
+    """Return what the files of an evaluation say; nothing of those that are missing.
+
+    Args:
+        folder: eval of a run folder.
+        labels: the names of the classes in the order of the model.
+    """
+    findings = Findings()
+    by_length, collector = ByLength(), None
+    bad = 0
+    for sample in _lines(folder / "predictions.jsonl"):
+        if not sample:
+            bad += 1
+            continue
+        try:
+            if collector is None:
+                collector = _collector_for(sample, labels)
+            collector.add(sample)
+            by_length.add(sample, collector.score(sample))
+            findings.num_samples += 1
+        except (KeyError, TypeError, ValueError, AttributeError):
+            bad += 1
+    if collector is not None:
+        findings.panel = Panel(collector.title, collector.blocks())
+        slices: Callable[[], list[Block]] = getattr(collector, "slices", list)
+        findings.slices = [*slices(), *by_length.block(collector.score_name)]
+    if bad:
+        findings.notes.append(f"{plural(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
+    worst = [example(sample) for sample in islice(_lines(folder / "worst.jsonl"), NUM_WORST) if sample]
+    if worst:
+        findings.worst = Examples(f"The {len(worst)} samples with the largest losses", worst)
+    findings.suspects = _suspects(folder / "suspects.csv")
+    return findings
+
+
+def _collector_for(sample: Mapping[str, Any], labels: Sequence[str]) -> Collector:
+    """Return what collects samples of this form; the form says more than the name of the task."""
+    predicted, true = sample.get("prediction"), sample.get("reference")
+    if "choices" in sample:
+        return Choices()
+    if "pixels" in sample:
+        return Pixels(labels)
+    if isinstance(sample.get("counts"), Mapping):
+        return Objects(labels)
+    if isinstance(sample.get("tokens"), list):
+        return Tags()
+    if "question" in sample:
+        return Answers()
+    if "rank" in sample and "similarity" in sample:
+        return Retrieval()
+    if isinstance(predicted, list):
+        return Masked() if "num_tokens" in sample else LabelSets(labels)
+    if isinstance(predicted, float) and isinstance(true, (int, float)):
+        return Numbers()
+    if isinstance(predicted, str) and isinstance(true, str):
+        return Written() if "source" in sample else Labels(labels)
+    if "num_tokens" in sample:
+        return Language()
+    return Losses()
+
+
+def _suspects(path: Path) -> Table | None:
+    """Return the labels that look wrong: what the data says, what the model is sure of, and the row."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        return None
+    shown = []
+    for row in rows[:_NUM_SUSPECTS]:
+        others = [
+            value for name, value in row.items() if name not in _HIDDEN_COLUMNS and isinstance(value, str) and value
+        ]
+        text = Path(row["image"]).name if row.get("image") else cut(" · ".join(others), 240)
+        cells = [
+            row.get("position", ""),
+            row.get("reference", ""),
+            row.get("prediction", ""),
+            _share(row.get("sure")),
+            text,
+        ]
+        shown.append(cells)
+    note = "the model is sure, and the label disagrees: eval/suspects.csv has "
+    note += "them all" if len(rows) <= _NUM_SUSPECTS else f"all {len(rows)}"
+    return (
+        Table("Suspected labels", ["row", "label", "model says", "sure", "sample"], shown, note, is_wide=True)
+        if shown
+        else None
+    )
+
+
+def _share(text: str | None) -> str:
+    try:
+        return percent(float(text or ""))
+    except ValueError:
+        return metric(None)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a file of JSON lines; an empty one for a line that is none."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                sample = json.loads(line)
+            except (ValueError, RecursionError):
+                sample = None
+            yield sample if isinstance(sample, dict) else {}

@@ -1,0 +1,181 @@
+"""One sample of an evaluation as a person reads it: its texts, what was predicted, what is true."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Final
+
+from loopwright.report.blocks import Example, Piece
+from loopwright.report.words import cut, metric, number, percent
+
+_TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
+_CONTEXT_AROUND: Final = 160
+_MOST_TOKENS: Final = 120
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+
+
+def example(sample: Mapping[str, Any]) -> Example:
+    """Return a sample as the page shows it, whatever task it is of; called for each one that is shown."""
+    if "tokens" in sample and isinstance(sample.get("prediction"), list):
+        fields = _tagged(sample)
+    elif "choices" in sample:
+        fields = [*_texts(sample), _choices(sample)]
+    elif "n_best" in sample or isinstance(sample.get("reference"), list) and "question" in sample:
+        fields = _answered(sample)
+    elif isinstance(sample.get("prediction"), list) and "num_tokens" in sample:
+        fields = [*_texts(sample), ("masked", _masked(sample))]
+    elif "source" in sample and isinstance(sample.get("prediction"), str):
+        fields = [*_texts(sample), *_differing(str(sample["prediction"]), str(sample.get("reference", "")))]
+    else:
+        fields = [*_texts(sample), *_others(sample)]
+    return Example(_head(sample), fields, is_right(sample))
+
+
+def is_right(sample: Mapping[str, Any]) -> bool | None:
+    """Return whether a sample was predicted rightly; None where there is no right and wrong."""
+    predicted, true = sample.get("prediction"), sample.get("reference")
+    if "question" in sample and isinstance(true, list):
+        return any(same_answer(predicted, answer) for answer in true) if true else not predicted
+    if "rank" in sample and "similarity" in sample:
+        return bool(sample["rank"] == 1)
+    if predicted is None or true is None or isinstance(predicted, float) or "num_tokens" in sample:
+        return None
+    return bool(predicted == true)
+
+
+def same_answer(predicted: Any, true: Any) -> bool:
+    """Return whether two answers are the same but for case, punctuation, articles and blanks."""
+    return _plain(str(predicted)) == _plain(str(true))
+
+
+def _plain(text: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def _head(sample: Mapping[str, Any]) -> str:
+    parts = [f"row {sample['position']:,}"] if isinstance(sample.get("position"), int) else []
+    if "image" in sample:
+        parts.append(PurePath(str(sample["image"])).name)
+    for name, form in (
+        ("loss", metric),
+        ("confidence", percent),
+        ("rank", number),
+        ("similarity", metric),
+        ("f1", metric),
+    ):
+        value = sample.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            parts.append(f"{name} {form(value)}")
+    return " · ".join(parts)
+
+
+def _texts(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+    return [(name.replace("_", " "), [Piece(cut(sample[name]))]) for name in _TEXTS if sample.get(name)]
+
+
+def _others(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+    """Return prediction and truth of a sample that has them as labels, lists of labels or numbers."""
+    fields = []
+    right = is_right(sample)
+    for name, key in (("predicted", "prediction"), ("true", "reference")):
+        if key in sample:
+            mark = "" if right is None else "right" if right or key == "reference" else "wrong"
+            fields.append((name, [Piece(_words(sample[key]), mark)]))
+    if "counts" in sample and isinstance(sample["counts"], Mapping):
+        parts = [
+            Piece(f"{label}: {hits} found, {wrong} wrong, {missed} missed", "right" if not wrong + missed else "wrong")
+            for label, (hits, wrong, missed) in sample["counts"].items()
+        ]
+        fields.append(("objects", _spaced(parts)))
+    if isinstance(sample.get("iou"), float):
+        fields.append(("mean IoU", [Piece(metric(sample["iou"]))]))
+    return fields
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return metric(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return cut(value, 200)
+
+
+def _tagged(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+    """Return the words of a sentence, each with the tags where prediction or truth has one."""
+    pieces = []
+    triples = list(zip(sample["tokens"], sample["prediction"], sample["reference"], strict=False))
+    for token, predicted, true in triples[:_MOST_TOKENS]:
+        if predicted == true:
+            pieces.append(Piece(str(token) if true == "O" else f"{token}/{true}", "" if true == "O" else "right"))
+        else:
+            pieces.append(Piece(f"{token}/{predicted} (true {true})", "wrong"))
+    if len(triples) > _MOST_TOKENS:
+        pieces.append(Piece(f"… ({len(triples)} words)"))
+    return [("words", _spaced(pieces))]
+
+
+def _choices(sample: Mapping[str, Any]) -> tuple[str, list[Piece]]:
+    pieces = []
+    for index, choice in enumerate(sample["choices"]):
+        is_true, is_chosen = index == sample.get("reference"), index == sample.get("prediction")
+        words = (
+            " (true, chosen)" if is_true and is_chosen else " (true)" if is_true else " (chosen)" if is_chosen else ""
+        )
+        pieces.append(Piece(cut(choice, 160) + words, "right" if is_true else "wrong" if is_chosen else ""))
+    return ("choices", _spaced(pieces))
+
+
+def _answered(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+    """Return question, the part of the context around the answer, and the answers."""
+    best = (sample.get("n_best") or [{}])[0]
+    context, start, end = str(sample.get("context", "")), best.get("start"), best.get("end")
+    right = bool(is_right(sample))
+    if isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(context):
+        low, high = max(start - _CONTEXT_AROUND, 0), min(end + _CONTEXT_AROUND, len(context))
+        pieces = [
+            Piece(("… " if low else "") + context[low:start]),
+            Piece(context[start:end], "right" if right else "wrong"),
+            Piece(context[end:high] + (" …" if high < len(context) else "")),
+        ]
+    else:
+        pieces = [Piece(cut(context))]
+    true = [cut(answer, 160) for answer in sample.get("reference") or []] or ["no answer"]
+    return [
+        ("question", [Piece(cut(sample.get("question", "")))]),
+        ("context", pieces),
+        ("predicted", [Piece(cut(sample.get("prediction") or "no answer", 160), "right" if right else "wrong")]),
+        ("true", [Piece(" | ".join(dict.fromkeys(true)), "right")]),
+    ]
+
+
+def _masked(sample: Mapping[str, Any]) -> list[Piece]:
+    pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
+    pieces = [
+        Piece(repr(true)[1:-1], "right") if predicted == true else Piece(f"{predicted!r} for {true!r}", "wrong")
+        for predicted, true in pairs[:_MOST_TOKENS]
+    ]
+    return _spaced([*pieces, *([Piece(f"… ({len(pairs)} tokens)")] if len(pairs) > _MOST_TOKENS else [])])
+
+
+def _differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
+    """Return what was written and what should have been, with the words that differ marked."""
+    ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
+    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
+    written: list[Piece] = []
+    wanted: list[Piece] = []
+    for change, start, end, other_start, other_end in matcher.get_opcodes():
+        if end > start:
+            written.append(Piece(" ".join(ours[start:end]), "" if change == "equal" else "wrong"))
+        if other_end > other_start:
+            wanted.append(Piece(" ".join(theirs[other_start:other_end]), "" if change == "equal" else "right"))
+    return [("written", _spaced(written) or [Piece("nothing")]), ("true", _spaced(wanted) or [Piece("nothing")])]
+
+
+def _spaced(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return pieces that are words of their own, with a blank between each two."""
+    return [part for piece in pieces for part in (Piece(" "), piece)][1:]

@@ -1,0 +1,81 @@
+"""The pictures of a run folder as data URIs, made smaller where they would not fit."""
+
+from __future__ import annotations
+
+import base64
+import io
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.report.blocks import Picture
+
+_KINDS: Final = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
+# By the names that the tasks give them, the most telling first; confusion.png is drawn better from the counts.
+_TITLES: Final = {
+    "predictions": "Predictions, from all over the validation data",
+    "worst": "The samples with the largest losses",
+    "train_batch0": "The first training batch, as the model saw it",
+}
+_LEFT_OUT: Final = frozenset(("confusion",))
+_MOST_SIDE: Final = 1600
+_SMALLEST_SIDE: Final = 160
+_QUALITY: Final = 80
+_SHRINK: Final = 0.75
+
+
+def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]:
+    """Return the pictures in samples of a run folder, and notes about those that were left out.
+
+    Args:
+        folder: of the run.
+        num_bytes: what all of them may take on the page.
+    """
+    samples = folder / "samples"
+    paths = [path for path in sorted(samples.glob("*")) if path.suffix.lower() in _KINDS and path.stem not in _LEFT_OUT]
+    order = list(_TITLES)
+    paths.sort(key=lambda path: order.index(path.stem) if path.stem in order else len(order))
+    pictures, notes = [], []
+    left = num_bytes
+    for index, path in enumerate(paths):
+        room = left // (len(paths) - index)
+        content, kind, note = _fitted(path, room * 3 // 4 - 100)
+        if content is None:
+            notes.append(f"samples/{path.name} {note}")
+            continue
+        uri = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+        left -= len(uri)
+        title = _TITLES.get(path.stem, path.stem.replace("_", " "))
+        pictures.append(Picture(title, path.name, uri, note))
+    return pictures, notes
+
+
+def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
+    """Return a picture of at most so many bytes, its kind, and what was done to it; None if that cannot be done."""
+    kind = _KINDS[path.suffix.lower()]
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return None, kind, f"cannot be read: {error.strerror}"
+    if len(content) <= most:
+        return content, kind, ""
+    if find_spec("PIL") is None:
+        return None, kind, "is too large for the page, and Pillow, which would make it smaller, is not installed"
+    image_module: Any = import_module("PIL.Image")
+    try:
+        with image_module.open(io.BytesIO(content)) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError):
+        return None, kind, "is no picture that can be opened"
+    full = image.size
+    side = min(max(full), _MOST_SIDE)
+    while side >= _SMALLEST_SIDE:
+        scale = side / max(full)
+        smaller = image.resize((max(round(full[0] * scale), 1), max(round(full[1] * scale), 1)))
+        buffer = io.BytesIO()
+        smaller.save(buffer, "WEBP", quality=_QUALITY)
+        if buffer.tell() <= most:
+            return buffer.getvalue(), "image/webp", f"made smaller; samples/{path.name} has all of it"
+        side = int(side * _SHRINK)
+    return None, kind, "is too large for the page"

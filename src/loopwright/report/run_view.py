@@ -1,0 +1,233 @@
+"""A run folder as a report reads it: every file that there is, and a note for each that cannot be read."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from loopwright.errors import InputError
+from loopwright.report.metrics import Metrics
+from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run, read_json
+from loopwright.run_folder.status import STATUS
+
+_SILENT_SECONDS: Final = 180.0  # a run beats every few seconds; one that is silent for so long has gone
+_SOURCE: Final = re.compile(r"^([A-Za-z_0-9]+): .*  # ([a-z]+)$")
+_GUARANTEE: Final = "Resume guarantee "
+_MOST_LOG_BYTES: Final = 1 << 20
+
+
+@dataclass
+class RunView:
+    """What is known of a run.
+
+    Attributes:
+        folder: where it is.
+        about: run.json.
+        status: status.json.
+        result: result.json; empty before the end.
+        data: data.json.
+        config: config.yaml.
+        sources: where each value of it came from.
+        command: command.txt, by the word before the colon.
+        baselines: the trivial models, by name and metric.
+        best: best.json of the checkpoints: which is the best so far, by which metric.
+        guarantee: what the run said of its resume guarantee.
+        rehearsal: what it said of its rehearsal.
+        model: what it said of its model.
+        metrics: metrics.jsonl.
+        notes: files that could not be read.
+        now: the clock, in seconds since 1970.
+        heartbeat: when the owner of the folder last showed that it is alive.
+    """
+
+    folder: RunFolder
+    metrics: Metrics
+    about: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    command: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    guarantee: str = ""
+    rehearsal: str = ""
+    model: str = ""
+    notes: list[str] = field(default_factory=list)
+    now: float = 0.0
+    heartbeat: float | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the run, or the name of its folder."""
+        return str(self.about.get("id") or self.folder.path.resolve().name)
+
+    @property
+    def task(self) -> str:
+        """The task, or what a run without one is."""
+        return str(self.about.get("task") or self.data.get("task") or "training")
+
+    @property
+    def state(self) -> str:
+        """How the run is doing: as status.json says, or "lost" if it says running and nobody is."""
+        state = str(self.status.get("state", "new"))
+        if state != "running":
+            return state
+        is_alive = self.heartbeat is not None and self.now - self.heartbeat < _SILENT_SECONDS
+        return "running" if is_alive else "lost"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run goes on, so that the page will change."""
+        return self.state == "running"
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, of a task that has them."""
+        return [str(name) for name in (self.data.get("labels") or {}).get("names") or ()]
+
+    @property
+    def decisive(self) -> str | None:
+        """The metric that decides which model is best; None if nothing says so yet."""
+        if self.result.get("metric"):
+            return str(self.result["metric"])
+        asked = self.best.get("metric") or self.config.get("metric_for_best_model")
+        return asked.removeprefix("eval_") if isinstance(asked, str) else None
+
+    @property
+    def metric(self) -> str | None:
+        """The metric to be shown first: the decisive one, or one that has a baseline."""
+        if self.decisive is not None:
+            return self.decisive
+        floors = dict.fromkeys(name for values in self.baselines.values() for name in values)
+        return next((name for name in floors if f"eval_{name}" in self.metrics.series), None)
+
+    @property
+    def is_more_better(self) -> bool:
+        """Whether more of that metric is better."""
+        direction = self.result.get("direction") or self.best.get("direction")
+        if direction is not None:
+            return bool(direction == "max")
+        words = ("loss", "error", "perplexity", "mse", "bits")
+        return not any(word in (self.metric or "loss") for word in words)
+
+
+def open_run(name: str | Path) -> RunFolder:
+    """Return the run that a person means, with or without run.json: a run of the Trainer itself has none.
+
+    Raises:
+        InputError: there is none; it names the nearest.
+    """
+    folder = Path(name)
+    if any((folder / file).is_file() for file in (METRICS, STATUS)):
+        return RunFolder(folder)
+    return find_run(name)
+
+
+def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
+    """Read a run folder; called for every page.
+
+    Args:
+        folder: of the run.
+        metrics: what was read of metrics.jsonl before, to go on from there.
+
+    Raises:
+        InputError: nothing in the folder can be shown.
+    """
+    if not folder.path.is_dir():
+        raise InputError("run.unknown", f"{folder.path} is no folder", fix="loopwright runs lists the runs")
+    found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())
+    found.about = _json(found, "run.json")
+    found.status = _json(found, STATUS)
+    found.result = _json(found, folder.result.name)
+    found.data = _json(found, folder.data.name)
+    found.baselines = _floors(found)
+    found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
+    heartbeat = _json(found, "lease.json").get("heartbeat")
+    found.heartbeat = float(heartbeat) if isinstance(heartbeat, (int, float)) else None
+    _read_config(found)
+    _read_command(found)
+    _read_log(found)
+    try:
+        found.metrics.read()
+    except OSError as error:
+        found.notes.append(f"{METRICS} cannot be read: {error.strerror}")
+    if found.metrics.num_bad:
+        listed = ", ".join(map(str, found.metrics.bad_lines))
+        more = ", …" if found.metrics.num_bad > len(found.metrics.bad_lines) else ""
+        count = found.metrics.num_bad
+        words = "1 line of metrics.jsonl is" if count == 1 else f"{count:,} lines of metrics.jsonl are"
+        found.notes.append(f"{words} damaged and left out: line {listed}{more}")
+    return found
+
+
+def _floors(found: RunView) -> dict[str, dict[str, float]]:
+    floors = found.result.get("baselines") or _json(found, "baselines.json")
+    return {
+        str(name): {str(key): float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        for name, values in floors.items()
+        if isinstance(values, Mapping)
+    }
+
+
+def _json(found: RunView, name: str) -> dict[str, Any]:
+    try:
+        content = read_json(found.folder.path / name, {})
+    except (DamagedFileError, OSError):
+        found.notes.append(f"{name} cannot be read and is left out")
+        return {}
+    if isinstance(content, dict):
+        return content
+    found.notes.append(f"{name} holds no object and is left out")
+    return {}
+
+
+def _text(found: RunView, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_LOG_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        found.notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return ""
+
+
+def _read_config(found: RunView) -> None:
+    text = _text(found, found.folder.config)
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        found.notes.append("config.yaml cannot be read and is left out")
+        return
+    found.config = content if isinstance(content, dict) else {}
+    matches = map(_SOURCE.match, text.splitlines())
+    found.sources = {match[1]: match[2] for match in matches if match is not None}
+
+
+def _read_command(found: RunView) -> None:
+    """Take the lines "word: value" of command.txt; what follows an empty line is a diff of the code."""
+    head, _, difference = _text(found, found.folder.command).partition("\n\n")
+    for line in head.splitlines():
+        name, colon, value = line.partition(": ")
+        if colon:
+            found.command[name] = value
+    if difference.strip():
+        found.command["uncommitted changes"] = f"{len(difference.splitlines()):,} lines of diff in command.txt"
+
+
+def _read_log(found: RunView) -> None:
+    for line in _text(found, found.folder.log).splitlines():
+        if line.startswith(_GUARANTEE):
+            found.guarantee = line.removeprefix(_GUARANTEE)
+        elif line.startswith("check "):
+            found.rehearsal = line.removeprefix("check").strip()
+        elif line.startswith("model "):
+            found.model = line.removeprefix("model").strip()

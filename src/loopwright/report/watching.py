@@ -1,0 +1,107 @@
+"""The report of a run on localhost, anew whenever the run has news."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.errors import InputError
+from loopwright.report.writing import LiveReport, Stamp
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8642
+_MOST_TRIED: Final = 100
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Serves the page of a run: `/` is the page, `/stamp` changes when it does.
+
+    Args:
+        run_folder: of the run.
+        port: on localhost; 0 takes any that is free.
+
+    Raises:
+        InputError: the port is in use; it names the next one that is free.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, run_folder: str | Path, port: int = PORT) -> None:
+        self._report = LiveReport(run_folder)
+        self._lock = threading.Lock()
+        self._page: tuple[Stamp, bytes] | None = None
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OverflowError:
+            raise InputError("args.value", f"--port {port} is not between 0 and 65535", fix=f"--port {PORT}") from None
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            why = "is in use" if error.errno == errno.EADDRINUSE else "is not for everybody"
+            raise InputError("watch.port", f"port {port} {why}", fix=f"--port {next_free(port + 1)}") from None
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def stamp(self) -> str:
+        """Return a text that changes when the page would."""
+        return json.dumps(self._report.stamp())
+
+    def page(self) -> bytes:
+        """Return the page, made anew if a file of the run has changed since."""
+        with self._lock:
+            stamp = self._report.stamp()
+            if self._page is None or self._page[0] != stamp:
+                self._page = (stamp, self._report.page(json.dumps(stamp)).encode())
+            return self._page[1]
+
+
+def next_free(port: int) -> int:
+    """Return the first port from this one on that nobody listens on; 0, which takes any, if there is none near."""
+    for candidate in range(max(port, 1024), min(max(port, 1024) + _MOST_TRIED, 65536)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, candidate))
+            except OSError:
+                continue
+            return candidate
+    return 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers the browser; only what is asked of this machine under its own name."""
+
+    server: ReportServer
+
+    def do_GET(self) -> None:
+        """Send the page or its stamp."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        if host not in (HOST, "localhost"):
+            # A page of another site that has pointed its name here must not read the run.
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path == "/":
+            self._send(self.server.page(), "text/html; charset=utf-8")
+        elif self.path == "/stamp":
+            self._send(self.server.stamp().encode(), "application/json")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send(self, content: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal belongs to the person who started it."""

@@ -1,0 +1,73 @@
+"""Numbers, durations and texts as the report shows them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many digits that count: 0.7967, 93.42, 1.2e-05, 12,345; a dash for None."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    size = abs(value)
+    if size < 1e-3 or size >= 1e9:
+        return f"{value:.{digits - 2}e}"
+    if size >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    whole = max(len(str(int(size))), 1) if size >= 1 else 0
+    return f"{value:.{max(digits - whole, 0)}f}"
+
+
+def metric(value: float | None) -> str:
+    """Return a metric: four decimals below 10, two above."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if value and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share of one as per cent."""
+    if share is None:
+        return "–"
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 or 0.99 < share < 1 else f"{100 * share:.0f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time: 4.2 s, 1:45 min, 2:03:10 h."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+def size(num_bytes: float) -> str:
+    """Return a size of a file or of memory."""
+    value = float(num_bytes)
+    for unit in _UNITS:
+        if value < 1000 or unit == _UNITS[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return ""
+
+
+def cut(text: Any, most: int = 400) -> str:
+    """Return a value as text, shortened in the middle of nowhere with its length told."""
+    words = text if isinstance(text, str) else str(text)
+    return words if len(words) <= most else f"{words[:most].rstrip()} … ({len(words):,} characters)"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 row", "2 rows"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

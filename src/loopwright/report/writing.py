@@ -1,0 +1,116 @@
+"""Reports as files: at the end of a run, while it goes on, and when somebody asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from loopwright.report.metrics import Metrics
+from loopwright.report.page import render
+from loopwright.report.panels import Findings, read_findings
+from loopwright.report.run_view import RunView, view
+from loopwright.run_folder import METRICS, RunFolder, write_atomically
+from loopwright.run_folder.status import STATUS
+
+REPORT: Final = "report.html"
+COMPARISON: Final = "compare.html"
+_MOST_SHARE: Final = 0.01  # of the time between two refreshes
+_FEWEST_SECONDS: Final = 2.0
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+def write_report(run_folder: str | Path, path: Path | None = None) -> Path:
+    """Write report.html of a run, whatever state it is in, and return the file; called at the end of every run.
+
+    Args:
+        run_folder: of the run.
+        path: another file to write.
+
+    Raises:
+        InputError: the folder does not exist.
+        OSError: it cannot be written; the old report is still there.
+    """
+    folder = RunFolder(Path(run_folder))
+    path = folder.path / REPORT if path is None else path
+    write_atomically(path, render([view(folder)]))
+    return path
+
+
+def write_comparison(run_folders: Sequence[str | Path], path: Path) -> Path:
+    """Write the page of several runs side by side, and return the file.
+
+    Raises:
+        InputError: one of the folders does not exist.
+        OSError: it cannot be written.
+    """
+    write_atomically(path, render([view(RunFolder(Path(folder))) for folder in run_folders]))
+    return path
+
+
+class LiveReport:
+    """The report of a run that goes on: made anew when there is news, and only what is new is read.
+
+    `refresh` may be called at every log: it does nothing before enough time has passed that the report costs less than
+    a hundredth of it.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: str | Path) -> None:
+        self._folder = RunFolder(Path(run_folder))
+        self._metrics = Metrics(self._folder.path / METRICS)
+        self._findings: tuple[Stamp, Findings] | None = None
+        self._written: Stamp | None = None
+        self._next = 0.0
+
+    def refresh(self) -> Path | None:
+        """Write report.html if it is time and there is news, and return the file; None if not.
+
+        Raises:
+            OSError: it cannot be written; the old report is still there.
+        """
+        began = time.monotonic()
+        stamp = self.stamp()
+        if began < self._next or stamp == self._written:
+            return None
+        path = self._folder.path / REPORT
+        write_atomically(path, self.page())
+        took = time.monotonic() - began
+        self._written = stamp
+        self._next = began + max(took / _MOST_SHARE, _FEWEST_SECONDS)
+        return path
+
+    def page(self, stamp: str | None = None) -> str:
+        """Return the page as it is now; with a stamp, it asks its server for news."""
+        run = self.view()
+        return render([run], self._read_findings(run), stamp)
+
+    def view(self) -> RunView:
+        """Read what is new of the run."""
+        return view(self._folder, self._metrics)
+
+    def stamp(self) -> Stamp:
+        """Return what changes when a file of the run does."""
+        folder = self._folder
+        names = (folder.path / METRICS, folder.path / STATUS, folder.result, folder.evaluation / "predictions.jsonl")
+        return tuple(map(_stamp, names))
+
+    def _read_findings(self, run: RunView) -> Findings:
+        """Return what the evaluation left behind, read again only when its files have changed."""
+        folder = self._folder.evaluation
+        stamp = tuple(_stamp(folder / name) for name in ("predictions.jsonl", "worst.jsonl", "suspects.csv"))
+        if self._findings is None or self._findings[0] != stamp:
+            self._findings = (stamp, read_findings(folder, run.labels))
+        return self._findings[1]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,180 @@
+"""What one process asks for, all of them do at the same update: by a shared page, by messages, or at its very end."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from distributed.launcher import Results, run
+from flaws import subject
+from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
+from loopwright.checkpoint.store import read_manifest
+from loopwright.engine import board
+from loopwright.engine.board import Board, create_page
+from loopwright.engine.processes import Agreement
+from loopwright.errors import LoopwrightError, StopTrainingError
+
+CHANNELS = ("page", "messages")
+
+
+# --- the page
+
+
+def test_a_board_tells_whether_anyone_has_something_to_say_also_when_one_is_a_turn_ahead():
+    path = create_page(3)
+    boards = [Board(path, rank, 3, timedelta(seconds=1)) for rank in range(3)]
+    os.unlink(path)
+    for asking in (None, 1, None, 0, 2):
+        for rank, each in enumerate(boards):
+            each.post(rank == asking)
+        assert boards[0].read() is boards[1].read() is (asking is not None)
+        # Two are in the next turn already, in which one asks; the third has still to read this one.
+        boards[0].post(True)
+        boards[1].post(False)
+        assert boards[2].read() is (asking is not None)
+        boards[2].post(False)
+        assert [each.read() for each in boards] == [True] * 3
+
+
+def test_a_board_gives_up_on_a_process_that_never_posts():
+    path = create_page(2)
+    waiting = Board(path, 0, 2, timedelta(seconds=0.05))
+    os.unlink(path)
+    waiting.post(False)
+    with pytest.raises(LoopwrightError, match=r"rank 0 has waited 0\.05 s for rank 1"):
+        waiting.read()
+
+
+# --- runs
+
+
+class Asks(TrainerCallback):
+    """Asks for something on one process at an event, once."""
+
+    def __init__(self, ask, update: int = 2, rank: int = 1):
+        self.ask, self.update, self.rank = ask, update, rank
+
+    def _maybe(self, trainer):
+        if trainer.progress.update == self.update and int(os.environ["RANK"]) == self.rank:
+            self.update = -1
+            self.ask(trainer)
+
+
+class AsksInStep(Asks):
+    def on_train_step_end(self, trainer, **kwargs):
+        self._maybe(trainer)
+
+
+class AsksAfterwards(Asks):
+    def on_update_end(self, trainer, **kwargs):
+        self._maybe(trainer)
+
+
+class AsksAlike(TrainerCallback):
+    asks_alike = True
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_update_end(self, trainer, **kwargs):
+        if trainer.progress.update == 3:
+            trainer.request_save(self.folder)
+
+
+class StopsInLoss(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        if self.progress.update == 2 and int(os.environ["RANK"]) == 1:
+            raise StopTrainingError("in the loss")
+        return super().calculate_train_batch_loss(batch)
+
+
+def fit(*callbacks, cls=Trainer, **kwargs) -> dict:
+    trainer = subject.trainer([*callbacks], cls=cls)
+    result = trainer.train(subject.data(48), 1, per_device_batch_size=4, seed=1, log_every=4, **kwargs)
+    return {"updates": result.updates, "why": result.stop_reason}
+
+
+def saved_at(folder: Path) -> int:
+    return int(read_manifest(folder)["identity"]["update"])
+
+
+def agree(results: Results) -> None:
+    folder, default = results.path.parent, board._FOLDER
+    for channel in CHANNELS:
+        board._FOLDER = default if channel == "page" else Path("/nowhere")
+        stop = lambda trainer: trainer.request_stop("one has had enough")  # noqa: E731
+        results[f"{channel}: stop in a step"] = fit(AsksInStep(stop))
+        results[f"{channel}: stop after an update"] = fit(AsksAfterwards(stop))
+        results[f"{channel}: stop in the loss"] = fit(cls=StopsInLoss)
+        one, all_of_them = folder / f"{channel}-one", folder / f"{channel}-all"
+        fit(AsksInStep(lambda trainer, path=one: trainer.request_save(path)), AsksAlike(all_of_them))
+        results[f"{channel}: saves"] = [saved_at(one), saved_at(all_of_them)]
+        results[f"{channel}: messages"] = count_messages()
+
+
+def count_messages() -> list[int]:
+    """How often the processes wait for each other to agree in a run of 6 updates, and in one that agrees at the end."""
+    counts = []
+    plain, largest = Agreement.largest, []
+    Agreement.largest = lambda self, *values: largest.append(values) or plain(self, *values)
+    for callbacks in (DEFAULT_CALLBACKS, (AsksAfterwards(None, update=-1),)):
+        largest.clear()
+        fit(*callbacks)
+        counts.append(len(largest))
+    Agreement.largest = plain
+    return counts
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run(agree, tmp_path_factory.mktemp("agreement"))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_all_processes_stop_and_save_at_the_update_in_which_one_asks(channel, ranks):
+    for number, rank in enumerate(ranks):
+        for when, updates, why in (
+            ("in a step", 3, "one has had enough"),
+            ("after an update", 2, "one has had enough"),
+            ("in the loss", 3, "in the loss"),
+        ):
+            told = why if number == 1 else "Stopped by another process"
+            assert rank[f"{channel}: stop {when}"] == {"updates": updates, "why": told}
+        assert rank[f"{channel}: saves"] == [3, 3]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_an_update_costs_no_waiting_unless_somebody_may_ask_at_its_end(channel, ranks):
+    for rank in ranks:
+        overlapped, at_the_end = rank[f"{channel}: messages"]
+        assert at_the_end - overlapped >= 5, "six updates, less what it takes to make the page"
+
+
+def test_who_may_ask_late_is_known_by_name(tmp_path):
+    class Stepping(Trainer):
+        def optimizer_step(self):
+            super().optimizer_step()
+
+    class OwnAverage(ModelEmaCallback):
+        def on_update_end(self, trainer, **kwargs):
+            super().on_update_end(trainer, **kwargs)
+
+    def askers(*callbacks, cls=Trainer, **kwargs):
+        trainer = subject.trainer([*callbacks], cls=cls)
+        trainer.train(subject.data(4), 1, **kwargs)
+        return trainer._late_askers()
+
+    assert askers(*DEFAULT_CALLBACKS) == []
+    average = ModelEmaCallback(save_path=tmp_path / "average.pt", evaluate_during_training=False)
+    assert askers(average, AsksAlike(tmp_path / "state")) == []
+    own = OwnAverage(save_path=tmp_path / "average.pt", evaluate_during_training=False)
+    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)
+    assert askers(own, saving) == ["OwnAverage.on_update_end", "SaveTrainingStateCallback.on_update_end"]
+    assert askers(cls=Stepping) == ["optimizer_step"]
+    assert askers(checkpoints=Checkpointing(tmp_path / "run", every_seconds=60)) == ["every_seconds"]

@@ -1,0 +1,155 @@
+"""Run folders as the tasks leave them, small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+LABELS = ["cat", "dog", "owl"]
+# (true, predicted, confidence): 3 cats of which 1 is taken for a dog, 2 dogs, 1 owl taken for a cat.
+CLASSIFIED = [
+    ("cat", "cat", 0.9),
+    ("cat", "dog", 0.8),
+    ("cat", "cat", 0.7),
+    ("dog", "dog", 0.95),
+    ("dog", "dog", 0.6),
+    ("owl", "cat", 0.55),
+]
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def records(num_updates: int = 40, resumed_at: int | None = None) -> list[dict[str, Any]]:
+    """Return what a run writes: a log and its speed every 10 updates, an evaluation and a save every 20.
+
+    An update takes 0.1 s, of which a quarter is spent waiting for data; an evaluation 2 s, a save 0.5 s.
+    """
+    seconds, made = 0.0, []
+
+    def say(event: str, **fields: Any) -> None:
+        made.append({"event": event, **fields, "seconds": round(seconds, 3), "time": 1_800_000_000 + seconds})
+
+    say("start", update=0, epoch=1, run_id="a", resumed_from=None, tier="T0", seed=42)
+    for update in range(10, num_updates + 1, 10):
+        seconds += 1.0
+        say("log", update=update, epoch=1, loss=2.0 / update, lr=0.1 / update, gradient_norm=1.0 + update % 20)
+        speed = {"samples_per_second": 160.0, "data_wait": 0.25, "peak_memory_bytes": 5e8, "padding_waste": 0.4}
+        say("speed", update=update, epoch=1, tokens_per_second=900.0, **speed)
+        if update % 20 == 0:
+            seconds += 2.0
+            value = 0.5 + update / 200
+            bounds = {"eval_accuracy_low": value - 0.1, "eval_accuracy_high": value + 0.1}
+            say("evaluation", update=update, epoch=1, eval_accuracy=value, eval_loss=1.0 / update, **bounds)
+            seconds += 0.5
+            say("checkpoint", update=update, checkpoint=f"step-{update:010d}")
+        if update == resumed_at:
+            say("start", update=update, epoch=1, run_id="a", resumed_from=f"step-{update:010d}", tier="T0", seed=42)
+    say("end", state="done", message=None)
+    return made
+
+
+def data_plan(task: str, labels: list[str] | None = None, sha: str = "a1") -> dict[str, Any]:
+    counts = {"train": {"cat": 6, "dog": 3, "owl": 1}, "validation": {"cat": 3, "dog": 2, "owl": 1}}
+    file = {"kind": "csv", "num_bytes": 1234, "settings": {"kind": "csv"}}
+    return {
+        "format": 1,
+        "task": task,
+        "files": [
+            {"path": "/gone/train.csv", "sha256": sha * 32, "num_rows": 10, **file},
+            {"path": "/gone/validation.csv", "sha256": "b2" * 32, "num_rows": 6, **file},
+        ],
+        "columns": {"text": "text", "label": "label"},
+        "kinds": {"text": "text", "label": "label"},
+        "labels": None if labels is None else {"kind": "class", "names": labels, "label_map": {}, "separator": "|"},
+        "splits": {
+            "train": {"num_rows": 10, "parts": [{"file": 0, "rows": "all"}]},
+            "validation": {"num_rows": 6, "parts": [{"file": 1, "rows": "all"}]},
+        },
+        "counts": counts if labels else {},
+        "lengths": {"text": {"characters": {"p50": 11, "p95": 30, "max": 44}}},
+        "duplicates": {"validation": 2},
+        "dropped": {"empty text": 4},
+        "warnings": ["owl is rare"],
+        "guesses": [],
+    }
+
+
+def classified(wrong_text: str = "a small cat") -> list[dict[str, Any]]:
+    """Return predictions of a text classification."""
+    rows = []
+    for position, (true, predicted, confidence) in enumerate(CLASSIFIED):
+        row = {"position": position, "prediction": predicted, "reference": true, "confidence": confidence}
+        rows.append({**row, "loss": 0.1 + position, "text": f"{wrong_text} {'x' * position}"})
+    return rows
+
+
+def make_run(
+    path: Path,
+    task: str = "text-classification",
+    predictions: list[dict[str, Any]] | None = None,
+    *,
+    labels: list[str] | None = None,
+    metrics: list[dict[str, Any]] | None = None,
+    result: dict[str, Any] | None = None,
+    config: dict[str, tuple[Any, str]] | None = None,
+    state: str = "done",
+) -> Path:
+    """Write a whole run folder, and return it."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "run.json", {"id": path.name, "task": task, "created": "2027-01-15T07:59:58+00:00"})
+    write_json(path / "status.json", {"state": state, "update": 40, "epoch": 1, "last_checkpoint": "step-0000000040"})
+    write_lines(path / "metrics.jsonl", records() if metrics is None else metrics)
+    write_json(path / "data.json", data_plan(task, labels))
+    settings = config or {
+        "learning_rate": (0.1, "flag"),
+        "seed": (42, "default"),
+        "dataloader_num_workers": (0, "default"),
+    }
+    lines = [f"{name}: {json.dumps(value)}  # {source}\n" for name, (value, source) in settings.items()]
+    (path / "config.yaml").write_text("".join(lines), encoding="utf-8")
+    command = "command: loopwright train x --data d.csv\nfolder: /gone\ntorch: 2.9\ngit commit: abc\n\n-old\n+new\n"
+    (path / "command.txt").write_text(command, encoding="utf-8")
+    log = (
+        "model   tiny  1 M parameters\ncheck   1 step: bit for bit the same\nResume guarantee T0, bit-exact: as ever\n"
+    )
+    (path / "log.txt").write_text(log, encoding="utf-8")
+    if result is not None:
+        write_json(path / "result.json", result)
+    if predictions is not None:
+        write_lines(path / "eval" / "predictions.jsonl", predictions)
+        worst = sorted((row for row in predictions if "loss" in row), key=lambda row: -row["loss"])
+        write_lines(path / "eval" / "worst.jsonl", worst[:50])
+    return path
+
+
+def write_suspects(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write suspects.csv as the tasks do."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+RESULT = {
+    "task": "text-classification",
+    "metric": "accuracy",
+    "direction": "max",
+    "update": 40,
+    "metrics": {"accuracy": 0.7, "f1": 0.6, "loss": 0.4},
+    "intervals": {"accuracy": [0.62, 0.78]},
+    "baselines": {"majority": {"accuracy": 0.5}, "word-count": {"accuracy": 0.6}},
+    "updates": 40,
+    "epochs": 1,
+    "seconds": 8.5,
+}

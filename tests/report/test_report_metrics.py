@@ -1,0 +1,147 @@
+"""metrics.jsonl as the report reads it: curves, marks, time, damage, growth."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.report.metrics import Metrics
+from loopwright.report.series import Series, thinned
+from report.folders import records, write_lines
+
+
+def read(path) -> Metrics:
+    metrics = Metrics(path)
+    metrics.read()
+    return metrics
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(1, 50))
+def test_a_thinned_curve_keeps_its_extremes_its_ends_and_only_points_of_its_own(values, num_columns):
+    points = thinned(range(len(values)), values, num_columns)
+    assert set(points) <= set(enumerate(values))
+    assert points == sorted(points, key=lambda point: point[0])
+    assert points[0] == (0, values[0]) and points[-1] == (len(values) - 1, values[-1])
+    assert min(value for _, value in points) == min(values)
+    assert max(value for _, value in points) == max(values)
+    assert len(points) <= 2 * num_columns + 2
+
+
+def test_every_column_of_a_thinned_curve_keeps_its_own_lowest_and_highest_value():
+    chance = random.Random(0)
+    values = [chance.random() for _ in range(1000)]
+    points = dict(thinned(range(1000), values, 10))
+    for column in range(10):
+        low, high = column * 99.9, (column + 1) * 99.9
+        inside = [values[index] for index in range(1000) if low < index <= high or index == column == 0]
+        kept = [value for update, value in points.items() if low < update <= high or update == column == 0]
+        assert min(kept) == min(inside) and max(kept) == max(inside)
+
+
+def test_a_curve_of_more_points_than_are_kept_still_has_its_extremes():
+    series = Series()
+    for update in range(300_000):
+        series.add(update, math.sin(update / 1000))
+    series.add(300_000, 7.0)
+    series.add(300_001, -7.0)
+    for update in range(300_002, 400_000):
+        series.add(update, 0.0)
+    values = [value for _, value in series.points(600)]
+    assert max(values) == 7.0 and min(values) == -7.0
+    assert series.last == (399_999, 0.0)
+    assert series.mean() == pytest.approx(math.fsum(math.sin(update / 1000) for update in range(300_000)) / 400_000)
+    assert len(values) <= 1202
+
+
+def test_curves_hold_what_was_logged_under_the_name_of_the_metric(tmp_path):
+    write_lines(tmp_path / "m.jsonl", records())
+    series = read(tmp_path / "m.jsonl").series
+    assert series["loss"].points(600) == [(update, 2.0 / update) for update in (10, 20, 30, 40)]
+    assert series["eval_accuracy"].points(600) == [(20, 0.6), (40, 0.7)]
+    assert {"lr", "gradient_norm", "samples_per_second", "data_wait", "padding_waste", "peak_memory_bytes"} <= set(
+        series
+    )
+    assert not {"update", "epoch", "seconds", "time", "seed"} & set(series)
+
+
+def test_saves_resumes_splits_skips_and_values_that_are_no_number_are_marked(tmp_path):
+    rows = records(resumed_at=20)
+    rows.insert(-1, {"event": "oom_split", "update": 33, "seconds": 8.0})
+    rows.insert(-1, {"event": "skipped_update", "update": 35, "seconds": 8.0})
+    rows.insert(-1, {"event": "log", "update": 37, "loss": None, "nonfinite": {"loss": "nan"}, "seconds": 8.1})
+    write_lines(tmp_path / "m.jsonl", rows)
+    metrics = read(tmp_path / "m.jsonl")
+    marks = [(mark.kind, mark.update) for mark in metrics.marks]
+    assert marks == [("save", 20), ("resume", 20), ("save", 40), ("split", 33), ("skip", 35), ("nan", 37)]
+    assert metrics.marks[-1].text == "loss was nan"
+    assert [point[0] for point in metrics.series["loss"].points(9)] == [10, 20, 30, 40]
+
+
+def test_time_is_told_apart_into_training_waiting_evaluation_and_saving(tmp_path):
+    write_lines(tmp_path / "m.jsonl", records())
+    spent = read(tmp_path / "m.jsonl").spent
+    assert spent.training == pytest.approx(3.0)
+    assert spent.waiting == pytest.approx(1.0)
+    assert spent.evaluation == pytest.approx(4.0)
+    assert spent.saving == pytest.approx(1.0)
+
+
+def test_updates_that_were_not_logged_before_an_evaluation_are_training(tmp_path):
+    rows = [
+        {"event": "start", "update": 0, "seconds": 0.0},
+        {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0},
+        {"event": "evaluation", "update": 15, "eval_loss": 1.0, "seconds": 3.5},
+    ]
+    write_lines(tmp_path / "m.jsonl", rows)
+    spent = read(tmp_path / "m.jsonl").spent
+    assert spent.training == pytest.approx(1.5) and spent.evaluation == pytest.approx(2.0)
+
+
+def test_damaged_lines_are_passed_over_counted_and_named(tmp_path):
+    lines = [json.dumps(record) for record in records()]
+    lines[3] = lines[3][:20]
+    lines[5] = "[1, 2]"
+    lines[6] = '{"event": "log", "update": "x"}'
+    (tmp_path / "m.jsonl").write_text("\n".join(lines) + "\n")
+    metrics = read(tmp_path / "m.jsonl")
+    assert metrics.num_bad == 3 and metrics.bad_lines == [4, 6, 7]
+    assert metrics.num_records == len(lines) - 3
+
+
+def test_two_records_on_one_line_are_one_damaged_line(tmp_path):
+    good = json.dumps({"event": "log", "update": 1, "loss": 1.0})
+    (tmp_path / "m.jsonl").write_text(f"{good}\n{good},{good}\n{good}\n")
+    metrics = read(tmp_path / "m.jsonl")
+    assert metrics.num_records == 2 and metrics.bad_lines == [2]
+
+
+def test_a_file_that_grows_is_read_on_and_ends_as_if_it_had_been_read_at_once(tmp_path):
+    text = "".join(json.dumps(record) + "\n" for record in records())
+    path = tmp_path / "m.jsonl"
+    metrics = Metrics(path)
+    assert not metrics.read()
+    for end in (100, 101, 350, len(text)):
+        path.write_text(text[:end])
+        metrics.read()
+    assert not metrics.read()
+    whole = read(path)
+    assert metrics.num_records == whole.num_records == len(records())
+    assert metrics.num_bad == 0 and metrics.spent == whole.spent and metrics.marks == whole.marks
+    assert {name: series.points(99) for name, series in metrics.series.items()} == {
+        name: series.points(99) for name, series in whole.series.items()
+    }
+
+
+def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
+    path = tmp_path / "m.jsonl"
+    write_lines(path, records())
+    metrics = read(path)
+    others = [*records(20)[:-1], {"event": "log", "update": 25, "loss": 9.0, "seconds": 9.0}]
+    write_lines(path, [*others, *({"event": "log", "update": 26 + i, "loss": 8.0, "seconds": 9.0} for i in range(20))])
+    assert metrics.read()
+    assert metrics.series["loss"].points(99)[:3] == [(10, 0.2), (20, 0.1), (25, 9.0)]

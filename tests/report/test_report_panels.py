@@ -1,0 +1,242 @@
+"""The panels of the tasks: what they count, against scikit-learn and against counts by hand."""
+
+from __future__ import annotations
+
+import random
+
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from loopwright.report.blocks import Examples, Facts, Histogram, Matrix, Table
+from loopwright.report.panels import Findings, read_findings
+from report.folders import CLASSIFIED, LABELS, classified, write_lines, write_suspects
+
+
+def found(folder, predictions, labels=()) -> Findings:
+    write_lines(folder / "predictions.jsonl", predictions)
+    write_lines(folder / "worst.jsonl", predictions)
+    return read_findings(folder, list(labels))
+
+
+def block(findings: Findings, title: str):
+    assert findings.panel is not None
+    return next(block for block in findings.panel.blocks if block.title == title)
+
+
+def words(item) -> dict[str, str]:
+    return {name: "".join(piece.text for piece in pieces) for name, pieces in item.fields}
+
+
+def marked(item, mark: str) -> list[str]:
+    return [piece.text for _, pieces in item.fields for piece in pieces if piece.mark == mark]
+
+
+def test_the_confusion_matrix_and_the_table_by_class_are_those_of_scikit_learn(tmp_path):
+    chance = random.Random(0)
+    pairs = [(chance.choice(LABELS), chance.choice(LABELS)) for _ in range(200)]
+    rows = [
+        {"position": i, "reference": true, "prediction": guess, "loss": 1.0} for i, (true, guess) in enumerate(pairs)
+    ]
+    findings = found(tmp_path, rows, LABELS)
+    true, guess = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    matrix, table = block(findings, "Confusion matrix"), block(findings, "By class")
+    assert isinstance(matrix, Matrix) and isinstance(table, Table)
+    assert matrix.counts == confusion_matrix(true, guess, labels=LABELS).tolist()
+    columns = precision_recall_fscore_support(true, guess, labels=LABELS)
+    for index, row in enumerate(table.rows):
+        assert row[0] == LABELS[index]
+        assert row[1:4] == [f"{column[index]:.4f}" for column in columns[:3]]
+        assert row[4] == columns[3][index]
+
+
+def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
+    findings = found(tmp_path, classified(), LABELS)
+    assert block(findings, "Most confused").rows == [["cat", "dog", 1, "33 %"], ["owl", "cat", 1, "100 %"]]
+    by_class = next(table for table in findings.slices if table.title == "By class")
+    assert by_class.rows[0] == ["owl", 1, "0.0000", "5.1000"]
+    assert by_class.rows[-1] == ["dog", 2, "1.0000", "3.6000"]
+    sure = block(findings, "How sure it was")
+    assert isinstance(sure, Histogram)
+    assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
+
+
+def test_of_many_classes_the_matrix_shows_those_with_the_most_mistakes(tmp_path):
+    names = [f"class {index}" for index in range(50)]
+    rows = [{"position": i, "reference": name, "prediction": name, "loss": 0.0} for i, name in enumerate(names)]
+    rows += [{"position": 50, "reference": "class 7", "prediction": "class 9", "loss": 1.0}]
+    matrix = block(found(tmp_path, rows, names), "Confusion matrix")
+    assert matrix.labels == ["class 7", "class 9"] and matrix.counts == [[1, 1], [0, 1]]
+    assert "2 of 50 classes" in matrix.note
+
+
+def test_accuracy_by_length_is_told_in_slices_of_about_as_many_samples(tmp_path):
+    rows = [
+        {
+            "position": i,
+            "reference": "cat",
+            "prediction": "cat" if i < 50 else "dog",
+            "loss": 1.0,
+            "text": "x" * (i + 1),
+        }
+        for i in range(100)
+    ]
+    table = next(table for table in found(tmp_path, rows, LABELS).slices if table.title.startswith("By length"))
+    assert [row[1] for row in table.rows] == [20] * 5
+    assert [row[0] for row in table.rows][:2] == ["1 to 20", "21 to 40"]
+    assert [row[2] for row in table.rows] == ["1.0000", "1.0000", "0.5000", "0.0000", "0.0000"]
+
+
+def test_the_worst_samples_come_with_text_prediction_and_truth_and_twenty_are_enough(tmp_path):
+    worst = found(tmp_path, [*classified()[::-1], *classified() * 5], LABELS).worst
+    assert isinstance(worst, Examples) and len(worst.items) == 20
+    first = worst.items[0]
+    assert words(first) == {"text": "a small cat xxxxx", "predicted": "cat", "true": "owl"}
+    assert first.is_right is False and first.head == "row 5 · loss 5.1000 · confidence 55 %"
+    assert marked(first, "wrong") == ["cat"] and marked(first, "right") == ["owl"]
+
+
+def test_suspected_labels_are_shown_with_what_the_model_says(tmp_path):
+    row = {"position": 1, "prediction": "dog", "reference": "cat", "loss": 3.0, "sure": 0.97, "text": "woof"}
+    write_suspects(tmp_path / "suspects.csv", [row] * 25)
+    table = read_findings(tmp_path, LABELS).suspects
+    assert isinstance(table, Table) and len(table.rows) == 20
+    assert table.rows[0] == ["1", "cat", "dog", "97 %", "woof"] and "all 25" in table.note
+
+
+def test_labels_in_sets_are_counted_one_by_one(tmp_path):
+    rows = [
+        {"position": 0, "prediction": ["cat"], "reference": ["cat", "dog"], "loss": 0.1, "text": "a"},
+        {"position": 1, "prediction": [], "reference": ["owl"], "loss": 0.1, "text": "bb"},
+    ]
+    findings = found(tmp_path, rows, LABELS)
+    table = block(findings, "By label")
+    assert table.rows[0] == ["cat", "1.0000", "1.0000", "1.0000", 1, 1]
+    assert table.rows[1] == ["dog", "–", "0.0000", "0.0000", 1, 0]
+
+
+def test_entities_are_scored_by_their_spans(tmp_path):
+    span = {"label": "PER", "start": 0, "end": 2}
+    tags = ["B-PER", "I-PER", "O"]
+    rows = [
+        {"position": 0, "prediction": tags, "reference": tags, "loss": 0.1, "entities": [span], "expected": [span],
+         "tokens": ["Ada", "Lovelace", "wrote"]},
+        {"position": 1, "prediction": ["O", "O"], "reference": ["B-PER", "O"], "loss": 0.5, "entities": [],
+         "expected": [{"label": "PER", "start": 0, "end": 1}], "tokens": ["Ada", "wrote"]},
+    ]  # fmt: skip
+    findings = found(tmp_path, rows)
+    assert block(findings, "By entity").rows == [["PER", "1.0000", "0.5000", "0.6667", 2, 1]]
+    assert block(findings, "Most confused").rows == [["B-PER", "O", 1, "50 %"]]
+    mistaken = block(findings, "Sentences with mistakes").items[0]
+    assert words(mistaken)["words"] == "Ada/O (true B-PER) wrote"
+    assert [row[2] for row in findings.slices[0].rows] == ["0.5000", "1.0000"]
+
+
+def test_tags_without_entities_are_scored_one_by_one(tmp_path):
+    rows = [{"position": 0, "prediction": ["N", "V"], "reference": ["N", "N"], "loss": 0.1, "tokens": ["a", "b"]}]
+    assert block(found(tmp_path, rows), "By tag").rows == [
+        ["N", "1.0000", "0.5000", "0.6667", 2, 1],
+        ["V", "0.0000", "–", "0.0000", 0, 1],
+    ]
+
+
+def test_answers_are_hits_and_misses_with_the_answer_marked_in_its_context(tmp_path):
+    base = {"loss": 0.1, "question": "Who?", "context": "It was Ada who wrote it.", "id": "q"}
+    hit = {**base, "position": 0, "prediction": "ada", "reference": ["Ada", "Ada Lovelace"]}
+    miss = {**base, "position": 1, "prediction": "Ada who", "reference": ["Ada"]}
+    rows = [
+        {**hit, "n_best": [{"text": "Ada", "score": 0.9, "start": 7, "end": 10}]},
+        {**miss, "n_best": [{"text": "Ada who", "score": 0.9, "start": 7, "end": 14}]},
+    ]
+    findings = found(tmp_path, rows)
+    facts = block(findings, "Questions")
+    assert isinstance(facts, Facts)
+    assert facts.items[:2] == [("hit", "1 of 2 (50 %)"), ("missed, but the answer overlaps", "1")]
+    item = block(findings, "Misses").items[0]
+    assert words(item)["context"] == base["context"] and marked(item, "wrong") == ["Ada who", "Ada who"]
+    assert block(findings, "Hits").items[0].is_right is True
+
+
+def test_written_texts_show_the_words_that_differ(tmp_path):
+    rows = [
+        {"position": 0, "prediction": "on 2018-06-16", "reference": "on 2018-01-16", "loss": 0.5, "source": "June"},
+        {"position": 1, "prediction": "The house.", "reference": "house", "loss": 0.1, "source": "Haus"},
+    ]
+    findings = found(tmp_path, rows)
+    assert block(findings, "Texts").items[0] == ("exactly right", "1 of 2 (50 %)")
+    item = block(findings, "Samples that differ").items[0]
+    assert marked(item, "wrong") == ["2018-06-16"] and marked(item, "right") == ["2018-01-16"]
+    assert words(item)["written"] == "on 2018-06-16"
+
+
+def test_language_models_show_how_hard_the_parts_are_and_masked_tokens_which_were_guessed(tmp_path):
+    part = {"position": 0, "loss": 4.0, "bits_per_byte": 2.1, "num_tokens": 9, "num_bytes": 20, "text": "a text"}
+    causal = found(tmp_path / "causal", [part, {**part, "position": 1, "bits_per_byte": 2.5}])
+    assert sum(block(causal, "How hard the parts are").groups[0][1]) == 2
+    assert words(block(causal, "Samples").items[0])["text"] == "a text"
+    tokens = {"prediction": ["a", "b", "a"], "reference": ["a", "a", "c"]}
+    masked = found(tmp_path / "masked", [{"position": 0, "loss": 1.0, "num_tokens": 3, "text": "aac", **tokens}])
+    assert block(masked, "Most frequent tokens").rows == [["'a'", 2, "0.5000"], ["'c'", 1, "0.0000"]]
+    assert marked(block(masked, "Samples").items[0], "wrong") == ["'b' for 'a'", "'a' for 'c'"]
+
+
+def test_pairs_of_sentences_show_similarities_and_ranks(tmp_path):
+    base = {"loss": 0.1, "text": "stop()", "text_pair": "Stop it."}
+    rows = [{**base, "position": i, "rank": rank, "similarity": 0.9 / rank} for i, rank in enumerate((1, 1, 4, 60))]
+    findings = found(tmp_path, rows)
+    shown = block(findings, "Where the other text was found")
+    assert [row[1] for row in shown.rows] == [2, 2, 3, 3, 3] and shown.rows[0][2] == "0.5000"
+    groups = block(findings, "Similarity of the pairs").groups
+    assert [(name, sum(counts)) for name, counts in groups] == [("found first", 2), ("found later", 2)]
+    assert len(block(findings, "Not found first").items) == 2
+
+
+def test_numbers_are_shown_by_low_and_high_truths(tmp_path):
+    rows = [{"position": i, "prediction": i / 10, "reference": float(i), "loss": 0.1, "text": "t"} for i in range(4)]
+    groups = block(found(tmp_path, rows), "Predicted values").groups
+    assert [sum(counts) for _, counts in groups] == [2, 2]
+
+
+def test_choices_show_which_place_was_chosen(tmp_path):
+    base = {"loss": 1.0, "context": "It is", "start": "called", "choices": ["one", "two"], "confidence": 0.8}
+    rows = [
+        {**base, "position": 0, "prediction": 1, "reference": 0},
+        {**base, "position": 1, "prediction": 1, "reference": 1},
+    ]
+    findings = found(tmp_path, rows)
+    assert block(findings, "Which place was chosen").counts == [[0, 1], [0, 1]]
+    assert words(block(findings, "Misses").items[0])["choices"] == "one (true) two (chosen)"
+
+
+def test_pixels_are_counted_into_the_intersection_over_union_of_each_class(tmp_path):
+    pixels = {"sky": {"sky": 6, "sea": 2}, "sea": {"sea": 2}}
+    findings = found(
+        tmp_path, [{"position": 0, "pixels": pixels, "iou": 0.6, "loss": 0.4, "image": "a.png"}], ["sky", "sea"]
+    )
+    assert block(findings, "By class").rows == [["sky", "0.7500", "0.7500", 8], ["sea", "0.5000", "1.0000", 2]]
+    assert block(findings, "Most confused").rows == [["sky", "sea", 2, "25 %"]]
+
+
+def test_objects_are_counted_by_class_and_by_how_many_there_are(tmp_path):
+    base = {"loss": 0.5, "f1": 0.5, "image": "/x/a.png", "image_id": "1"}
+    rows = [
+        {
+            **base,
+            "position": 0,
+            "found": [{"label": "cat", "score": 0.9}],
+            "counts": {"cat": [1, 1, 0], "dog": [0, 0, 1]},
+        },
+        {**base, "position": 1, "found": [], "counts": {"cat": [1, 0, 1]}},
+    ]
+    findings = found(tmp_path, rows, ["cat", "dog"])
+    assert block(findings, "By class").rows == [
+        ["cat", "0.6667", "0.6667", "0.6667", 3, 3],
+        ["dog", "–", "0.0000", "0.0000", 1, 0],
+    ]
+    assert findings.slices[0].rows == [["2", 2, "0.5000"]]
+    assert findings.worst is not None and findings.worst.items[0].head.startswith("row 0 · a.png")
+
+
+def test_lines_that_are_no_predictions_are_left_out_and_counted(tmp_path):
+    write_lines(tmp_path / "predictions.jsonl", [{}, *classified()])
+    findings = read_findings(tmp_path, LABELS)
+    assert findings.num_samples == len(CLASSIFIED)
+    assert findings.notes == ["1 line of eval/predictions.jsonl could not be read: left out"]

@@ -1,0 +1,118 @@
+"""report, compare and watch on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.errors import InputError
+from loopwright.report import ReportServer
+from loopwright.report.watching import HOST, next_free
+from report.folders import LABELS, RESULT, classified, make_run, records, write_lines
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """Return a finished run, in the folder that ids are looked up in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOOPWRIGHT_RUNS", raising=False)
+    return make_run(tmp_path / "runs" / "1115-cats-1", predictions=classified(), labels=LABELS, result=RESULT)
+
+
+@contextlib.contextmanager
+def served(run: Path):
+    with ReportServer(run, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(url: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        return answer.read().decode()
+
+
+def test_report_writes_the_page_of_a_run_that_is_named_by_its_id(run, capsys):
+    assert main(["report", "1115-cats-1"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.resolve() == run / "report.html" and "<h2>Curves</h2>" in path.read_text(encoding="utf-8")
+
+
+def test_report_and_compare_of_several_runs_write_one_page(run, tmp_path, capsys):
+    other = make_run(tmp_path / "runs" / "1116-cats-2", result=RESULT, labels=LABELS)
+    assert main(["report", str(run), str(other), "--out", "both.html"]) == 0
+    assert main(["compare", str(run), "1116"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["both.html", str(run / "compare.html")]
+    assert "2 runs side by side" in Path("both.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report", "1115-cat-2"], ["error[run.unknown]", "near: 1115-cats-1"]),
+        (["report"], ["error[args.value]", "needs run"]),
+        (["report", "1115", "--opne"], ["error[args.unknown]", "did you mean --open?"]),
+        (["report", "1115", "--out", "none/x.html"], ["error[args.value]", "which does not exist"]),
+        (["compare", "1115"], ["error[args.value]", "needs two runs"]),
+        (["watch", "1115", "--port", "70000"], ["error[args.value]", "not between 0 and 65535"]),
+    ],
+    ids=["unknown-run", "no-run", "unknown-flag", "no-folder", "one-run", "no-port"],
+)
+def test_what_cannot_work_is_refused_with_a_fix(run, capsys, words, told):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert all(text in error for text in [*told, "fix: "])
+
+
+def test_the_verbs_import_no_torch(run):
+    code = "import sys, loopwright.cli as c; code = c.main(['report', '1115']); print(code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_watch_serves_the_page_and_makes_it_anew_when_the_run_has_news(run):
+    write_lines(run / "metrics.jsonl", records(20))
+    with served(run) as server:
+        stamp, page = get(f"{server.url}stamp"), get(server.url)
+        assert "setInterval" in page and '"x":[10,20]' in page
+        assert get(f"{server.url}stamp") == stamp and len(json.loads(stamp)) == 4
+        write_lines(run / "metrics.jsonl", records(40))
+        assert get(f"{server.url}stamp") != stamp
+        assert '"x":[10,20,30,40]' in get(server.url)
+
+
+def test_watch_answers_nobody_who_calls_it_by_another_name(run):
+    with served(run) as server:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(server.url, Host="evil.example")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{server.url}../run.json")
+        assert "<h2>Curves</h2>" in get(server.url)
+
+
+def test_a_port_that_is_in_use_is_refused_and_a_free_one_named(run, capsys):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        free = next_free(port + 1)
+        assert free > port
+        with pytest.raises(InputError, match="watch.port"):
+            ReportServer(run, port)
+        assert main(["watch", str(run), "--port", str(port)]) == 2
+        error = capsys.readouterr().err
+        assert "error[watch.port]" in error and "is in use" in error and "fix: --port " in error
