@@ -967,3 +967,25 @@ def test_the_average_of_a_model_is_evaluated_beside_it(tmp_path):
     assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"}
     assert trainer.model is model
     assert trainer.run_history.metric_name_prefix == ""
+
+
+def test_every_run_of_a_model_has_the_precision_that_it_asked_for():
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.seen = []
+
+        def forward(self, inputs):
+            self.seen.append(torch.is_autocast_enabled("cpu"))
+            return self.layer(inputs)
+
+    model = Probe()
+    dataset = torch.utils.data.TensorDataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    for _ in range(2):
+        trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
+        trainer.train(dataset, 1, eval_dataset=dataset, mixed_precision="bf16")
+        trainer.evaluate(dataset)
+    assert model.seen == [True] * 6
+    trainer.train(dataset, 1, mixed_precision="no")
+    assert model.seen[6:] == [False]

@@ -172,8 +172,9 @@ class Engine:
         model = self.unwrap(model)
         for module, forward in self._forwards:
             # accelerate's own way back binds a compiled model's forward to the wrong object.
-            module.__dict__.pop("_original_forward", None)
-            module.__dict__.pop("forward", None)
+            # And its mark stays, by which it would leave the model of the next run as it is: without autocast.
+            for name in ("_original_forward", "forward", "_is_accelerate_prepared"):
+                module.__dict__.pop(name, None)
             if forward is not _ABSENT:
                 module.__dict__["forward"] = forward
         self._forwards = []
