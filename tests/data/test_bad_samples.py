@@ -368,7 +368,7 @@ def test_the_loss_is_the_mean_over_the_samples_that_could_be_read(accumulation):
     loader = adopted(dataset(), batch_size=2, accumulation=accumulation, shuffle=True)
     pads = 0
     for window in loader.windows():
-        samples = [batch for batch, _, rows in window.pieces if rows]
+        samples = [piece.batch for piece in window.pieces if piece.rows]
         pads += len(window.pieces) - len(samples)
         total = sum(len(x) for x, _ in samples)
         if samples:

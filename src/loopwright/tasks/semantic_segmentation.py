@@ -87,15 +87,16 @@ class SemanticSegmentation(VisionTask):
         {
             "epochs": 20,
             "batch": 8,
-            "lr": 6e-3,
+            "lr": 3e-3,
             "lr_scheduler_type": "cosine",
-            "augmentation": "light",
-            "flip": False,
-            "class_weights": ["balanced"],
+            "weight_decay": 0.1,
+            "ema": 0.995,
+            "augmentation": "none",
+            "class_weights": ["0.35", *["1"] * 10],
             "threads": 1,
         }
     )
-    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.57 (most common class 0.08), 140 s"
+    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.60 (most common class 0.08), 125 s"
     sheet_columns = 4
     sheet_size = 320
 
