@@ -283,3 +283,14 @@ def test_each_code_above_the_readers_is_listed_and_has_a_test():
     assert len(raised) >= 20
     assert raised - set(CODES) == set()
     assert [code for code in sorted(raised) if code not in tests] == []
+
+
+def test_a_flag_of_a_demo_gives_way_to_the_one_that_is_typed_by_any_of_its_names():
+    from loopwright.tasks import get_task
+    from loopwright.tasks.settings import without_given
+
+    task = get_task("translation")
+    flags = {"data": "dates", "lr": 1e-3, "epochs": 4, "batch": 16}
+    assert without_given(task, flags, ["--learning_rate", "0.1"]) == {"data": "dates", "epochs": 4, "batch": 16}
+    assert without_given(task, flags, ["--lr=0.1", "--num_train_epochs", "2"]) == {"data": "dates", "batch": 16}
+    assert without_given(task, flags, []) == flags

@@ -13,7 +13,7 @@ from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names
 from loopwright.tasks.base import Task
 from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import Settings, create_parser, settle, task_of, words_of
+from loopwright.tasks.settings import Settings, create_parser, settle, task_of, without_given, words_of
 
 _ABOUT = {
     "train": "Train a model. --check stops before the first update, --print_config shows all settings and stops.",
@@ -86,7 +86,7 @@ def demo(words: list[str]) -> int:
     elif minilm is not None:
         sys.stdout.write(f"{minilm.problem}: a small model from scratch is trained instead\n")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
-    settings = settle(task, [*words_of(flags), *rest])
+    settings = settle(task, [*words_of(without_given(task, flags, rest)), *rest])
     return code_of_run(start(settings, _screen(), ["loopwright", "demo", *words]))
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -115,6 +115,10 @@ class TaskParser(HfArgumentParser):
         close = difflib.get_close_matches(flag.replace("-", "_").replace("__", "--", 1), [*shown, *self._short_names()])
         return close[0] if close else None
 
+    def full_names(self) -> dict[str, str]:
+        """Return the flag that each short or older name of one stands for."""
+        return {f"--{name}": f"--{old.new}" for kind in self.dataclass_types for name, old in kind.old_names().items()}
+
     def _short_names(self) -> dict[str, str]:
         """Return the short names of flags, and the flags they stand for."""
         return {
@@ -133,6 +137,14 @@ class TaskParser(HfArgumentParser):
             return ""
         default = "" if action.default in (None, []) else f" default {action.default}"
         return f" ({action.help}{default})"
+
+
+def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that the words of a command line do not set, by a short name or by the whole one."""
+    names = create_parser(task).full_names()
+    given = {names.get(word.partition("=")[0], word.partition("=")[0]).removeprefix("--no_") for word in words}
+    given = {name.removeprefix("--") for name in given}
+    return {name: value for name, value in flags.items() if names.get(f"--{name}", name).removeprefix("--") not in given}
 
 
 def create_parser(task: Task) -> TaskParser:
