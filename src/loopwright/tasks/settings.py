@@ -142,9 +142,13 @@ class TaskParser(HfArgumentParser):
 def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Return the flags that the words of a command line do not set, by a short name or by the whole one."""
     names = create_parser(task).full_names()
-    given = {names.get(word.partition("=")[0], word.partition("=")[0]).removeprefix("--no_") for word in words}
-    given = {name.removeprefix("--") for name in given}
-    return {name: value for name, value in flags.items() if names.get(f"--{name}", name).removeprefix("--") not in given}
+
+    def full(word: str) -> str:
+        flag = word.partition("=")[0]
+        return names.get(flag, flag).removeprefix("--").removeprefix("no_")
+
+    given = {full(word) for word in words if word.startswith("--")}
+    return {name: value for name, value in flags.items() if full(f"--{name}") not in given}
 
 
 def create_parser(task: Task) -> TaskParser:
