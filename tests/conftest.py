@@ -10,6 +10,7 @@ os.environ["MKL_NUM_THREADS"] = "1"
 
 import ast
 import random
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# A shell starts what runs in its background with SIGINT ignored, and every process of a test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run and machine; no limit on one example, since the first may compile or import.
 hypothesis.settings.register_profile("loopwright", deadline=None, derandomize=True)
