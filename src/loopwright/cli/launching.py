@@ -104,9 +104,15 @@ def _run(torchrun: Any, settled: Any) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if torchrun.determine_local_world_size(settled.nproc_per_node) > 1:
+    try:
+        num_processes = torchrun.determine_local_world_size(settled.nproc_per_node)
+        fewest, most = torchrun.parse_min_max_nnodes(settled.nnodes)
+    except (ValueError, RuntimeError) as error:
+        raise InputError("args.value", f"loopwright launch: {error}", fix="loopwright launch -n 2 -- ...") from error
+    if num_processes < 1:
+        raise InputError("args.value", f"-n {num_processes} starts nothing", fix="loopwright launch -n 2 -- ...")
+    if num_processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with a warning
-    fewest, most = torchrun.parse_min_max_nnodes(settled.nnodes)
     if fewest != most:
         # When machines join or leave, the processes start again without a new number: a store of their own then.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
