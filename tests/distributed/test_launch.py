@@ -27,14 +27,37 @@ sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 """
 
 
+TRAINING = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from loopwright import Trainer
+
+torch.manual_seed(0)
+inputs, model = torch.randn(64, 4), nn.Linear(4, 1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
+trainer.train(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 2, per_device_batch_size=4, seed=1)
+trainer.print(trainer.num_processes, trainer.progress.update, model.weight.tolist())
+"""
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--nproc-per-node", "2"],
+    "loopwright": ["loopwright.cli", "launch", "-n", "2", "--"],
+    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"],
+}
+
+
 def run(*words, cwd: Path) -> subprocess.CompletedProcess:
+    return run_module("loopwright.cli", "launch", *words, cwd=cwd)
+
+
+def run_module(*words, cwd: Path) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "loopwright.cli", "launch", *words]
+    command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -45,6 +68,19 @@ def test_a_script_runs_on_two_processes_and_its_exit_code_is_that_of_launch(tmp_
     done = run("-n", "2", "--", "script.py", "75", cwd=tmp_path)
     assert done.returncode == 75, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 got ['75']" for rank in (0, 1)]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_torchrun_accelerate_and_launch_run_the_same_script_to_the_same_weights(tmp_path):
+    (tmp_path / "script.py").write_text(TRAINING)
+    told = {}
+    for name, words in LAUNCHERS.items():
+        done = run_module(*words, "script.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told[name] = done.stdout.splitlines()[-1]
+    assert told["torchrun"].startswith("2 16 [[")  # two processes; the samples of 16 updates over both
+    assert len(set(told.values())) == 1, told
 
 
 @pytest.mark.distributed
