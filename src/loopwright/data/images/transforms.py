@@ -116,8 +116,8 @@ class PadTo:
 
 
 @dataclass(frozen=True)
-class CenterCrop:
-    """Cuts out the middle; an image that is smaller is padded on all sides first.
+class _Crop:
+    """What cuts out a part of a size; an image that is smaller is padded on all sides first.
 
     Attributes:
         size: of what is cut out.
@@ -130,6 +130,10 @@ class CenterCrop:
     min_visible: float = MIN_VISIBLE
     fill: Color = MIDDLE_GREY
     ignore_index: int = IGNORED_CLASS
+
+
+class CenterCrop(_Crop):
+    """Cuts out the middle; takes the size, min_visible, and the fill and ignore_index of what is padded."""
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         """Return the middle of the scene; nothing is drawn."""
@@ -138,21 +142,8 @@ class CenterCrop:
         return cropped(scene, free_height // 2, free_width // 2, height, width, self.min_visible)
 
 
-@dataclass(frozen=True)
-class RandomCrop:
-    """Cuts out a part anywhere; an image that is smaller is padded on all sides first.
-
-    Attributes:
-        size: of what is cut out.
-        min_visible: the share of an object that has to be left for it to be kept.
-        fill: the colour of what is padded.
-        ignore_index: its class.
-    """
-
-    size: Size
-    min_visible: float = MIN_VISIBLE
-    fill: Color = MIDDLE_GREY
-    ignore_index: int = IGNORED_CLASS
+class RandomCrop(_Crop):
+    """Cuts out a part anywhere; takes the size, min_visible, and the fill and ignore_index of what is padded."""
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         """Return a part of the scene."""
