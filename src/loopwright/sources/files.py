@@ -299,3 +299,13 @@ def blank_lines(
     is_crlf = (firsts == 13) & (bytes_[ends - 1] == 10)
     blank: npt.NDArray[np.bool_] = is_break & ((lengths == 1) | ((lengths == 2) & is_crlf))
     return blank
+
+
+def given_twice(data: object, train_file: object) -> InputError:
+    """Return the error for a command line that names what to train on in two ways."""
+    return InputError(
+        "args.value",
+        "--data and --train_file both say what to train on",
+        saw=[f"--data {data}", f"--train_file {train_file}"],
+        fix="leave one of them out",
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.errors import InputError
 from loopwright.sources.delimited import DelimitedTable
-from loopwright.sources.files import FileBytes, Say
+from loopwright.sources.files import FileBytes, Say, given_twice
 from loopwright.sources.hub import looks_like_hub_id, open_hub, open_parquet
 from loopwright.sources.images.coco import CocoTable
 from loopwright.sources.images.folders import ImageFolderTable, ImagesTable, MaskFolderTable
@@ -181,12 +181,7 @@ def locate(
             raise InputError("args.value", "no data was given", fix="--data FILE_OR_FOLDER   or   --train_file FILE")
         return named
     if "train" in named:
-        raise InputError(
-            "args.value",
-            "--data and --train_file both say what to train on",
-            saw=[f"--data {data}", f"--train_file {train_file}"],
-            fix="leave one of them out",
-        )
+        raise given_twice(data, train_file)
     path = Path(data).expanduser()
     if path.is_dir():
         return {split: (str(file), "--data") for split, file in split_files(path).items()} | named

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
-from loopwright.sources.files import Say
+from loopwright.sources.files import Say, given_twice
 from loopwright.sources.hub import open_hub
 from loopwright.sources.images.coco import is_coco
 from loopwright.sources.images.folders import list_images, no_images
@@ -93,12 +93,7 @@ class Layout:
                 raise InputError("args.value", "no data was given", fix="--data FOLDER   or   --train_file FOLDER")
             return named
         if "train" in named:
-            raise InputError(
-                "args.value",
-                "--data and --train_file both say what to train on",
-                saw=[f"--data {data}", f"--train_file {named['train'].path}"],
-                fix="leave one of them out",
-            )
+            raise given_twice(data, named["train"].path)
         path = Path(data).expanduser()
         if path.is_dir():
             return self._splits(path) | named
