@@ -124,6 +124,7 @@ class EpochLosses:
         failpoint("after_optimizer_step")
         for loss, items in self._entries:
             self._tracker.update(loss, items, is_ours=True)
+        self._entries = []  # what led to a loss goes with it: recording a graph must not meet it again
 
     def update_is_finite(self, gradients: list[Tensor]) -> bool:
         """Whether the losses of the current update and these gradients are all finite; this waits for the device."""

@@ -257,6 +257,11 @@ class TrainerUpdates(TrainerPersistence):
         self._step_scheduler()
         return True
 
+    def _release(self) -> None:
+        """Give everything back, the graphs and their memory too."""
+        super()._release()
+        self._graphs = None
+
     def _run_eagerly(self, reason: str) -> None:
         """Run updates operation by operation from here on, and say why."""
         self._graphs = None

@@ -158,3 +158,22 @@ def test_torchs_optimizers_are_recorded_or_run_eagerly(optimizer: str) -> None:
     trainer.train(TensorDataset(inputs, inputs.sum(1, keepdim=True)), num_epochs=10, seed=1, log_every=8)
     print(optimizer, "graphed", losses.graphed, "of", trainer.progress.update)
     assert losses.seen[-1] < losses.seen[0]
+
+
+def test_an_earlier_trainer_of_the_same_model_does_not_keep_updates_from_being_recorded() -> None:
+    torch.manual_seed(7)
+    model = Encoder()
+    losses = Losses()
+    for _ in range(2):  # a trainer is part of reference cycles: the first is not collected at once
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[losses])
+        trainer.train(a_dataset(80), num_epochs=1, per_device_batch_size=8, seed=1, log_every=1)
+    assert losses.graphed == 2 * 9
+
+
+def test_graphs_go_together_with_saves_in_the_background(tmp_path: Path) -> None:
+    plain, losses = trained(Trainer, updates=60)
+    policy = Checkpointing(tmp_path / "run", every_updates=3, asynchronous=True)
+    saved, saved_losses = trained(Trainer, updates=60, checkpoints=policy)
+    assert saved_losses.graphed == losses.graphed >= 55
+    assert_same_weights(plain, saved)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -83,6 +85,41 @@ def test_a_window_of_several_micro_batches_is_one_graph_for_them_and_one_for_the
     trainer = trained(GraphedTrainer, gradient_accumulation_steps=2)
     assert trainer.capturer.num_captures == 2
     assert trainer.capturer.num_replays == (3 * 2 - 1) * 3  # two full windows per epoch, two micro-batches and a step
+
+
+def test_a_trainer_that_is_done_keeps_no_graphs_and_needs_no_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = trained(GraphedTrainer)
+        held = weakref.ref(trainer.capturer)
+        trainer.capturer = None
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [Trainer, GraphedTrainer], ids=["eager", "graphs"])
+def test_nothing_of_an_update_is_kept_when_it_is_over(kind: type[Trainer]) -> None:
+    trainer = trained(kind, max_num_train_steps=1)
+    weight = trainer.model[0].weight
+    accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]  # the same one as long as a backward pass lives
+    assert not accumulator.metadata
+    alive = []
+
+    class Mark(TrainerCallback):
+        graph_safe = True
+
+        def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
+            weight.view_as(weight).grad_fn.next_functions[0][0].metadata["seen"] = True
+
+        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+            alive.append(bool(weight.view_as(weight).grad_fn.next_functions[0][0].metadata))
+
+    del accumulator
+    trainer.callback_handler.add_callbacks([Mark()])
+    trainer.train(a_dataset(), num_epochs=1, per_device_batch_size=8)
+    assert alive and not any(alive)
 
 
 def test_the_share_of_graphed_updates_is_logged() -> None:

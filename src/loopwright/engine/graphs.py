@@ -11,6 +11,7 @@ from buffers that are filled before a replay: the batch, the weights of its loss
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -294,6 +295,8 @@ class UpdateGraphs:
         Recording runs nothing, and warming up steps no optimizer, so weights and its state are never touched.
         """
         self.step.begin()
+        if not len(self):
+            gc.collect()  # a backward pass that somebody has dropped in a cycle would take part, on its own stream
         with preserved_generators(self.step.device):
             try:
                 yield
