@@ -12,6 +12,7 @@ from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModul
 from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
 from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
 from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
+from loopwright.callbacks.profiling import ProfileCallback
 from loopwright.callbacks.progress import ProgressBarCallback
 from loopwright.callbacks.saving import (
     SaveBestModelCallback,
@@ -19,6 +20,7 @@ from loopwright.callbacks.saving import (
     WSDCheckpointCallback,
 )
 from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
+from loopwright.callbacks.trackers import TrackerCallback
 
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
     MoveModulesToDeviceCallback,
@@ -49,12 +51,14 @@ __all__ = [
     "MoveModulesToDeviceCallback",
     "PrintMetricsCallback",
     "PrintProgressCallback",
+    "ProfileCallback",
     "ProgressBarCallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",
+    "TrackerCallback",
     "TrainerCallback",
     "WSDCheckpointCallback",
     "get_default_callbacks",

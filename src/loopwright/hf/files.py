@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.store import stored, write_file
+from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import is_adapter
 
@@ -136,25 +138,65 @@ def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, An
 def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[Any]:
     """Return transformers' callbacks for these trackers; importing transformers only if there are any.
 
+    What one of them raises in an event is logged once, and training goes on.
+
     Args:
-        report_to: the trackers' names.
+        report_to: the trackers' names; "all" for those that are installed.
         logging_dir: where TensorBoard's files go; None leaves it to the callback.
 
     Raises:
-        ConfigError: transformers is not installed, or does not know the tracker.
+        ConfigError: transformers is not installed, does not know a tracker, or the package of a tracker is missing.
     """
     if not report_to:
         return []
     try:
         integrations = importlib.import_module("transformers.integrations")
-        callbacks = [kind() for kind in integrations.get_reporting_integration_callbacks(report_to)]
+        names = integrations.get_available_reporting_integrations() if "all" in report_to else report_to
+        for name in names:
+            check_installed(name)
+        callbacks = [kind() for kind in integrations.get_reporting_integration_callbacks(names)]
     except ImportError as error:
         raise ConfigError(
             f"report_to={report_to} uses transformers' callbacks, which cannot be had: {error}"
         ) from error
-    except ValueError as error:
+    except RuntimeError as error:  # a package of a tracker that is missing
         raise ConfigError(f"report_to={report_to}: {error}") from error
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        near = difflib.get_close_matches(str(error).partition(" ")[0], integrations.INTEGRATION_TO_CALLBACK, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"report_to={report_to}: {error}{hint}") from error
     for callback in callbacks:
         if hasattr(callback, "logging_dir") and logging_dir is not None:
             callback.logging_dir = logging_dir
+        _guard(callback)
     return callbacks
+
+
+def _guard(callback: Any) -> None:
+    """Let no event of a callback stop training: what it raises is logged, once for each event."""
+    base = importlib.import_module("transformers").TrainerCallback
+
+    def guarded(event: str, method: Any) -> Any:
+        has_failed = False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal has_failed
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+                if not has_failed:
+                    _logger.warning(
+                        "%s.%s failed, and training goes on: %s: %s",
+                        *(type(callback).__name__, event, type(error).__name__, error),
+                    )
+                has_failed = True
+                return None
+
+        return call
+
+    for event in (name for name in dir(base) if name.startswith("on_")):
+        # The others do nothing, and replacing them would look as if this callback had to see each step.
+        if getattr(type(callback), event, None) is not getattr(base, event):
+            setattr(callback, event, guarded(event, getattr(callback, event)))

@@ -1,0 +1,211 @@
+"""The callback that reports a run to trackers: TensorBoard, trackio, wandb and others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.engine.trackers import TrackedRun, Trackers, plain_config, resolve_trackers, where_to_look
+from loopwright.protocols import TrainerLike
+from loopwright.run_folder import metrics_log
+from loopwright.run_folder.files import DamagedFileError
+from loopwright.run_folder.metrics_log import MetricsLog
+
+_JOURNAL = "trackers.jsonl"
+
+
+class TrackerCallback(TrainerCallback):
+    """Reports losses, learning rate, speed, metrics and settings to trackers, from the first process alone.
+
+    The step of a point is the number of updates. What a tracker raises is printed once and written to metrics.jsonl as
+    `tracker_failed`; the run goes on. A resumed run goes on in the same run of the tracker, where the tracker can, and
+    gives it no point that it has: `trackers.jsonl` in the folder says which those are.
+
+    Args:
+        report_to: one tracker or several by name; "all" for those that are installed, "none" for none.
+        folder: for the files of the trackers; made when a run begins.
+        run_name: what the trackers call the run; the name of the folder by default.
+        config: settings to be shown; those of the run config, the optimizer and the model by default.
+        project: what the trackers file the run under.
+
+    Raises:
+        ConfigError: a tracker is not known or not installed.
+    """
+
+    asks_alike = True
+
+    def __init__(
+        self,
+        report_to: str | Iterable[str] | None,
+        folder: str | Path,
+        run_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        project: str = "loopwright",
+    ) -> None:
+        self.trackers = resolve_trackers(report_to)
+        self.folder = Path(folder)
+        self.run_name = run_name or self.folder.resolve().name
+        self.config = config
+        self.project = project
+        self._open: Trackers | None = None
+        self._journal: MetricsLog | None = None
+        self._written: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Open the trackers, and give them the settings."""
+        self._finish()  # of a run that ended with an error
+        if not self.trackers or not trainer.run_config.is_world_process_zero:
+            return
+        self._counts = _counts(trainer.run_history)
+
+        def tell(tracker: str, what: str, text: str) -> None:
+            trainer.print(text)
+            trainer.write_record("tracker_failed", tracker=tracker, stage=what, message=text)
+
+        try:
+            run = self._begin(trainer)
+        except (OSError, DamagedFileError) as error:
+            tell(", ".join(self.trackers), "start", f"nothing is reported to trackers, the run goes on: {error}")
+            return
+        trackers = Trackers(self.trackers, tell)
+        identities = trackers.start(run)
+        self._open = trackers
+        if not run.is_resumed:
+            self._note({"event": "run", "id": run.id, "identities": identities})
+        if trackers.names:
+            trainer.print("Trackers: " + ", ".join(where_to_look(name, run) for name in trackers.names))
+
+    def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
+        """Report the loss, the learning rate, the norm of the gradient and the speed."""
+        if self._open is None:
+            return
+        speed: Mapping[str, Any] = getattr(trainer, "speed", {})
+        values = {f"train/{name}": value for name, value in (logs or {}).items() if name != "update"}
+        self._report(trainer, "log", {**values, **{f"speed/{name}": value for name, value in speed.items()}})
+
+    def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Report what training has put into the history."""
+        self._report_news(trainer, "training")
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Report the metrics of an evaluation."""
+        self._report_news(trainer, "intermediate" if kwargs.get("is_intermediate") else "evaluation")
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Report what came into the history since, such as the metrics of an averaged model."""
+        self._report_news(trainer, "epoch")
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Close the trackers."""
+        self._report_news(trainer, "end")
+        self._finish()
+
+    # --- reporting ----------------------------------------------------------------------------------------------
+
+    def _report_news(self, trainer: TrainerLike, kind: str) -> None:
+        """Report the metrics of the history that have a new value since this was last asked."""
+        if self._open is None:
+            return
+        counts = _counts(trainer.run_history)
+        latest = trainer.run_history.latest()
+        news = {_shown(name): latest[name] for name, count in counts.items() if count > self._counts.get(name, 0)}
+        self._counts = counts
+        self._report(trainer, kind, news)
+
+    def _report(self, trainer: TrainerLike, kind: str, values: Mapping[str, Any]) -> None:
+        update = trainer.progress.update
+        numbers = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+        if self._open is None or not numbers or update <= self._written.get(kind, -1):
+            return
+        # Noted before it is reported: a process killed between the two leaves a point out instead of writing it twice.
+        self._note({"event": kind, "update": update})
+        self._open.log(numbers, update)
+
+    def _begin(self, trainer: TrainerLike) -> TrackedRun:
+        """Open the journal of what was reported, and return the run as the trackers are told of it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / _JOURNAL
+        earlier = list(metrics_log.read(path)) if path.exists() else []
+        first = earlier[0] if earlier and earlier[0].get("event") == "run" else None
+        is_resumed = first is not None and trainer.progress.update > 0
+        self._journal = MetricsLog(path)
+        self._written = {}
+        if is_resumed:
+            for record in earlier[1:]:
+                kind = record["event"]
+                self._written[kind] = max(record["update"], self._written.get(kind, -1))
+        else:
+            self._journal.cut_back(0)
+        known: dict[str, Any] = {} if first is None or not is_resumed else first
+        word = re.sub(r"[^A-Za-z0-9_-]+", "-", self.run_name)[:50]
+        return TrackedRun(
+            project=self.project,
+            name=self.run_name,
+            folder=self.folder,
+            id=known.get("id", f"{word}-{os.urandom(4).hex()}"),
+            config=plain_config(_settings_of(trainer) if self.config is None else self.config),
+            is_resumed=is_resumed,
+            replaces=first is not None and not is_resumed,
+            identities=known.get("identities", {}),
+        )
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(OSError):  # at worst a resumed run reports a point again
+                self._journal.append(record)
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            self._open.finish()
+            self._open = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+def _counts(history: Any) -> dict[str, int]:
+    """Return how many values each metric of a history has."""
+    return {name: len(list(history.get_metric_values(name))) for name in sorted(history.get_metric_names())}
+
+
+def _shown(name: str) -> str:
+    """Return a metric's name as dashboards group it: eval/accuracy, train/loss_epoch."""
+    for group in ("eval", "train"):
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return name
+
+
+def _number(value: Any) -> float | None:
+    """Return a metric as a number; None if it is none."""
+    if isinstance(value, (int, float)):
+        return value
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1:  # a tensor or an array of one number
+        return float(value.item())
+    return None
+
+
+def _settings_of(trainer: TrainerLike) -> dict[str, Any]:
+    """Return the settings of a run that was given none to show."""
+    optimizer, model = trainer.optimizer, trainer.get_model()
+    parameters = list(model.parameters()) if hasattr(model, "parameters") else []
+    groups = getattr(optimizer, "param_groups", None) or [{}]
+    own = ("is_local_process_zero", "is_world_process_zero")
+    return {
+        "model": type(model).__name__,
+        "num_parameters": sum(parameter.numel() for parameter in parameters),
+        "optimizer": type(optimizer).__name__,
+        "lr": groups[0].get("lr"),
+        "weight_decay": groups[0].get("weight_decay"),
+        "seed": getattr(trainer, "seed", None),
+        **{name: value for name, value in trainer.run_config.to_dict().items() if name not in own},
+    }

@@ -1,0 +1,243 @@
+"""Trackers of experiments (TensorBoard, trackio, wandb and others) behind accelerate's classes for them.
+
+A tracker is a guest: whatever it raises is told, and the run goes on. Nothing is imported before a tracker is opened,
+and no tracker is opened that was not asked for by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.errors import ConfigError
+
+# By name: the packages of which one has to be installed, the one to install first.
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "swanlab": ("swanlab",),
+    "mlflow": ("mlflow",),
+    "aim": ("aim",),
+    "comet_ml": ("comet_ml",),
+    "clearml": ("clearml",),
+    "dvclive": ("dvclive",),
+}
+_PRINTS: Final = frozenset({"trackio"})  # what these print at their start and end, `where_to_look` says in one line
+_MOST_LETTERS: Final = 300  # of what a tracker raised
+_MOST_FAILURES: Final = 3  # in a row: each of them may have cost the run a timeout
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What trackers are told of a run when they are opened.
+
+    Attributes:
+        project: what trackers file the run under.
+        name: of the run.
+        folder: for the files of trackers that can be told where to put them.
+        id: of the run, the same when it is resumed.
+        config: its settings; numbers, texts, booleans and None.
+        is_resumed: whether the trackers know this run already.
+        replaces: whether the folder holds another run, which this one takes the place of.
+        identities: what `Trackers.start` returned when the run began.
+    """
+
+    project: str
+    name: str
+    folder: Path
+    id: str
+    config: Mapping[str, Any]
+    is_resumed: bool = False
+    replaces: bool = False
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+
+def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
+    """Return the trackers that are meant, each once; called before any work is done.
+
+    Args:
+        report_to: names; "all" stands for those that are installed, "none" or nothing for none.
+
+    Raises:
+        ConfigError: a name is not known, or its package is not installed.
+    """
+    named = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    if named in ([], ["none"]):
+        return []
+    for name in named:
+        if name == "all":
+            continue
+        if name == "none":
+            raise ConfigError(f"report_to={named}: 'none' stands alone; leave it out, or leave the others out")
+        if name not in PACKAGES:
+            near = difflib.get_close_matches(str(name), (*PACKAGES, "all"), n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"report_to: there is no tracker {name!r}; there are {', '.join(PACKAGES)}, all{hint}")
+        check_installed(name)
+    installed = [name for name in PACKAGES if is_installed(name)] if "all" in named else []
+    return list(dict.fromkeys([*(name for name in named if name != "all"), *installed]))
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package of this tracker can be imported; a bare folder of that name, such as ./wandb, is none."""
+    specs = (importlib.util.find_spec(package) for package in PACKAGES[name])
+    return any(spec is not None and spec.origin is not None for spec in specs)
+
+
+def check_installed(name: str) -> None:
+    """Refuse a tracker whose package is missing.
+
+    Raises:
+        ConfigError: with the line that installs it.
+    """
+    if name in PACKAGES and not is_installed(name):
+        package = PACKAGES[name][0]
+        raise ConfigError(
+            f"report_to={name!r} needs the package {package}, which is not installed: pip install {package}"
+        )
+
+
+def plain_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings as every tracker takes them: mappings flattened, numbers as they are, anything else as text."""
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            plain |= plain_config(value, f"{prefix}{name}.")
+        else:
+            is_plain = value is None or type(value) in (bool, int, float, str)
+            plain[f"{prefix}{name}"] = value if is_plain else str(value)
+    return plain
+
+
+def where_to_look(name: str, run: TrackedRun) -> str:
+    """Return a tracker's name, and the command that shows the run where there is one that needs no account."""
+    if name == "tensorboard":
+        return f"tensorboard (tensorboard --logdir {run.folder})"
+    if name == "trackio":
+        return f"trackio (trackio show --project {run.project})"
+    return name
+
+
+class Trackers:
+    """The trackers of one run; made, started and finished by one process.
+
+    Args:
+        names: as `resolve_trackers` returned them.
+        tell: called with the name of a tracker, what it was asked to do and a sentence, when that has failed: once for
+            each of the two, and once more when the tracker is given up.
+    """
+
+    def __init__(self, names: Iterable[str], tell: Callable[[str, str, str], None]) -> None:
+        self._names = list(names)
+        self._tell = tell
+        self._open: dict[str, Any] = {}
+        self._failures: dict[str, int] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The trackers that are open."""
+        return list(self._open)
+
+    def start(self, run: TrackedRun) -> dict[str, str]:
+        """Open all trackers, and give them the run's settings.
+
+        Returns:
+            What some of them call the run themselves, by their names: to be given back when the run is resumed.
+        """
+        identities: dict[str, str] = {}
+        for name in self._names:
+            given, named = _arguments(name, run)
+            if not self._try(name, "start", partial(self._start, name, given, named, identities)):
+                self._open.pop(name, None)
+            elif "config" not in named and not run.is_resumed:
+                self._try(name, "config", partial(self._open[name].store_init_configuration, dict(run.config)))
+        return identities
+
+    def log(self, values: Mapping[str, float], update: int) -> None:
+        """Give the values of an update to all trackers; one that keeps failing is given up."""
+        for name, tracker in list(self._open.items()):
+            if self._try(name, "log", partial(tracker.log, dict(values), step=update)):
+                self._failures[name] = 0
+                continue
+            self._failures[name] = self._failures.get(name, 0) + 1
+            if self._failures[name] == _MOST_FAILURES:
+                self._tell(name, "log", f"{name} has failed {_MOST_FAILURES} times in a row: it gets no more")
+                self._finish(name)
+
+    def finish(self) -> None:
+        """Close all trackers; called at the end of a run, however it ends."""
+        for name in list(self._open):
+            self._finish(name)
+
+    def _start(self, name: str, given: tuple[Any, ...], named: dict[str, Any], identities: dict[str, str]) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        tracker = LOGGER_TYPE_TO_CLASS[name](*given, **named)
+        if hasattr(tracker, "start"):  # older ones of accelerate start when they are made
+            tracker.start()
+        self._open[name] = tracker
+        identities |= _identity(name, tracker.tracker)
+
+    def _finish(self, name: str) -> None:
+        tracker = self._open.pop(name)
+        # What accelerate calls of trackio leaves the run to be ended, and told, once more when the process ends.
+        end = importlib.import_module("trackio").finish if name == "trackio" else tracker.finish
+        self._try(name, "finish", end)
+
+    def _try(self, name: str, what: str, action: Callable[[], Any]) -> bool:
+        try:
+            is_quiet = name in _PRINTS and what != "log"
+            with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
+                action()
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+            if (name, what) not in self._told:
+                self._told.add((name, what))
+                text = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())[:_MOST_LETTERS]
+                self._tell(name, what, f"the tracker {name} failed at {what} ({text}): the run goes on")
+            return False
+        return True
+
+
+def _arguments(name: str, run: TrackedRun) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what accelerate's class of a tracker is made with."""
+    known, folder, config = run.identities.get(name), str(run.folder), dict(run.config)
+    if name == "tensorboard":
+        # Hides what is in the folder of a run that this one replaces.
+        return ("tensorboard", folder), {"purge_step": 0} if run.replaces else {}
+    if name == "trackio":
+        resume = "allow" if run.is_resumed else "never"
+        return (run.project,), {"name": run.name, "resume": resume, "config": config, "embed": False}
+    if name == "wandb":
+        return (run.project,), {"name": run.name, "id": run.id, "resume": "allow", "dir": folder, "config": config}
+    if name == "swanlab":
+        return (run.project,), {"experiment_name": run.name, "logdir": str(run.folder / "swanlab"), "config": config}
+    if name == "mlflow":
+        return (run.project,), {"run_name": run.name, "run_id": known}
+    if name == "aim":
+        return (run.name, folder), {"experiment": run.project, "run_hash": known}
+    if name == "comet_ml":
+        return (run.project,), {} if known is None else {"experiment_key": known}
+    if name == "clearml":
+        return (run.name,), {"project_name": run.project, "task_name": run.name}
+    return (run.name,), {"dir": str(run.folder / "dvclive"), "resume": run.is_resumed}  # dvclive
+
+
+def _identity(name: str, inner: Any) -> dict[str, str]:
+    """Return what a tracker, of which `inner` is its own object, calls the run, where it needs that to go on."""
+    if name == "mlflow":
+        return {name: str(inner.info.run_id)}
+    if name == "aim":
+        return {name: str(inner.hash)}
+    if name == "comet_ml":
+        return {name: str(inner.get_key())}
+    return {}
