@@ -23,12 +23,15 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
 
+# The settings that may be the word "auto": the run finds their values before its first update.
+AUTOMATIC = ("learning_rate", "per_device_train_batch_size")
+_AUTO = "auto"
 # Said by the run folder itself, or of one call only.
-_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data"})
+_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
-    "--output_dir. Flags that are on are switched off by --no_NAME."
+    "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
 
@@ -40,7 +43,7 @@ class Settings:
     Attributes:
         args: the task's own.
         training: those of the training.
-        sources: for each name: "flag", "file", "task", "default" or "machine".
+        sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
         module: the model, where a module was handed over in Python; it is kept in no file.
     """
 
@@ -56,7 +59,13 @@ class Settings:
             for field in dataclasses.fields(owner):
                 if field.init and not field.metadata.get("is_hidden"):
                     found[field.name] = plain(getattr(owner, field.name))
-        return found
+        return {**found, **dict.fromkeys(self.args.auto, _AUTO)}
+
+    def choose(self, name: str, value: Any) -> None:
+        """Set a value that the run was to find itself; called with each name of `args.auto` once it is found."""
+        setattr(self.training, name, value)
+        self.sources[name] = _AUTO
+        self.args.auto.remove(name)
 
     def is_given(self, name: str) -> bool:
         """Whether a flag or a file gave this value."""
@@ -84,7 +93,15 @@ class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class TaskParser(HfArgumentParser):
-    """The parser of a task's flags; what cannot be read is an error to be caught, not the end of the program."""
+    """The parser of a task's flags; what cannot be read is an error to be caught, not the end of the program.
+
+    Attributes:
+        auto_in_files: the fields that the files of settings leave to the run with the word "auto".
+    """
+
+    def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
+        self.auto_in_files: set[str] = set()
+        super().__init__(dataclass_types, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the flags.
@@ -102,12 +119,47 @@ class TaskParser(HfArgumentParser):
             raise InputError("args.unknown", what, fix=fix)
         raise InputError("args.value", what, fix=fix)
 
+    def without_auto(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the words without those that leave a field to the run, such as `--lr auto`, and these fields."""
+        names = self._automatic_names()
+        rest: list[str] = []
+        found: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            flag, equals, value = word.partition("=")
+            name = names.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
+            if name is None or (value if equals else next(iter(left), "")) != _AUTO:
+                rest.append(word)
+                continue
+            found.append(name)
+            if not equals:
+                left.pop(0)
+        return rest, found
+
     def help_of(self, name: str) -> str:
         """Return what `--help` says about a flag, or whose other name it is."""
         for kind in self.dataclass_types:
             if isinstance(kind, AcceptsOldNames) and name in kind.old_names():
                 return f"Another name of --{kind.old_names()[name].new}."
         return str(self._option_string_actions[f"--{name}"].help)
+
+    def _automatic_names(self) -> dict[str, str]:
+        """Return the fields that may be left to the run, by their own names and the short ones."""
+        short = {name.removeprefix("--"): full.removeprefix("--") for name, full in self._short_names().items()}
+        return {
+            **{name: name for name in AUTOMATIC},
+            **{name: full for name, full in short.items() if full in AUTOMATIC},
+        }
+
+    def _read(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the values of a file; those that are left to the run are noted and taken out."""
+        names = self._automatic_names()
+        asked = {key: names.get(key.replace("-", "_")) for key, value in values.items() if value == _AUTO}
+        left = {key for key, name in asked.items() if name is not None}
+        fields, unknown = super()._read({key: value for key, value in values.items() if key not in left}, place)
+        self.auto_in_files = (self.auto_in_files - set(fields)) | {name for name in asked.values() if name is not None}
+        return fields, unknown
 
     def _nearest(self, flag: str) -> str | None:
         """Return the flag that is most like one that is not known; short names count too."""
@@ -177,8 +229,10 @@ def settle(task: Task, words: list[str], config: str | Path | None = None) -> Se
         InputError, ConfigError: a name is not known, or a value cannot be.
     """
     parser = create_parser(task)
-    line = [*(["--config", str(config)] if config is not None else []), *words]
+    rest, asked = parser.without_auto(words)
+    line = [*(["--config", str(config)] if config is not None else []), *rest]
     args, training = parser.parse_args_into_dataclasses(line, look_for_args_file=False)
+    auto = _left_to_the_run(parser, asked, training)
     sources = {
         name: "task" if source == "default" and name in task.defaults else source
         for name, source in parser.sources.items()
@@ -188,11 +242,27 @@ def settle(task: Task, words: list[str], config: str | Path | None = None) -> Se
     if config is not None:
         kept = read_sources(config)
         sources |= {name: kept[name] for name, source in sources.items() if source == "file" and name in kept}
+    sources |= auto
+    args.auto = list(auto)
     for name in _PATHS:
         value = getattr(args, name)
         if value is not None and Path(value).expanduser().exists():
             setattr(args, name, str(Path(value).expanduser().absolute()))
     return Settings(args, training, sources)
+
+
+def _left_to_the_run(parser: TaskParser, asked: Sequence[str], training: TaskTrainingArguments) -> dict[str, str]:
+    """Return the fields that the run is to find itself, and whether a flag or a file says so.
+
+    Raises:
+        ConfigError: the flags give a field a value too.
+    """
+    flags = {name for name, source in parser.sources.items() if source == "flag"}
+    for name in asked:
+        if name in flags:
+            raise ConfigError(f"{name} is given as 'auto' and as {getattr(training, name)!r}: give only one of them")
+    in_files = parser.auto_in_files - flags
+    return {name: "flag" if name in asked else "file" for name in AUTOMATIC if name in in_files or name in asked}
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,374 @@
+"""Finding a learning rate: a short run whose rate rises from update to update, and then everything put back.
+
+    curve = trainer.find_lr(dataset, per_device_batch_size=32)
+    curve.suggestion    # 0.003
+
+The run is one of `train`: the same data order, losses, precision and clipping. Nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.callbacks import CallbackHandler, MoveModulesToDeviceCallback, StopTrainingError, TrainerCallback
+from loopwright.engine.seeding import preserved_generators
+from loopwright.engine.sharding import local, split_like
+from loopwright.errors import ConfigError
+from loopwright.memory import TrainerMemory
+from loopwright.protocols import TrainerLike
+from loopwright.results import LearningRateCurve
+from loopwright.settings import check_is_idle, check_parameters
+from loopwright.tracking import InMemoryRunHistory
+
+SMOOTHING = 0.8  # of the mean that the curve is judged by: it looks back about five updates
+_DIVERGED = 4.0  # times the best loss
+# What a run of `train` leaves in a trainer for the next one; the rest is put back.
+_RENEWED = frozenset({"_engine", "_accelerator", "model", "optimizer"})
+
+
+class TrainerTuning(TrainerMemory):
+    """The part of `Trainer` that finds settings for a run before it begins."""
+
+    def find_lr(
+        self,
+        train_dataset: Any,
+        per_device_batch_size: int = 8,
+        *,
+        start: float = 1e-7,
+        end: float = 10.0,
+        num_updates: int = 100,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip_value: float | None = None,
+        gradient_clip_norm: float | None = None,
+        train_dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+        seed: int | None = None,
+        mixed_precision: str | None = None,
+        bad_samples: str = "raise",
+        reduction: str = "fast",
+        sharding: Any = None,
+        oom: str = "stop",
+        on_update: Callable[[int], None] | None = None,
+    ) -> LearningRateCurve:
+        """Find a learning rate: train a few updates with a rate that rises, put everything back, return the curve.
+
+        Call it before `train`, or after it, never inside. Weights, buffers, modes, the optimizer, the generators, the
+        run history and the progress are bit for bit as before, also if it is broken off; gradients are None. The
+        trainer's callbacks are left out of it. The loss of an update is that before its step, as everywhere.
+
+        Args:
+            train_dataset: as `train` takes it, and so are the arguments that have the same names there.
+            per_device_batch_size: samples of a micro-batch.
+            start: the learning rate of the first update; that of the first parameter group, to which the others keep
+                their ratio.
+            end: that of the last one.
+            num_updates: how many; it ends earlier once the smoothed loss is four times the best, or not finite.
+            gradient_accumulation_steps, gradient_clip_value, gradient_clip_norm: of the run that is to come.
+            train_dataloader_kwargs, collate_fn, seed, mixed_precision, bad_samples, reduction, sharding, oom: likewise.
+            on_update: called after each update with how many are done.
+
+        Raises:
+            ConfigError, DataError: before anything is touched.
+        """
+        check_is_idle(self._run.is_running)
+        check_parameters(self.model, self.optimizer)
+        ramp = _Ramp(rising_rates(start, end, num_updates), relative_rates(self.optimizer), on_update)
+        with preserved_generators(self.device), self._undone(), self._silent(ramp):
+            cast("Any", self).train(
+                train_dataset,
+                num_epochs=num_updates,
+                per_device_batch_size=per_device_batch_size,
+                max_num_train_steps=num_updates,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                gradient_clip_value=gradient_clip_value,
+                gradient_clip_norm=gradient_clip_norm,
+                train_dataloader_kwargs=train_dataloader_kwargs,
+                collate_fn=collate_fn,
+                seed=seed,
+                mixed_precision=mixed_precision,
+                step_mode="eager",
+                log_every=1,
+                bad_samples=bad_samples,
+                reduction=reduction,
+                sharding=sharding,
+                oom=oom,
+            )
+        return create_curve(ramp.rates[: len(ramp.losses)], ramp.losses, ramp.stop_reason)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Put weights, buffers, modes, the optimizer and the trainer's own attributes back after a block."""
+        attributes = dict(vars(self))
+        modules = [value for value in attributes.values() if isinstance(value, nn.Module)]
+        kept = [_KeptModule(part) for module in modules for part in module.modules()]
+        optimizer = _KeptOptimizer(self.optimizer)
+        try:
+            yield
+        finally:
+            for name in set(vars(self)) - set(attributes):
+                delattr(self, name)
+            vars(self).update({name: value for name, value in attributes.items() if name not in _RENEWED})
+            self._losses.follow(self._engine)
+            for one in kept:
+                one.put_back()
+            optimizer.put_back(self.optimizer)
+
+    @contextmanager
+    def _silent(self, ramp: _Ramp) -> Iterator[None]:
+        """Let a run of the block have a history of its own and no callbacks but these, and print nothing."""
+        self.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=self.callback_handler)
+        self.run_history = InMemoryRunHistory()
+        vars(self)["print"] = _say_nothing
+        yield
+
+
+class _Ramp(TrainerCallback):
+    """Sets the learning rate of every update, keeps its loss, and ends the run once that has gone far up.
+
+    Args:
+        rates: of the updates.
+        ratios: what they are multiplied by for each parameter group.
+        on_update: called with how many updates are done.
+
+    Attributes:
+        losses: of the updates so far.
+        stop_reason: why it ended before its last update, or None.
+    """
+
+    asks_alike = True
+
+    def __init__(self, rates: list[float], ratios: list[float], on_update: Callable[[int], None] | None = None) -> None:
+        self.rates = rates
+        self.losses: list[float] = []
+        self.stop_reason: str | None = None
+        self._ratios = ratios
+        self._tell = on_update
+        self._mean = _Smoothed()
+        self._best = math.inf
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Set the rate of the first update."""
+        self._set(trainer, 0)
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Set the rate of the next update, and tell how far it is."""
+        if self._tell is not None:
+            self._tell(trainer.progress.update)
+        self._set(trainer, min(trainer.progress.update, len(self.rates) - 1))
+
+    def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
+        """Keep the loss of the update."""
+        loss = float(logs["loss"])
+        self.losses.append(loss)
+        smoothed = self._mean.add(loss)
+        self._best = min(self._best, smoothed)
+        if not math.isfinite(loss):
+            self._stop("the loss is not finite")
+        if smoothed > self._best + (_DIVERGED - 1) * abs(self._best):
+            self._stop(f"the loss is {_DIVERGED:g} times its best")
+
+    def _stop(self, reason: str) -> None:
+        self.stop_reason = reason
+        raise StopTrainingError(reason)
+
+    def _set(self, trainer: TrainerLike, index: int) -> None:
+        for group, ratio in zip(trainer.optimizer.param_groups, self._ratios, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.rates[index] * ratio)
+            else:
+                group["lr"] = self.rates[index] * ratio
+
+
+# ----------------------------------------------------------------------------------------------------- the curve
+
+
+def rising_rates(start: float, end: float, num_updates: int) -> list[float]:
+    """Return learning rates that rise by the same factor from update to update.
+
+    Raises:
+        ConfigError: these bounds or this number cannot be.
+    """
+    bounds: dict[str, Any] = {"start": start, "end": end}
+    for name, value in bounds.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be a learning rate above 0, got {value!r}")
+    if start >= end:
+        raise ConfigError(f"the learning rate must rise from start to end, got start={start} and end={end}: swap them")
+    if isinstance(num_updates, bool) or not isinstance(num_updates, int) or num_updates < 2:
+        raise ConfigError(f"num_updates must be a whole number of at least 2, got {num_updates!r}")
+    factor = math.log(end / start) / (num_updates - 1)
+    return [*(start * math.exp(factor * index) for index in range(num_updates - 1)), float(end)]
+
+
+def relative_rates(optimizer: Any) -> list[float]:
+    """Return the learning rate of each parameter group over that of the first: as made, not as a schedule left it.
+
+    Raises:
+        ConfigError: the first has none to compare with.
+    """
+    groups = optimizer.param_groups
+    made = [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+    if not made or made[0] <= 0:
+        raise ConfigError(
+            f"the first parameter group of {type(optimizer).__name__} has the learning rate {made[0] if made else None}"
+            ", to which the others are in no ratio: make the optimizer with one above 0"
+        )
+    return [rate / made[0] for rate in made]
+
+
+def create_curve(rates: Sequence[float], losses: Sequence[float], stop_reason: str | None = None) -> LearningRateCurve:
+    """Return a curve with its suggestion.
+
+    Args:
+        rates: rising.
+        losses: one for each.
+        stop_reason: why there are no more.
+    """
+    mean = _Smoothed()
+    smoothed = [mean.add(loss) for loss in losses]
+    steepest, lowest = _steepest(rates, smoothed), _lowest(rates, smoothed)
+    found = [rate for rate in (steepest, None if lowest is None else lowest / 10) if rate is not None]
+    return LearningRateCurve(
+        rates=tuple(rates),
+        losses=tuple(losses),
+        smoothed=tuple(smoothed),
+        steepest=steepest,
+        lowest=lowest,
+        suggestion=None if steepest is None else min(found),
+        stop_reason=stop_reason,
+    )
+
+
+def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+    """Return the rate at which the loss falls fastest over the logarithm of the rate; None where it never falls."""
+    finite = [index for index, loss in enumerate(smoothed) if math.isfinite(loss)]
+    if len(finite) < 2:
+        return None
+    bottom = min(finite, key=lambda index: smoothed[index])
+    reach = max(1, len(rates) // 20)
+    # A mean of one or two losses says little: slopes count once it has settled.
+    slopes = {
+        index: _slope(rates, smoothed, max(0, index - reach), min(bottom, index + reach))
+        for index in range(min(len(rates) // 10, bottom), bottom + 1)
+    }
+    best = min(slopes, key=lambda index: slopes[index])
+    return rates[best] if slopes[best] < 0 else None
+
+
+def _slope(rates: Sequence[float], losses: Sequence[float], first: int, last: int) -> float:
+    """Return the slope of the straight line through some points of the curve."""
+    if last <= first:
+        return 0.0
+    xs = [math.log10(rates[index]) for index in range(first, last + 1)]
+    ys = losses[first : last + 1]
+    middle, height = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    spread = math.fsum((x - middle) ** 2 for x in xs)
+    return math.fsum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+def _lowest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+    """Return the rate of the lowest loss; None where no loss is finite."""
+    finite = [(loss, rate) for loss, rate in zip(smoothed, rates, strict=True) if math.isfinite(loss)]
+    return min(finite)[1] if finite else None
+
+
+class _Smoothed:
+    """A mean that forgets exponentially, without the pull towards 0 that it would have at first."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def add(self, value: float) -> float:
+        """Take a value, and return the mean."""
+        self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
+        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+        return self._sum / self._weight
+
+
+# ------------------------------------------------------------------------------------------------- putting back
+
+
+class _KeptModule:
+    """A module's own parameters and buffers, and its mode, as they were; those of its parts are kept for themselves."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._mode = module.training
+        self._parameters = {name: _copy(value) for name, value in module._parameters.items()}
+        self._buffers = {name: _copy(value) for name, value in module._buffers.items()}
+
+    def put_back(self) -> None:
+        """Put everything back; on another device, or split over processes, where it has come there since."""
+        self._module.training = self._mode
+        for name, value in self._parameters.items():
+            current = self._module._parameters.get(name)
+            if current is not None and value is not None:
+                _fill(current, value)
+                current.grad = None
+        for name, value in self._buffers.items():
+            buffer = self._module._buffers.get(name)
+            if value is None or buffer is None:
+                self._module._buffers[name] = value
+            elif buffer.shape == value.shape and buffer.dtype == value.dtype:
+                _fill(buffer, value)
+            else:
+                self._module._buffers[name] = value.to(buffer.device)
+
+
+class _KeptOptimizer:
+    """The settings and the state of an optimizer as they were, by the places of the parameters in its groups."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._groups = [
+            {name: _copied(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._states = [
+            [_copied(optimizer.state[one]) if one in optimizer.state else None for one in group["params"]]
+            for group in optimizer.param_groups
+        ]
+
+    def put_back(self, optimizer: Any) -> None:
+        """Put everything back."""
+        optimizer.state.clear()
+        for group, kept, states in zip(optimizer.param_groups, self._groups, self._states, strict=True):
+            for name in set(group) - set(kept) - {"params"}:
+                del group[name]
+            group.update(kept)
+            for parameter, state in zip(group["params"], states, strict=True):
+                parameter.grad = None
+                if state is not None:
+                    optimizer.state[parameter] = state
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy in the host's memory of a tensor, of this process's part of it."""
+    return None if tensor is None else local(tensor.detach()).to("cpu", copy=True)
+
+
+def _fill(current: Any, value: Tensor) -> None:
+    with torch.no_grad():
+        if local(current).shape == value.shape:
+            local(current).copy_(value)
+        else:
+            current.copy_(split_like(value, current))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return copy.deepcopy(value)
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Keep what the trainer prints to itself."""

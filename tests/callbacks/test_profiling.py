@@ -1,0 +1,165 @@
+"""`ProfileCallback`: what it says of an update, what it writes, and that it changes no number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import ProfileCallback
+from loopwright.callbacks.profiling import GRAPH_PHASE, PHASES, add_phases, rounded_shares, top_operators
+from loopwright.errors import ConfigError
+
+SAMPLES = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2)
+
+
+def train(*callbacks, samples=SAMPLES, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.2), nn.Linear(64, 2))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks)
+    options = {"num_epochs": 2, "per_device_batch_size": 4, "seed": 1, **options}
+    return trainer, trainer.train(samples, **options)
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_it_says_where_the_time_of_the_updates_goes_and_writes_it_down(tmp_path, capsys):
+    train(ProfileCallback(4, tmp_path / "profile"), gradient_accumulation_steps=2, gradient_clip_norm=1.0)
+
+    found = summary(tmp_path / "profile")
+    assert (found["num_updates"], found["first_update"], found["last_update"]) == (4, 4, 7)
+    assert list(found["seconds"]) == list(found["shares"]) == list(PHASES)
+    assert all(found["seconds"][name] > 0 for name in PHASES)
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    names = [each["name"] for each in found["operators"]]
+    assert "aten::addmm" in names and not any(name.startswith("loopwright") for name in names)
+    assert [each["seconds"] for each in found["operators"]] == sorted(
+        (each["seconds"] for each in found["operators"]), reverse=True
+    )
+    assert 0 < sum(each["share"] for each in found["operators"]) <= 1 + 1e-9
+    calls = next(each["calls"] for each in found["operators"] if each["name"] == "aten::addmm")
+    assert calls == 4 * 2 * 2  # updates, micro-batches, layers
+    trace = json.loads(gzip.decompress((tmp_path / "profile" / "trace.json.gz").read_bytes()))
+    marks = [event["name"] for event in trace["traceEvents"] if "loopwright: " in event.get("name", "")]
+    assert marks.count("loopwright: forward") == marks.count("loopwright: backward") == 8
+    assert marks.count("loopwright: optimizer") == 4
+    out = capsys.readouterr().out
+    assert "profile updates 4 to 7: " in out
+    shares = [
+        float(part.split()[-2]) for part in next(line for line in out.splitlines() if "forward" in line).split(" · ")
+    ]
+    assert len(shares) == len(PHASES) and sum(shares) == pytest.approx(100)
+
+
+def test_the_numbers_of_a_run_are_the_same_with_and_without_it():
+    with_it, first = train(ProfileCallback(3), eval_dataset=SAMPLES)
+    without, second = train(eval_dataset=SAMPLES)
+
+    assert first == second
+    for name, weight in with_it.model.state_dict().items():
+        assert torch.equal(weight, without.model.state_dict()[name])
+
+
+def test_a_slow_loader_is_seen_as_waiting_for_data(tmp_path):
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            total = 0.0
+            for value in range(200_000):
+                total += value
+            return SAMPLES[index]
+
+    train(ProfileCallback(2, tmp_path), samples=Slow(), max_num_train_steps=5)
+
+    shares = summary(tmp_path)["shares"]
+    assert max(shares, key=shares.get) == "data"
+
+
+def test_an_evaluation_ends_it_early_and_the_end_of_the_run_too(tmp_path, capsys):
+    train(ProfileCallback(50, tmp_path / "a"), eval_dataset=SAMPLES, evaluate_every=5)
+    train(ProfileCallback(50, tmp_path / "b"))
+
+    assert (summary(tmp_path / "a")["first_update"], summary(tmp_path / "a")["last_update"]) == (4, 5)
+    assert (summary(tmp_path / "b")["first_update"], summary(tmp_path / "b")["last_update"]) == (4, 20)
+    assert "updates 4 to 5 (of 50 asked for" in capsys.readouterr().out
+
+
+def test_an_evaluation_right_before_the_first_profiled_update_is_not_part_of_it(tmp_path):
+    train(ProfileCallback(2, tmp_path, num_warm_ups=5), eval_dataset=SAMPLES, evaluate_every=5)
+
+    found = summary(tmp_path)
+    assert (found["first_update"], found["last_update"]) == (6, 7)
+    assert next(each["calls"] for each in found["operators"] if each["name"] == "aten::addmm") == 2 * 2
+
+
+def test_a_run_that_is_too_short_says_so(capsys):
+    train(ProfileCallback(2), max_num_train_steps=2)
+    assert "Nothing was profiled: 3 updates are left out first, and the run had 2" in capsys.readouterr().out
+
+
+def test_without_warm_ups_the_first_update_is_profiled_in_every_run_of_a_trainer(tmp_path):
+    callback = ProfileCallback(1, tmp_path, num_warm_ups=0)
+    trainer, _ = train(callback)
+    assert summary(tmp_path)["first_update"] == 1
+    (tmp_path / "summary.json").unlink()
+    trainer.train(SAMPLES, num_epochs=1)
+    assert summary(tmp_path)["first_update"] == 1
+
+
+def test_an_update_that_is_a_graph_is_one_share_and_everything_adds_up():
+    intervals = [("data", 5.0), ("forward", 3.0), ("backward", 2.0), ("optimizer", 1.0), ("other", 0.5)]
+    seconds = dict.fromkeys((*PHASES, GRAPH_PHASE), 0.0)
+    add_phases(seconds, intervals, waited=4.0, is_graph=True)
+    assert seconds == {"data": 4.0, "forward": 0, "backward": 0, "optimizer": 0, "other": 1.5, GRAPH_PHASE: 6.0}
+    add_phases(seconds, intervals, waited=9.0, is_graph=False)
+    assert (seconds["data"], seconds["forward"], seconds["other"]) == (9.0, 3.0, 2.0)
+    assert sum(seconds.values()) == 2 * 11.5
+
+
+def test_operators_of_a_gpu_are_told_by_its_time_and_kernels_where_graphs_hide_them():
+    def event(key, kind, on_host, on_device):
+        return SimpleNamespace(
+            key=key,
+            count=2,
+            device_type=SimpleNamespace(name=kind),
+            self_cpu_time_total=on_host,
+            self_device_time_total=on_device,
+        )
+
+    kernel = event("gemm_kernel", "CUDA", 0, 100)
+    step = event("Optimizer.step#AdamW.step", "CUDA", 0, 500)
+    operators = [step, event("aten::mm", "CPU", 5, 90), event("aten::add", "CPU", 50, 10), kernel]
+    assert [each["name"] for each in top_operators(operators)] == ["aten::mm", "aten::add"]
+    assert top_operators([event("cudaGraphLaunch", "CPU", 50, 0), kernel]) == [
+        {"name": "gemm_kernel", "calls": 2, "seconds": 1e-4, "share": 1.0}
+    ]
+
+
+def test_shares_add_up_to_100_per_cent():
+    assert rounded_shares({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}) == {"a": 33.4, "b": 33.3, "c": 33.3}
+    assert sum(rounded_shares({str(index): 1 / 7 for index in range(7)}).values()) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_updates": 0}, "num_updates must be a whole number of at least 1, got 0"),
+        ({"num_updates": -3}, "num_updates must be a whole number of at least 1, got -3"),
+        ({"num_updates": 1.5}, "num_updates must be a whole number of at least 1, got 1.5"),
+        ({"num_warm_ups": -1}, "num_warm_ups must be a whole number of at least 0, got -1"),
+    ],
+    ids=["none", "negative", "a fraction", "warm-ups"],
+)
+def test_numbers_that_cannot_be_are_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        ProfileCallback(**options)

@@ -1,0 +1,71 @@
+"""Finding a learning rate and profiling on a real device: nothing is left behind, and graphs are one share."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import ProfileCallback
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(256, 32, generator=generator)
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def trainer_of(*callbacks: object) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_finding_a_rate_leaves_no_trace_between_two_runs(precision):
+    found, plain = trainer_of(), trainer_of()
+    for trainer in (found, plain):
+        trainer.train(samples(), num_epochs=1, per_device_batch_size=16, seed=1, mixed_precision=precision)
+    before = copy.deepcopy([found.model.state_dict(), found.optimizer.state_dict(), torch.cuda.get_rng_state()])
+
+    curve = found.find_lr(samples(), 16, num_updates=30, seed=1, mixed_precision=precision)
+
+    after = [found.model.state_dict(), found.optimizer.state_dict(), torch.cuda.get_rng_state()]
+    assert torch.equal(before[2], after[2])
+    assert all(torch.equal(after[0][name], value) for name, value in before[0].items())
+    assert before[1]["param_groups"] == after[1]["param_groups"]
+    for index, state in before[1]["state"].items():
+        assert all(torch.equal(after[1]["state"][index][name], value) for name, value in state.items())
+    assert len(curve.losses) > 5
+    for trainer in (found, plain):
+        trainer.train(samples(), num_epochs=1, per_device_batch_size=16, seed=2, mixed_precision=precision)
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(value, found.model.state_dict()[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_profile_has_the_shares_of_its_mode_and_changes_no_number(tmp_path, mode):
+    options = {"num_epochs": 2, "per_device_batch_size": 16, "seed": 1, "step_mode": mode}
+    profiled, plain = trainer_of(ProfileCallback(4, tmp_path)), trainer_of()
+    results = [trainer.train(samples(), **options) for trainer in (profiled, plain)]
+
+    found = json.loads((tmp_path / "summary.json").read_text())
+    names = ["data", "forward", "backward", "optimizer", "other"]
+    assert list(found["shares"]) == (names if mode == "eager" else ["data", "update (graph)", "other"])
+    assert sum(found["shares"].values()) == pytest.approx(1) and found["operators"]
+    assert all(share >= 0 for share in found["shares"].values())
+    if mode == "graph":  # operators are not run from the host there
+        assert not any(each["name"].startswith("aten::") for each in found["operators"])
+    assert results[0] == results[1]
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(value, profiled.model.state_dict()[name])

@@ -1,0 +1,284 @@
+"""`trainer.find_lr`: what it finds, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import TrainerCallback
+from loopwright.errors import ConfigError, DataError
+from loopwright.tuning import create_curve, rising_rates
+
+
+class Net(nn.Module):
+    """A small net with everything that a forward pass may move."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.1)
+        self.last = nn.Linear(8, 2)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs):
+        self.seen += 1
+        return self.last(self.drop(torch.relu(self.norm(self.first(inputs)))))
+
+
+def samples(count=64):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), **options):
+    torch.manual_seed(0)
+    model = Net()
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer_class(model.parameters(), lr=0.01, **options), callbacks)
+
+
+@contextlib.contextmanager
+def interrupting():
+    """Let Ctrl-C mean what it means in a terminal, however the tests were started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def state_of(trainer):
+    """Everything that a trainer must have again."""
+    return copy.deepcopy(
+        {
+            "weights": trainer.model.state_dict(),
+            "seen": trainer.model.seen,
+            "modes": [module.training for module in trainer.model.modules()],
+            "optimizer": trainer.optimizer.state_dict(),
+            "history": trainer.run_history.state_dict(),
+            "progress": trainer.progress,
+            "generators": [torch.get_rng_state(), random.getstate(), np.random.get_state()],
+            "gradients": [parameter.grad for parameter in trainer.model.parameters()],
+            "attributes": sorted(vars(trainer)),
+            "callbacks": trainer.callback_handler.callback_list,
+            "seed": trainer.seed,
+        }
+    )
+
+
+def assert_same(first, second):
+    assert type(first) is type(second)
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, np.ndarray):
+        assert (first == second).all()
+    elif isinstance(first, dict):
+        assert list(first) == list(second)
+        for name in first:
+            assert_same(first[name], second[name])
+    elif isinstance(first, (list, tuple)):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            assert_same(one, other)
+    else:
+        assert first == second
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["before training", "after training"])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+def test_everything_is_as_it_was_before(is_trained, optimizer_class):
+    trainer = trainer_of(optimizer_class, **({"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}))
+    if is_trained:
+        trainer.train(samples(), num_epochs=2, per_device_batch_size=8, seed=3)
+    trainer.model.drop.eval()
+    before = state_of(trainer)
+
+    curve = trainer.find_lr(samples(), per_device_batch_size=8, num_updates=20, end=1.0)
+
+    assert len(curve.rates) == len(curve.losses) == 20
+    assert_same(before, state_of(trainer))
+
+
+def test_a_run_after_it_is_the_run_without_it():
+    with_it, without = trainer_of(), trainer_of()
+    with_it.find_lr(samples(), num_updates=12, end=1.0, seed=3)
+
+    results = [trainer.train(samples(), num_epochs=2, seed=3) for trainer in (with_it, without)]
+
+    assert results[0] == results[1]
+    assert_same(with_it.model.state_dict(), without.model.state_dict())
+
+
+def test_its_first_losses_are_those_of_the_run_in_the_same_order():
+    class Losses(TrainerCallback):
+        def __init__(self):
+            self.found = []
+
+        def on_log(self, trainer, logs=None, **kwargs):
+            self.found.append(logs["loss"])
+
+    losses = Losses()
+    curve = trainer_of().find_lr(samples(), 8, start=0.01, end=0.02, num_updates=4, seed=5)
+    trainer_of(callbacks=[losses]).train(samples(), 1, per_device_batch_size=8, seed=5, log_every=1)
+
+    assert curve.losses[:2] == tuple(losses.found[:2])  # the first step is at the rate of the optimizer
+    assert curve.losses[2] != losses.found[2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, signal.SIGINT])
+def test_it_leaves_no_trace_when_it_is_broken_off(error):
+    class Breaking(Trainer):
+        breaks = False
+        num_batches = 0
+
+        def calculate_train_batch_loss(self, batch):
+            self.num_batches += 1
+            if self.breaks and self.num_batches == 5:
+                if error is signal.SIGINT:
+                    os.kill(os.getpid(), signal.SIGINT)
+                else:
+                    raise error("enough")
+            return super().calculate_train_batch_loss(batch)
+
+    torch.manual_seed(0)
+    model = Net()
+    trainer = Breaking(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), ())
+    trainer.train(samples(16), num_epochs=1, seed=3)
+    trainer.num_batches, trainer.breaks = 0, True
+    before = state_of(trainer)
+
+    with interrupting(), pytest.raises(KeyboardInterrupt if error is signal.SIGINT else error):
+        trainer.find_lr(samples(), num_updates=20)
+
+    assert_same(before, state_of(trainer))
+
+
+def test_groups_keep_their_ratio_and_rates_rise_by_one_factor():
+    class Rates(Trainer):
+        def optimizer_step(self):
+            seen.append([group["lr"] for group in self.optimizer.param_groups])
+            super().optimizer_step()
+
+    seen = []
+    model = Net()
+    groups = [{"params": model.first.parameters(), "lr": 0.1}, {"params": model.last.parameters(), "lr": 0.02}]
+    trainer = Rates(model, nn.CrossEntropyLoss(), torch.optim.SGD(groups), ())
+
+    curve = trainer.find_lr(samples(), start=1e-4, end=1e-1, num_updates=4)
+
+    assert [rates[0] for rates in seen] == list(curve.rates) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    assert [rates[1] / rates[0] for rates in seen] == pytest.approx([0.2] * 4)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.1, 0.02]
+
+
+def test_it_ends_when_the_loss_goes_up_and_suggests_a_rate_below():
+    curve = trainer_of(torch.optim.SGD).find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
+
+    assert len(curve.losses) < 60
+    assert curve.stop_reason in ("the loss is 4 times its best", "the loss is not finite")
+    assert curve.suggestion is not None
+    assert curve.suggestion == min(curve.steepest, curve.lowest / 10)
+    assert curve.suggestion < curve.rates[-1] / 10
+
+
+def test_a_loss_that_is_not_finite_ends_it():
+    class Exploding(Trainer):
+        def calculate_train_batch_loss(self, batch):
+            output = super().calculate_train_batch_loss(batch)
+            is_high = self.optimizer.param_groups[0]["lr"] > 1e-3
+            return {**output, "loss": output["loss"] * (math.nan if is_high else 1.0)}
+
+    model = Net()
+    trainer = Exploding(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1.0), ())
+    before = state_of(trainer)
+
+    curve = trainer.find_lr(samples(), start=1e-4, end=1.0, num_updates=20)
+
+    assert curve.rates[-2] < 1e-3 < curve.rates[-1]
+    assert curve.stop_reason == "the loss is not finite"
+    assert math.isnan(curve.losses[-1])
+    assert curve.lowest < 1e-3
+    assert_same(before, state_of(trainer))
+
+
+def test_nothing_is_printed_and_no_callback_is_called(capsys):
+    class Counting(TrainerCallback):
+        num_events = 0
+
+        def on_training_run_start(self, trainer, **kwargs):
+            self.num_events += 1
+
+    counting = Counting()
+    trainer_of(callbacks=[counting]).find_lr(samples(), num_updates=3)
+
+    assert counting.num_events == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_steepest_place_of_a_curve_that_was_drawn_by_hand_is_found():
+    rates = rising_rates(1e-5, 1.0, 101)
+    # It falls from 2 to 1 between 1e-3 and 1e-2, and rises above 0.1.
+    points = [1e-5, 1e-3, 1e-2, 1e-1, 1.0]
+    losses = np.interp(np.log10(rates), np.log10(points), [2.0, 2.0, 1.0, 1.0, 3.0])
+
+    curve = create_curve(rates, losses.tolist())
+
+    assert 2e-3 < curve.steepest < 2e-2
+    assert 1e-2 < curve.lowest < 0.2
+    assert curve.suggestion == min(curve.steepest, curve.lowest / 10)
+    assert create_curve(rates, np.linspace(1.0, 2.0, 101).tolist()).suggestion is None
+    assert create_curve(rates[:2], [math.nan, math.nan]).suggestion is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"start": 1.0, "end": 0.1}, "must rise from start to end, got start=1.0 and end=0.1"),
+        ({"start": 1.0, "end": 1.0}, "must rise from start to end"),
+        ({"start": 0.0}, "start must be a learning rate above 0, got 0.0"),
+        ({"start": -1.0}, "start must be a learning rate above 0, got -1.0"),
+        ({"end": math.inf}, "end must be a learning rate above 0, got inf"),
+        ({"end": "auto"}, "end must be a learning rate above 0, got 'auto'"),
+        ({"num_updates": 1}, "num_updates must be a whole number of at least 2, got 1"),
+        ({"num_updates": 2.5}, "num_updates must be a whole number of at least 2, got 2.5"),
+        ({"per_device_batch_size": 0}, "per_device_batch_size must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_touched(options, told):
+    trainer = trainer_of()
+    before = state_of(trainer)
+
+    with pytest.raises(ConfigError, match=told.replace("[", "[[]")):
+        trainer.find_lr(samples(), **options)
+
+    assert_same(before, state_of(trainer))
+
+
+def test_empty_data_and_an_optimizer_without_a_rate_are_refused():
+    with pytest.raises(DataError, match="train_dataset is empty"):
+        trainer_of().find_lr(samples(0))
+    model = Net()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.0), ())
+    with pytest.raises(ConfigError, match="make the optimizer with one above 0"):
+        trainer.find_lr(samples())
+
+
+def test_it_is_refused_inside_a_run():
+    class Inside(TrainerCallback):
+        def on_update_end(self, trainer, **kwargs):
+            trainer.find_lr(samples())
+
+    with pytest.raises(ConfigError, match="in the middle of a training run"):
+        trainer_of(callbacks=[Inside()]).train(samples(), num_epochs=1)
