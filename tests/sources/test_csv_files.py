@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 
 import hypothesis.strategies as st
 import pytest
@@ -12,6 +13,7 @@ from tests.sources.refusing import write
 
 from loopwright.sources import files, open_table
 from loopwright.sources.delimited import DelimitedSplitter, Dialect, split_fields
+from loopwright.sources.fields import cut_columns
 
 FIELD = st.text(st.sampled_from("ab ,;\t\"'\n\u00e9\u2028\U0001f600"), max_size=6)
 
@@ -73,6 +75,43 @@ def test_a_file_read_by_row_in_order_and_by_the_csv_module_is_the_same(rows, tmp
     assert list(table) == expected
     assert [table[index] for index in range(len(table))] == expected
     assert [table[index] for index in reversed(range(len(table)))] == expected[::-1]
+
+
+@given(
+    lines=st.lists(st.text(st.sampled_from('ab,"\r\u00e9'), min_size=1, max_size=12), min_size=1, max_size=6),
+    has_quotes=st.booleans(),
+    num_columns=st.integers(1, 3),
+)
+@settings(max_examples=500)
+def test_rows_that_are_cut_together_have_the_fields_they_have_one_by_one(lines, has_quotes, num_columns):
+    dialect = Dialect(",", has_quotes)
+    lines = [line for line in lines if line.strip("\r") and (not has_quotes or is_closed(line))]
+    if not lines:
+        return
+    data = [(line + "\n").encode() for line in lines]
+    places = [0, *itertools.accumulate(map(len, data))]
+    rows = [split_fields(line.rstrip("\r\n"), dialect) for line in lines]
+    cut = cut_columns(b"".join(data), places, ",", has_quotes, num_columns, range(num_columns))
+    if any(len(row) != num_columns for row in rows):
+        assert cut is None
+    elif cut is not None or '"' not in "".join(lines) or not has_quotes:
+        assert cut == [list(column) for column in zip(*rows, strict=True)]
+
+
+@given(
+    rows=st.lists(st.lists(FIELD, min_size=3, max_size=3), min_size=1, max_size=8),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=200)
+def test_what_the_csv_module_writes_is_cut_without_reading_it_field_by_field(rows, quoting, line_end):
+    data, places = b"", [0]
+    for row in rows:
+        written = io.StringIO(newline="")
+        csv.writer(written, quoting=quoting, lineterminator=line_end).writerow(row)
+        data += written.getvalue().encode()
+        places.append(len(data))
+    assert cut_columns(data, places, ",", True, 3, [2, 0]) == [[row[2] for row in rows], [row[0] for row in rows]]
 
 
 def test_chunks_and_blocks_of_a_few_bytes_give_the_same_rows(tmp_path, monkeypatch):

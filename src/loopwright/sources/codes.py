@@ -47,6 +47,7 @@ CODES: dict[str, str] = {
     "disk.write": "The disk refused to take a file.",
     "install.extra": "A package that is needed for this is not installed.",
     "loss.nan": "The loss was not a finite number, so the run was stopped.",
+    "memory.eval": "An evaluation batch needs more memory than there is, and cannot be cut.",
     "memory.train": "The model and its batch need more memory than there is.",
     "model.folder": "The folder of a model does not exist, or holds nothing that can be opened.",
     "model.length": "More tokens are asked for than the model has positions for.",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.sources.fields import cut_columns
 from loopwright.sources.files import FileBytes, Say, blank_lines, index_rows
 from loopwright.sources.tables import Block, IndexedTable, Row, Table
 
@@ -201,7 +202,12 @@ class DelimitedTable(IndexedTable):
         """Yield all rows in order, the named columns only."""
         num_columns = len(self.columns)
         places = {name: self.columns.index(name) for name in columns}
+        delimiter, has_quotes, _ = self.dialect
         for start, data, ends in self.stretches(say):
+            cut = cut_columns(data, ends, delimiter, has_quotes, num_columns, list(places.values()))
+            if cut is not None:
+                yield Block(start, dict(zip(places, cut, strict=True)))
+                continue
             rows = self._split_all(data, ends)
             if set(map(len, rows)) != {num_columns}:
                 wrong = [(start + k, len(row)) for k, row in enumerate(rows) if len(row) != num_columns]
@@ -209,6 +215,7 @@ class DelimitedTable(IndexedTable):
             yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()})
 
     def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:
+        """Return the fields of each row, however its quotes stand and however many fields it has."""
         if data.isascii():
             text = data.decode("ascii")
             texts = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]

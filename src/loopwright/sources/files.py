@@ -224,13 +224,16 @@ class FileBytes:
         )
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as hexadecimal digits."""
+def sha256_of(path: Path, say: Say | None = None) -> str:
+    """Return the sha256 of a file as hexadecimal digits; `say` is told how far that is."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
+                if say is not None:
+                    say(Progress(str(path), "hashing", file.tell(), num_bytes))
     except OSError as error:
         raise _unreadable(path, error) from error
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,7 +235,12 @@ class SplitRows:
 
     Images and masks are absolute paths, or bytes. Objects are {"boxes": [[x0, y0, x1, y1], ...] in pixels of the
     upright image, "classes": [id, ...], "segments": [None, polygons or run lengths, ...], "crowd": [False, ...]}.
+
+    Attributes:
+        on_read: called with the number of each row that is read; None for nobody.
     """
+
+    on_read: Callable[[int], None] | None = None
 
     def __init__(self, plan: DataPlan, tables: list[Table], rows: list[Rows]) -> None:
         self._columns = plan.columns
@@ -252,6 +257,8 @@ class SplitRows:
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a split of {len(self)} rows")
+        if self.on_read is not None:
+            self.on_read(index)
         table, row = self._locate(index)
         values = table[row]
         found: Row = {}
@@ -346,4 +353,4 @@ def _hash_now(plan: DataPlan, file: DataFile, say: Say | None) -> str:
         return joined(table.sha256, hash_files(table, columns, say))
     if file.kind == "hub":
         return open_hub(file.path, file.settings["split"])[file.settings["split"]].sha256
-    return sha256_of(Path(file.path))
+    return sha256_of(Path(file.path), say)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,9 @@ class LengthHistogram:
         self._counts: npt.NDArray[np.int64] = np.zeros(1, np.int64)
         self._longest = 0
 
-    def add(self, lengths: list[int]) -> None:
+    def add(self, lengths: Iterable[int]) -> None:
         """Count some lengths."""
-        array = np.array(lengths, np.int64)
+        array = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
         if not len(array):
             return
         self._longest = max(self._longest, int(array.max()))
@@ -220,8 +222,8 @@ def _measure(role: Role, values: list[Any], characters: LengthHistogram, words: 
         characters.add([sum(map(len, tokens)) for tokens in values])
         words.add([len(tokens) for tokens in values])
     else:
-        characters.add([len(text) for text in values])
-        words.add([text.count(" ") + 1 for text in values])
+        characters.add(map(len, values))
+        words.add(np.fromiter(map(str.count, values, repeat(" ")), np.int64, len(values)) + 1)
 
 
 def _check_tags(values: dict[str, list[Any]], role: Role, table: Table, start: int) -> None:
@@ -238,10 +240,10 @@ def _check_tags(values: dict[str, list[Any]], role: Role, table: Table, start: i
 
 def _hash(columns: list[list[Any]]) -> bytes:
     """Return eight bytes per row that depend on the values and on nothing else."""
-    digest = hashlib.blake2b
+    digest = partial(hashlib.blake2b, digest_size=8)
     texts = ["\x1e".join(part) for part in columns[0]] if type(columns[0][0]) is list else columns[0]
     if len(columns) > 1:
         flat = [["\x1e".join(part) for part in column] if type(column[0]) is list else column for column in columns]
         texts = list(map("\x1f".join, zip(*flat, strict=True)))
     # JSON can hold halves of characters, which no encoding takes otherwise.
-    return b"".join([digest(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts])
+    return b"".join([digest(text.encode("utf-8", "surrogatepass")).digest() for text in texts])
