@@ -405,6 +405,57 @@ def test_a_heartbeat_that_is_not_due_is_cheap(tmp_path):
         assert (time.perf_counter() - start) / 10_000 < 10e-6
 
 
+def wait_for_heartbeat(folder: Path, since: float) -> float:
+    deadline = time.monotonic() + 30
+    while (found := content(folder)["heartbeat"]) <= since:
+        assert time.monotonic() < deadline, "no heartbeat for 30 seconds"
+        time.sleep(0.01)
+    return found
+
+
+def test_an_owner_that_is_busy_with_one_long_thing_stays_alive_for_other_hosts(tmp_path):
+    with Lease(tmp_path, stale_seconds=0.3) as lease:
+        first = content(tmp_path)
+        last = wait_for_heartbeat(tmp_path, wait_for_heartbeat(tmp_path, first["heartbeat"]))
+        assert content(tmp_path) == {**first, "heartbeat": last}
+        assert lease.still_ours()
+    assert not (tmp_path / "lease.json").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name == "loopwright lease"]
+
+
+def test_an_owner_that_lost_its_lease_while_it_was_busy_is_told_at_its_next_update(tmp_path):
+    with Lease(tmp_path, stale_seconds=0.3) as lease:
+        left = json.dumps({**content(tmp_path), "incarnation": "new"})
+        (tmp_path / "lease.json").write_text(left)
+        lease._thread.join(30)  # it ends when it sees that
+        assert not lease._thread.is_alive()
+        for _ in range(2):
+            with pytest.raises(LeaseError, match="no longer belongs to this process"):
+                lease.heartbeat()
+    assert (tmp_path / "lease.json").read_text() == left
+
+
+def test_a_forked_child_writes_no_heartbeats(tmp_path):
+    code = """
+import os, sys, threading, time
+from pathlib import Path
+from loopwright.run_folder.lease import Lease
+lease = Lease(sys.argv[1], stale_seconds=0.0)
+lease.acquire()
+path = Path(sys.argv[1]) / "lease.json"
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(read, 1)
+    time.sleep(0.3)
+    os._exit(1 if path.exists() or threading.active_count() > 1 else 0)
+lease.release()
+os.write(write, b"x")
+print(os.waitpid(child, 0)[1])
+"""
+    assert run_script(code, tmp_path) == "0"
+
+
 @pytest.mark.parametrize("change", ["another incarnation", "deleted", "damaged"])
 def test_an_owner_whose_lease_was_taken_over_knows_it_and_removes_nothing(tmp_path, change):
     lease = Lease(tmp_path, stale_seconds=0.0)

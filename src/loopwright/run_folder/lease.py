@@ -11,8 +11,9 @@ gone. Two properties of such locks shape this module:
   gives up only what the child has, which is nothing.
 
 The lock may not reach other hosts, and some file systems have none: lease.json covers these. It names an incarnation
-(one holding of the lease) and carries a heartbeat. A commit asks `still_ours` first, so that an owner that was wrongly
-given up for dead cannot spoil what its successor writes.
+(one holding of the lease) and carries a heartbeat, which a thread writes while the owner is busy with one long thing:
+an evaluation, a save, a batch. A commit asks `still_ours` first, so that an owner that was wrongly given up for dead
+cannot spoil what its successor writes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import logging
 import math
 import os
 import platform
+import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +41,8 @@ LOCK: Final = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _SETTLE_SECONDS = 1.0  # how long a process that has the lock may take to write its name into lease.json
 _HEARTBEATS_PER_STALE = 6
+_LOOKS_PER_STALE = 3  # how often the thread makes up for a heartbeat that is due
+_SHORTEST_LOOK_SECONDS = 0.05
 
 _logger = logging.getLogger("loopwright")
 
@@ -107,6 +111,10 @@ class Lease:
         self._key = (0, 0, 0)
         self._descriptor = -1
         self._next_heartbeat = math.inf
+        self._is_lost = False
+        self._writing = threading.Lock()  # never asked for in a forked child, where nobody would give it back
+        self._thread: threading.Thread | None = None
+        self._has_ended = threading.Event()
 
     def acquire(self) -> Owner | None:
         """Take the folder; called once, at the start of a run.
@@ -145,24 +153,40 @@ class Lease:
             del _held[key]
             raise
         self._key = key
+        self._is_lost = False
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
+        self._has_ended.clear()
+        self._thread = threading.Thread(target=self._keep_alive, name="loopwright lease", daemon=True)
+        self._thread.start()
         return previous
 
     def heartbeat(self) -> None:
         """Tell other hosts that the owner is alive; called at every update, and cheap unless it is time.
 
-        It must be called more often than every `stale_seconds`. A disk that refuses does not stop the run: see
+        While it is not called, a thread of the lease does the same. A disk that refuses does not stop the run: see
         `problem`.
 
         Raises:
             LeaseError: the folder belongs to somebody else by now; the run must end without writing anything.
         """
-        if time.monotonic() < self._next_heartbeat or self._owner is None or self._key[2] != os.getpid():
+        if self._owner is None or self._key[2] != os.getpid():
+            return
+        if not self._is_lost:
+            if time.monotonic() < self._next_heartbeat:
+                return
+            with self._writing:
+                self._beat()
+        if self._is_lost:
+            raise LeaseError(f"{self._folder} no longer belongs to this process: another run took it over")
+
+    def _beat(self) -> None:
+        if self._owner is None or time.monotonic() < self._next_heartbeat:  # done meanwhile by the other thread
             return
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         try:
             if not self.still_ours():
-                raise LeaseError(f"{self._folder} no longer belongs to this process: another run took it over")
+                self._is_lost = True
+                return
             self._owner = replace(self._owner, heartbeat=time.time())
             write_json(self._path, asdict(self._owner))
         except OSError as error:
@@ -171,6 +195,13 @@ class Lease:
             self.problem = error
         else:
             self.problem = None
+
+    def _keep_alive(self) -> None:
+        """Make up for heartbeats that the owner is too busy for, until the lease is released or lost."""
+        period = max(self._stale_seconds / _LOOKS_PER_STALE, _SHORTEST_LOOK_SECONDS)
+        while not self._is_lost and not self._has_ended.wait(period):
+            with self._writing:
+                self._beat()
 
     def still_ours(self) -> bool:
         """Return whether this process owns the folder; asked before each commit, which must not happen otherwise.
@@ -191,6 +222,10 @@ class Lease:
         """Give the folder back; called at the end of a run. Does nothing in a forked child, or a second time."""
         if self._owner is None or self._key[2] != os.getpid():
             return
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join()  # a heartbeat that it is about to write would bring lease.json back
+            self._thread = None
         try:
             if self.still_ours():
                 self._path.unlink(missing_ok=True)
