@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,15 @@ def test_lengths_of_the_arguments_are_padded_to_in_training_alone(tmp_path: Path
     assert {width for width, _ in widths} == {20, 32} and all(longest <= width for width, longest in widths)
     assert trainer.get_train_dataloader().collate_fn.bucket_lengths == (20, 32)
     assert trainer.get_eval_dataloader(trainer.train_dataset).collate_fn.bucket_lengths is None
+
+
+def test_lines_on_the_console_say_how_much_is_padding_and_the_history_does_not(tmp_path: Path, capsys: Any) -> None:
+    trainer, widths = bert_run(tmp_path, length_buckets=[32], logging_steps=1, max_steps=3)
+    lines = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{'loss'")]
+    assert len(lines) == 3 and len(widths) == 3
+    assert all(0 < float(line["padding_waste"]) < 1 for line in lines)
+    assert lines[-1]["padding_waste"] == f"{trainer.core.speed['padding_waste']:.4g}"
+    assert not any("padding_waste" in entry for entry in trainer.state.log_history)
 
 
 def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_path: Path) -> None:

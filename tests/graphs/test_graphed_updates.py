@@ -16,6 +16,14 @@ from torch.utils.data import TensorDataset
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.data.buckets import with_buckets
+from loopwright.data.collators import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForMultipleChoice,
+    DataCollatorForSeq2Seq,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+)
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
 
@@ -320,3 +328,79 @@ def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not() -> 
     assert trainer.capturer is not None
     assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
     assert trainer.capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
+
+
+class Pads:
+    """All that a padding collator needs of a tokenizer."""
+
+    pad_token_id = 0
+    model_input_names = ("input_ids", "attention_mask")
+
+
+class Counting(nn.Module):
+    """Scores of what tokens have in common, whatever the number of texts of a sample."""
+
+    def __init__(self, num_scores: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(1, num_scores)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.layer((input_ids * attention_mask).float().mean(-1, keepdim=True)).squeeze(-1)
+
+
+class Scoring(GraphedTrainer):
+    graph_safe = True
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        scores = self.model(batch["input_ids"], batch["attention_mask"])
+        return {"loss": self.loss_func(scores, batch["labels"]), "batch_size": len(scores)}
+
+
+def scored(collate: Any, samples: list[dict[str, Any]], num_scores: int, loss: nn.Module) -> Any:
+    model = Counting(num_scores)
+    trainer = Scoring(model, loss, adamw(model), callbacks=[])
+    options: dict[str, Any] = {"collate_fn": with_buckets(collate, (4, 8)), "seed": 1}
+    trainer.train(samples, num_epochs=2, per_device_batch_size=4, train_dataloader_kwargs={"shuffle": False}, **options)
+    return trainer
+
+
+def test_batches_with_several_labels_are_graphs_and_those_of_another_length_are_not() -> None:
+    samples = [{"input_ids": [1] * length, "labels": [1.0, 0.0, 1.0]} for length in [2] * 8 + [6] * 8 + [11] * 4]
+    trainer = scored(DataCollatorWithPadding(Pads()), samples, 3, nn.BCEWithLogitsLoss())
+    assert trainer.capturer is not None
+    assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
+    assert trainer.capturer.num_replays == 2 * 4 - 1
+
+
+def test_choices_are_graphs_and_another_number_of_choices_is_not() -> None:
+    def sample(length: int, num_choices: int) -> dict[str, Any]:
+        return {"input_ids": [[1] * length, *[[2] * 2] * (num_choices - 1)], "labels": 0}
+
+    samples = [sample(length, 3) for length in [3] * 8 + [7] * 4 + [12] * 4] + [sample(3, 2) for _ in range(4)]
+    trainer = scored(DataCollatorForMultipleChoice(Pads()), samples, 1, nn.CrossEntropyLoss())
+    assert trainer.capturer is not None
+    assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
+    assert trainer.capturer.num_replays == 2 * 3 - 1  # of five updates per epoch
+
+
+def test_every_padding_collator_says_which_dimensions_are_lengths() -> None:
+    tokens = {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}
+    whole = {"input_ids": 1, "attention_mask": 1}
+    cases: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
+        (DataCollatorWithPadding(Pads()), {**tokens, "labels": [1.0, 0.0]}, whole),
+        (DataCollatorForTokenClassification(Pads()), {**tokens, "labels": [1, 2, 3]}, {**whole, "labels": 1}),
+        (DataCollatorForSeq2Seq(Pads()), {**tokens, "labels": [1, 2]}, {**whole, "labels": 1}),
+        (DataCollatorForLanguageModeling(Pads(), mlm=False), tokens, {**whole, "labels": 1}),
+        (
+            DataCollatorForMultipleChoice(Pads()),
+            {**{name: [value, value] for name, value in tokens.items()}, "labels": 1},
+            {"input_ids": 2, "attention_mask": 2},
+        ),
+    ]
+    for collate, sample, expected in cases:
+        batch = with_buckets(collate, (5,))([sample])
+        said = collate.padded_dimensions(batch)
+        assert {name: dimension for name, dimension in said.items() if name in batch} == expected, collate
+        assert all(batch[name].shape[dimension] == 5 for name, dimension in expected.items()), collate
+    assert len(cases) == 5

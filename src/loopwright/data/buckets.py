@@ -5,7 +5,7 @@ Two things that go well together, each of use alone:
 * an order: `Bucketed` sorts a shuffled order by length within small windows, so that batches need little padding. It
   is a pure function of (seed, epoch, position) like any other order, and gives every sample once per epoch.
 * bucket lengths: a collator with `bucket_lengths` pads every batch to the next of a small set of lengths, so that few
-  shapes occur. Each shape is one CUDA graph (docs/step_modes.md).
+  shapes occur: `PlannedShapes`. Each shape is one CUDA graph (docs/step_modes.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils.data import Sampler
 from tqdm.auto import tqdm
 
 from loopwright.data.order import Ids, Permutation, Shuffled
+from loopwright.engine.nested import iter_tensors
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import key
 from loopwright.run_folder.files import write_atomically
@@ -154,6 +155,7 @@ def sample_lengths(
     *,
     function: Callable[[Any], int] | None = None,
     cache: Path | None = None,
+    watch: Callable[[Iterable[int]], Iterable[int]] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Return the length of every sample of a dataset, in order.
 
@@ -167,6 +169,7 @@ def sample_lengths(
         function: from a sample to its length.
         cache: a file that keeps what was read, in a folder that exists. It is believed if it has as many lengths as the
             dataset has samples, and some samples that are read again have these lengths.
+        watch: yields what it is given, and shows how far that is; None is a bar on a terminal.
 
     Raises:
         DataError: samples have neither.
@@ -185,8 +188,11 @@ def sample_lengths(
         values: Iterable[int] = map(len, dataset[main_input])  # the other columns need not be read
     else:
         values = (measure(dataset[index]) for index in range(size))
-    bar = tqdm(values, total=size, desc="lengths", delay=2, leave=False)
-    lengths = np.fromiter(bar, np.int64, size)
+    if watch is None:
+        values = tqdm(values, total=size, desc="lengths", delay=2, leave=False, disable=None)
+    else:
+        values = watch(values)
+    lengths = np.fromiter(values, np.int64, size)
     if cache is not None:
         write_atomically(cache, lengths.astype(_STORED).tobytes())
     return lengths
@@ -276,6 +282,48 @@ def chosen_lengths(
     if not lengths or lengths[0] < 1:
         raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {setting!r}')
     return lengths
+
+
+class PlannedShapes:
+    """The shapes of the batches of a collator that pads to bucket lengths: `batch in shapes`.
+
+    A batch has a planned shape if everything that the collator pads has one of its lengths, and all other sizes are
+    those of the first batch of the data: as many classes, as many choices. What is padded the collator says itself, by
+    `padded_dimensions`. Of one that does not say it, that is the second dimension of every tensor that has one.
+
+    Args:
+        collate: a collator with `bucket_lengths`.
+        first: the first batch of the data; None if it cannot be read, and then only lengths are looked at.
+    """
+
+    def __init__(self, collate: Any, first: Any) -> None:
+        self._lengths = frozenset(collate.bucket_lengths)
+        self._padded_dimensions = getattr(collate, "padded_dimensions", None)
+        self._sizes = None if first is None else self._split(first)[0]
+
+    def __contains__(self, batch: Any) -> bool:
+        sizes, lengths = self._split(batch)
+        if not self._lengths.issuperset(lengths.values()):
+            return False
+        # A mask may be left out of a batch that needs none.
+        return self._sizes is None or all(
+            self._sizes[place] == size if place in self._sizes else place in lengths for place, size in sizes.items()
+        )
+
+    def _split(self, batch: Any) -> tuple[dict[Any, Any], dict[Any, int]]:
+        """Return the sizes and the type of every tensor without its length, and the lengths, by place in the batch."""
+        tell = self._padded_dimensions if isinstance(batch, Mapping) else None
+        dimensions = {} if tell is None else tell(batch)
+        sizes: dict[Any, Any] = {}
+        lengths: dict[Any, int] = {}
+        for name, value in batch.items() if isinstance(batch, Mapping) else [(None, batch)]:
+            for number, tensor in enumerate(iter_tensors(value)):
+                place, size = (name, number), list(tensor.shape)
+                dimension = 1 if tell is None else dimensions.get(name)
+                if dimension is not None and dimension < len(size):
+                    lengths[place] = size.pop(dimension)
+                sizes[place] = (size, tensor.dtype)
+        return sizes, lengths
 
 
 def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:

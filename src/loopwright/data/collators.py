@@ -16,7 +16,7 @@ and a resumed run those of the run that was not interrupted.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,6 +247,10 @@ class DataCollatorForTokenClassification(PaddingCollator):
             batch["labels"] = stack_labels(rows, kind)
         return batch
 
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name; labels are as long as the tokens."""
+        return {**super().padded_dimensions(batch), "labels": 1}
+
 
 @dataclass
 class DataCollatorForSeq2Seq(PaddingCollator):
@@ -283,6 +287,10 @@ class DataCollatorForSeq2Seq(PaddingCollator):
             decoder_ids = prepare(labels=torch.as_tensor(stacked))
             batch["decoder_input_ids"] = decoder_ids if kind == "pt" else decoder_ids.numpy(force=True)
         return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name; that of the labels is their own."""
+        return {**super().padded_dimensions(batch), "labels": 1, "decoder_input_ids": 1}
 
     def _padded_labels(self, labels: list[Any]) -> list[Any]:
         strategy = checked_strategy(self.padding)
@@ -328,6 +336,10 @@ class DataCollatorForMultipleChoice(PaddingCollator):
         if labels is not None:
             batch["labels"] = stack_labels(labels, kind)
         return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name: the one behind the choices."""
+        return {name: dimension + 1 for name, dimension in super().padded_dimensions(batch).items()}
 
 
 # ------------------------------------------------------------------------------------------------ what they share
