@@ -48,6 +48,21 @@ def _rebuild_input_error(kind: type[InputError], code: str, what: str, saw: tupl
     return kind(code, what, saw=saw, fix=fix)
 
 
+class MemoryLimitError(LoopwrightError):
+    """Memory ran out where nothing smaller could be tried.
+
+    Where torch raises its own errors for that, this is one of them too (`torch.OutOfMemoryError`). `code` is
+    "memory.train" or "memory.eval"; `what`, `saw` and `fix` are as of an `InputError`.
+    """
+
+    def __init__(self, code: str, what: str, *, saw: Iterable[str] = (), fix: str) -> None:
+        self.code = code
+        self.what = what
+        self.saw = tuple(saw)
+        self.fix = fix
+        super().__init__("\n".join([f"error[{code}]: {what}", *(f"  {line}" for line in self.saw), f"  fix: {fix}"]))
+
+
 class BatchLossError(LoopwrightError, ValueError):
     """What a batch-loss method returned cannot be used as a loss."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from loopwright.data import Loader, Piece
+from loopwright.data.cutting import part_of
 from loopwright.engine import Engine
+from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.processes import gather_parts, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
@@ -30,10 +32,13 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
     trainer.eval_epoch_start()
     tracker = LossTracker()
     event("on_eval_epoch_start", is_intermediate=is_intermediate)
-    with closing(_pieces(trainer, engine, loader)) as pieces:
-        for piece, batch in pieces:
-            event("on_eval_step_start")
-            output = trainer.calculate_eval_batch_loss(batch)
+
+    def compute(batch: Any) -> Any:
+        event("on_eval_step_start")
+        return trainer.calculate_eval_batch_loss(batch)
+
+    with closing(_results(trainer, engine, loader, compute)) as results:
+        for piece, batch, output in results:
             if piece.rows:
                 check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
                 tracker.update(output["loss"], _items(trainer, output, piece))
@@ -49,9 +54,8 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
 def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, int]:
     """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
     outputs, rows = [], 0
-    with torch.no_grad(), closing(_pieces(trainer, engine, loader)) as pieces:
-        for piece, batch in pieces:
-            output = trainer.calculate_prediction(batch)
+    with torch.no_grad(), closing(_results(trainer, engine, loader, trainer.calculate_prediction)) as results:
+        for piece, _, output in results:
             if piece.rows == 0:
                 output = map_tensors(output, lambda tensor: tensor[:0])
             outputs += _of_all_processes(output, engine)
@@ -86,6 +90,41 @@ def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Pie
                     yield piece, batch
         finally:
             trainer.current_rows = None
+
+
+def _results(
+    trainer: Any, engine: Engine, loader: Loader, compute: Callable[[Any], Any]
+) -> Generator[tuple[Piece, Any, Any], None, None]:
+    """Yield every batch with what is computed of it; where memory runs out, in parts, each sample once."""
+    with closing(_pieces(trainer, engine, loader)) as pieces:
+        for piece, batch in pieces:
+            done = 0
+            while done < max(piece.rows, 1):
+                part, inputs = _part(trainer, engine, piece, batch, done)
+                try:
+                    output = compute(inputs)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    forget_frames(error)
+                    failure = error
+                else:
+                    yield part, inputs, output
+                    done += max(part.rows, 1)
+                    continue
+                trainer._cut_evaluation(part, failure)
+
+
+def _part(trainer: Any, engine: Engine, piece: Piece, batch: Any, start: int) -> tuple[Piece, Any]:
+    """Return a batch, or the part of it that begins at a row, and the same on the device, under a key of its own."""
+    most = -(-piece.rows // trainer._parts.evaluation)
+    stop = min(start + most, piece.rows)
+    if stop - start == piece.rows:
+        return piece, batch
+    part = part_of(piece._replace(moved=batch), start, stop, trainer.cut_batch)
+    trainer.current_rows = part.rows
+    seed_torch(forward_key(part.key), engine.device)
+    return part, part.moved
 
 
 def _of_all_processes(output: Any, engine: Engine) -> list[Any]:

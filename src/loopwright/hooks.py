@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from loopwright.data.cutting import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs
 from loopwright.losses import batch_loss, prediction
 from loopwright.schedulers import replace_trainer_placeholder_values
@@ -66,6 +67,29 @@ class TrainerHooks:
         Called on the host before the batch is copied to the device. Override it where the loss is per token:
         `return (batch["labels"] != -100).sum().item()`. Accumulation, short tails and processes then never
         change the mean.
+        """
+        return None
+
+    def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
+        """Return the rows of a batch from one to before another; called where a batch does not fit into memory.
+
+        Override it for batches of which tensors are not cut along their first dimension, such as graphs.
+
+        Args:
+            batch: on the host or on the device, of training or of evaluation.
+            rows: its samples.
+            start: the first row of the part.
+            stop: the row after its last.
+
+        Raises:
+            DataError: it cannot be told what belongs to which row.
+        """
+        return cut_rows(batch, rows, start, stop)
+
+    def why_not_cut(self) -> str | None:
+        """Return why a batch may not be run in parts, or None if it may; called where one does not fit into memory.
+
+        Override it where a loss compares the samples of a batch with each other: in parts it is another loss.
         """
         return None
 

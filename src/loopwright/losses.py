@@ -122,9 +122,17 @@ class EpochLosses:
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""
         failpoint("after_optimizer_step")
-        for loss, items in self._entries:
+        numbers = self._window.numbers
+        for loss, items in self._entries if numbers is None else self._joined_entries(numbers):
             self._tracker.update(loss, items, is_ours=True)
         self._entries = []  # what led to a loss goes with it: recording a graph must not meet it again
+
+    def _joined_entries(self, numbers: list[int]) -> list[tuple[Tensor, float | Tensor]]:
+        """Return an entry per micro-batch of an update that was run in parts: they are what an epoch counts."""
+        by_batch: dict[int, list[tuple[Tensor, float | Tensor]]] = {}
+        for number, entry in zip(numbers, self._entries, strict=True):
+            by_batch.setdefault(number, []).append(entry)
+        return [_joined(entries) for entries in by_batch.values()]
 
     def update_is_finite(self, gradients: list[Tensor]) -> bool:
         """Whether the losses of the current update and these gradients are all finite; this waits for the device."""
@@ -181,6 +189,18 @@ class EpochLosses:
             return
         self._tracker.load_state_dict(own["tracker"])
         self._logged_loss, self._logged_items = own["logged"]
+
+
+def _joined(entries: list[tuple[Tensor, float | Tensor]]) -> tuple[Tensor, float | Tensor]:
+    """Return the mean loss of several parts, and their items; a part without items has no say."""
+    if len(entries) == 1:
+        return entries[0]
+    total = sum(items for _, items in entries)
+    if not isinstance(total, Tensor):
+        counted = [loss.detach() * (items / total) for loss, items in entries if items]
+        return (sum(counted[1:], counted[0]) if counted else entries[0][0]), total
+    sums = [torch.where(torch.as_tensor(items) > 0, loss.detach() * items, 0.0) for loss, items in entries]
+    return sum(sums[1:], sums[0]) / total, total
 
 
 def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from loopwright.engine.processes import (
 from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard, whole_model
 from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.failpoints import failpoint
+from loopwright.progress import Parts
 from loopwright.results import TrainResult
 from loopwright.resuming import (
     apply_changes,
@@ -78,6 +80,13 @@ class TrainerPersistence(TrainerServices):
             raise
         finally:
             record.close(state, message, error)
+
+    def write_record(self, event: str, **fields: Any) -> None:
+        """Append an event of yours to metrics.jsonl, with the update and the epoch; called by callbacks and hooks.
+
+        Without `checkpoints` there is no such file, and on all processes but the first nothing is written.
+        """
+        self._record.write(event, update=self.progress.update, epoch=self.run_history.current_epoch, **fields)
 
     def _start_run(self, resume_path: Path | None) -> None:
         """Continue a saved run or begin one, and make ready to save it; called once everything is prepared."""
@@ -176,6 +185,7 @@ class TrainerPersistence(TrainerServices):
         self._losses.load_process_states(run["losses"])
         self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
         self._run.skipped_in_a_row = run["skipped_in_a_row"]
+        self._parts = Parts(**run.get("parts", {}))  # older states have none
         self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
         for loader in (self._train_dataloader, self._eval_dataloader):
             if loader is not None:
@@ -316,6 +326,7 @@ class TrainerPersistence(TrainerServices):
             "losses": gather_objects(self._losses.state_dict()),
             "made": self._made,
             "skipped_in_a_row": self._run.skipped_in_a_row,
+            "parts": asdict(self._parts),
             "skipped_samples": dict(self._train_dataloader.agree_on_skipped()) if skips else {},
         }
         model, state = capture(self, self._engine, run, metadata)

@@ -59,6 +59,19 @@ class Progress:
 
 
 @dataclass(slots=True)
+class Parts:
+    """Into how many parts batches are cut since memory ran out; saved with a run, which goes on in the same parts.
+
+    Attributes:
+        train: of a micro-batch.
+        evaluation: of an evaluation batch.
+    """
+
+    train: int = 1
+    evaluation: int = 1
+
+
+@dataclass(slots=True)
 class Requests:
     """What was asked of the loop, to be served at the next update boundary.
 

@@ -71,6 +71,10 @@ class TrainerLike(Protocol):
         """Ask for the run to end at the next update boundary."""
         ...
 
+    def write_record(self, event: str, **fields: Any) -> None:
+        """Append an event to metrics.jsonl of the run."""
+        ...
+
     def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
         """Run an evaluation epoch of another model beside the run's own."""
         ...

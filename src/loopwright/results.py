@@ -1,4 +1,4 @@
-"""What `train`, `evaluate` and `predict` return."""
+"""What `train`, `evaluate`, `predict` and `find_lr` return."""
 
 from __future__ import annotations
 
@@ -52,3 +52,26 @@ class PredictionResult:
 
     outputs: Any
     metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearningRateCurve:
+    """What `find_lr` saw: the loss of each update while the learning rate rose.
+
+    Attributes:
+        rates: the learning rate of each update, of the first parameter group.
+        losses: the loss of each update, before its step.
+        smoothed: the same as a mean over the last few updates.
+        steepest: the rate at which the smoothed loss falls fastest; None where it never falls.
+        lowest: the rate of the lowest smoothed loss; None where no loss is finite.
+        suggestion: the steepest, or a tenth of the lowest if that is less; None where the loss never falls.
+        stop_reason: why it ended before the last rate, or None.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    steepest: float | None
+    lowest: float | None
+    suggestion: float | None
+    stop_reason: str | None = None

@@ -17,6 +17,7 @@ from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Share, Window, adopt
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.buffers import BufferShadow
+from loopwright.engine.compiling import compile_model
 from loopwright.engine.engine import check_reduction
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
@@ -26,7 +27,7 @@ from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.hooks import TrainerHooks
 from loopwright.losses import EpochLosses, prediction
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Parts, Progress, Requests, RunState
 from loopwright.resuming import stored_window
 from loopwright.run_config import create_run_config
 from loopwright.run_folder import RunRecord
@@ -52,6 +53,7 @@ class TrainerServices(TrainerHooks):
     _accelerator: Any
     _settings: RunSettings
     _run: RunState
+    _parts: Parts
     _losses: EpochLosses
     _train_dataloader: Any
     _eval_dataloader: Any
@@ -153,7 +155,7 @@ class TrainerServices(TrainerHooks):
 
     def _start_anew(self, settings: RunSettings) -> None:
         self._settings = settings
-        self.progress, self.requests = Progress(), Requests()
+        self.progress, self.requests, self._parts = Progress(), Requests(), Parts()
         self._run = RunState(first_epoch=self.run_history.current_epoch)
         self._saver = None
         self._signals = SignalWatch()
@@ -282,7 +284,7 @@ class TrainerServices(TrainerHooks):
         self._start_engine()
         self.model, self.optimizer = self._engine.prepare(self.model, self.optimizer)
         if self._settings.step_mode == "compile":
-            self.model.compile()
+            compile_model(self.model, getattr(self._train_dataloader, "collate_fn", None))
         if self._train_dataloader is not None:
             self._train_dataloader = self._as_loader(self._train_dataloader)
         if self._eval_dataloader is not None:
@@ -379,7 +381,7 @@ class TrainerServices(TrainerHooks):
 
     def _count_update(self, window: Window) -> None:
         """Count a finished update: from here on it can be saved."""
-        self.progress.advance(len(window.pieces), window.samples)
+        self.progress.advance(window.num_batches, window.samples)
         self._losses.count_update()
         self._run.is_in_window = self._run.update_is_torn = False
 

@@ -24,6 +24,7 @@ STEP_MODES = ("auto", "eager", "compile", "graph")
 NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
+OOM_POLICIES = ("stop", "split")
 PRECISIONS = (None, "no", "fp16", "bf16", "fp8")
 _COUNTS = (
     "num_epochs",
@@ -80,6 +81,7 @@ class RunSettings:
     bad_samples: str = "raise"
     reduction: str = "fast"
     sharding: Any = None
+    oom: str = "stop"
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -96,7 +98,12 @@ class RunSettings:
             raise ConfigTypeError(f"checkpoints must be a Checkpointing(directory, ...), got {self.checkpoints!r}")
         if self.step_mode not in STEP_MODES:
             raise ConfigError(f"step_mode must be one of {', '.join(STEP_MODES)}, got {self.step_mode!r}")
-        policies = (("nan", NAN_POLICIES), ("bad_samples", BAD_SAMPLE_POLICIES), ("reduction", REDUCTIONS))
+        policies = (
+            ("nan", NAN_POLICIES),
+            ("bad_samples", BAD_SAMPLE_POLICIES),
+            ("reduction", REDUCTIONS),
+            ("oom", OOM_POLICIES),
+        )
         for name, allowed in policies:
             if getattr(self, name) not in allowed:
                 choices = " or ".join(f'"{choice}"' for choice in allowed)

@@ -26,7 +26,7 @@ from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
 from loopwright.failpoints import failpoint
 from loopwright.losses import EpochLosses, check_batch_output
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, RunState
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Parts, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_folder import RunRecord
 from loopwright.schedulers import StatefulSchedulerBase, TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -39,7 +39,7 @@ from loopwright.settings import (
     is_overridden,
 )
 from loopwright.tracking import InMemoryRunHistory, RunHistory
-from loopwright.updates import TrainerUpdates
+from loopwright.tuning import TrainerTuning
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-class Trainer(TrainerUpdates):
+class Trainer(TrainerTuning):
     """Trains, evaluates and runs a model; override its hooks, add callbacks, or both.
 
     Attributes:
@@ -94,7 +94,7 @@ class Trainer(TrainerUpdates):
         self.train_dataset: Any = None
         self.eval_dataset: Any = None
         self.run_config: Any = None
-        self.progress = Progress()
+        self.progress, self._parts = Progress(), Parts()
         self.seed = 0
         self.requests = Requests()
         self.gradient_norm: torch.Tensor | None = None
@@ -142,6 +142,7 @@ class Trainer(TrainerUpdates):
         bad_samples: str = "raise",
         reduction: str = "fast",
         sharding: Any = None,
+        oom: str = "stop",
     ) -> TrainResult:
         """Train the model.
 
@@ -169,10 +170,12 @@ class Trainer(TrainerUpdates):
             bad_samples: "raise" when the dataset raises for a sample, or "skip" such samples.
             reduction: "exact" sums gradients the same way for every number of processes; "fast" as is quickest.
             sharding: "full_shard" to split weights, gradients and optimizer over the processes (FSDP2); None copies.
+            oom: "stop" when memory runs out, or "split": run the update again in smaller micro-batches.
 
         Raises:
             ConfigError, DataError: before anything is touched.
             LeaseError: another process trains in the folder of `checkpoints`.
+            MemoryLimitError: memory ran out.
         """
         settings = RunSettings(
             num_epochs=num_epochs,
@@ -190,6 +193,7 @@ class Trainer(TrainerUpdates):
             bad_samples=bad_samples,
             reduction=reduction,
             sharding=sharding,
+            oom=oom,
         )
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer)
@@ -296,7 +300,7 @@ class Trainer(TrainerUpdates):
         self.call_event("on_train_epoch_start")
         windows = self._windows(train_dl)
         for window in windows if not self._has_reached_limit() else ():
-            self._begin_update(window)
+            window = self._begin_update(window)
             if not self._replay(window):
                 self._run_update(window)
             self._finish_update(window)
@@ -310,14 +314,19 @@ class Trainer(TrainerUpdates):
 
     def _run_update(self, window: Window) -> None:
         """Run forward and backward of each micro-batch of a window, and apply the gradients."""
-        for index, piece in enumerate(window.pieces):
-            self._begin_micro_batch(window, index)
-            self.call_event("on_train_step_start")
-            self._perform_forward_and_backward_passes(piece.on(self.device), self.progress.batch + index)
+        self._within_memory(self._run_micro_batches, window)
         self._losses.finish_update()
         if not self._skips_update():
             self._apply_gradients()
         self.optimizer_zero_grad()
+
+    def _run_micro_batches(self, window: Window) -> None:
+        """Run forward and backward of each micro-batch of a window."""
+        for index, piece in enumerate(window.pieces):
+            self._begin_micro_batch(window, index)
+            self.call_event("on_train_step_start")
+            step = self.progress.batch + window.number_of(index)
+            self._perform_forward_and_backward_passes(piece.on(self.device), step)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute a micro-batch's loss and its gradients."""

@@ -2,7 +2,7 @@
 
 Whether an update is a graph follows from its shapes and from nothing that happened before, so a resumed run takes the
 same kernels: a window of full micro-batches whose shapes are planned. Planned are the shapes that the collate function
-pads to (`bucket_lengths`), or else the shape of the first micro-batch of the data. The first update of a run is never a
+pads to (`PlannedShapes`), or else the shape of the first micro-batch of the data. The first update of a run is never a
 graph: the optimizer makes its state in it.
 
 A step that somebody else has to see is run operation by operation: hooks and callbacks from outside loopwright that
@@ -24,6 +24,8 @@ from torch import Tensor
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Loader, Window
+from loopwright.data.buckets import PlannedShapes
+from loopwright.data.cutting import cut_window, with_items
 from loopwright.data.prefetch import prefetched
 from loopwright.engine.graphs import (
     Capturer,
@@ -35,7 +37,7 @@ from loopwright.engine.graphs import (
     signature,
     single_precision_rates,
 )
-from loopwright.engine.nested import iter_tensors, map_tensors
+from loopwright.engine.nested import map_tensors
 from loopwright.engine.seeding import seed_torch
 from loopwright.errors import ConfigError
 from loopwright.keys import forward_key
@@ -114,6 +116,8 @@ class TrainerUpdates(TrainerPersistence):
             return "the loss scaler of fp16 decides on the host"
         if settings.nan == "skip":
             return 'nan="skip" looks at every update'
+        if self._parts.train > 1:
+            return "micro-batches are run in parts since memory ran out"
         others = self._watchers()
         if others:
             return f"{', '.join(others)} must see every step (graph_safe = True says that it need not)"
@@ -130,14 +134,13 @@ class TrainerUpdates(TrainerPersistence):
         return found
 
     def _plan_shapes(self) -> Any:
-        """Return what decides which micro-batches are recorded: lengths, or a signature; None if nothing does."""
+        """Return which micro-batches are recorded: those of planned shapes, or of a signature; None if none are."""
         loader = self._train_dataloader
         if not isinstance(loader, Loader):
             return None
-        lengths = getattr(loader.collate_fn, "bucket_lengths", None)
-        if lengths:
-            return frozenset(lengths)
         first = loader.first_batch()
+        if getattr(loader.collate_fn, "bucket_lengths", None):
+            return PlannedShapes(loader.collate_fn, first)
         try:
             return None if first is None else signature(first)
         except NotCapturableError:
@@ -147,8 +150,8 @@ class TrainerUpdates(TrainerPersistence):
         loader, full = self._train_dataloader, self._settings.gradient_accumulation_steps
         if len(window.pieces) != full or any(piece.rows != loader.batch_size for piece in window.pieces):
             return False
-        if isinstance(self._planned, frozenset):
-            return all(_has_length(piece.batch, self._planned) for piece in window.pieces)
+        if isinstance(self._planned, PlannedShapes):
+            return all(piece.batch in self._planned for piece in window.pieces)
         return all(signature(piece.batch) == self._planned for piece in window.pieces)
 
     # --- data and speed -----------------------------------------------------------------------------------------
@@ -163,8 +166,16 @@ class TrainerUpdates(TrainerPersistence):
         num_parameters = sum(each.numel() for each in self._engine.parameters) if peak is not None else None
         return Throughput(self.device, num_parameters, peak)
 
+    @property
+    def data_wait_seconds(self) -> float:
+        """How long this process has waited for data in the current run."""
+        return self._throughput.waited_seconds
+
     def _tell_speed(self) -> None:
         self.speed = self._throughput.take()
+        self._write_speed()
+
+    def _write_speed(self) -> None:
         if self.speed:
             epoch = self.run_history.current_epoch
             self._record.write("speed", update=self.progress.update, epoch=epoch, **self.speed)
@@ -199,11 +210,16 @@ class TrainerUpdates(TrainerPersistence):
 
     # --- an update ---------------------------------------------------------------------------------------------
 
-    def _begin_update(self, window: Window) -> None:
+    def _begin_update(self, window: Window) -> Window:
+        """Start an update; return its window as it is run: in parts, once memory has run out."""
+        if self._parts.train > 1:
+            window = cut_window(window, self._parts.train, self.cut_batch)
         counts = [self.count_batch_items(piece.batch) for piece in window.pieces] if self._counts_items else []
+        window, counts = with_items(window, counts)
         self._losses.begin_update(window, counts)
         self._buffers.keep()
         self._run.is_in_window = True
+        return window
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         self._run.piece_index = index
@@ -377,8 +393,3 @@ def asks_alone(callback: Any, event: str) -> bool:
         return True
     owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
     return owner is not None and owner.__name__ != "TrainerCallback" and not vars(owner).get("asks_alike", False)
-
-
-def _has_length(batch: Any, lengths: frozenset[int]) -> bool:
-    """Whether every tensor of a batch that has a second dimension has a planned length."""
-    return all(tensor.dim() < 2 or tensor.shape[1] in lengths for tensor in iter_tensors(batch))

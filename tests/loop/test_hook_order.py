@@ -48,7 +48,10 @@ HOOKS = (
     "calculate_prediction",
 )
 # Asked for a value, not told of a moment: their place is no promise.
-QUESTIONS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs", "count_batch_items", "get_model")
+QUESTIONS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs", "count_batch_items", "get_model") + (
+    "cut_batch",
+    "why_not_cut",
+)
 NEW_EVENTS = (
     "on_before_optimizer_step",
     "on_optimizer_step_end",
@@ -140,7 +143,7 @@ schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 def test_every_hook_and_every_event_is_watched():
     overridable = {name for name, value in vars(TrainerHooks).items() if callable(value) and not name.startswith("_")}
     assert overridable == set(HOOKS) - {"_clip_gradients"} | set(QUESTIONS)
-    assert len(HOOKS) + len(QUESTIONS) == 24
+    assert len(HOOKS) + len(QUESTIONS) == 26
     assert len(EVENTS) == 20
     assert set(NEW_EVENTS) <= set(EVENTS)
 

@@ -103,10 +103,8 @@ class TrainingFields(TrainingOldNames):
     torch_empty_cache_steps: int | None = refused(
         None, "call torch.cuda.empty_cache() in a callback's on_step_end, or set PYTORCH_CUDA_ALLOC_CONF"
     )
-    auto_find_batch_size: bool = refused(
-        False,
-        "halve per_device_train_batch_size and double gradient_accumulation_steps until it fits; the loss and the "
-        "gradient stay the same",
+    auto_find_batch_size: bool = honoured(
+        False, "When memory runs out, run the update again in smaller micro-batches; its loss and gradient stay."
     )
 
     # Logging

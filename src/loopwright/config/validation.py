@@ -22,6 +22,10 @@ _FIELDS = {field.name: field for field in dataclasses.fields(TrainingFields)}
 _AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 _AT_LEAST_ONE_OR_NONE = ("save_total_limit", "dataloader_prefetch_factor", "eval_accumulation_steps")
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "eval_delay")
+_AUTO_OF_TASKS = {
+    "learning_rate": "loopwright.Trainer has find_lr()",
+    "per_device_train_batch_size": "here auto_find_batch_size=True splits batches that do not fit",
+}
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 _JSON = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config")
 
@@ -84,14 +88,21 @@ def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional:
         if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
             limit = "" if least is None else f" of at least {least}"
             unset = ", or None" if is_optional else ""
-            raise ConfigError(f"{name} must be a whole number{limit}{unset}, got {value!r}")
+            raise ConfigError(f"{name} must be a whole number{limit}{unset}, got {value!r}{_instead(name, value)}")
         setattr(args, name, int(value))
+
+
+def _instead(name: str, value: Any) -> str:
+    """Return what to do where a value was left to the run, which only a task can find."""
+    if value != "auto" or name not in _AUTO_OF_TASKS:
+        return ""
+    return f": 'auto' is for loopwright train and loopwright.train(); {_AUTO_OF_TASKS[name]}"
 
 
 def _number(name: str, value: Any, expected: str) -> float:
     """Return a plain number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise ConfigError(f"{name} must be {expected}, got {value!r}")
+        raise ConfigError(f"{name} must be {expected}, got {value!r}{_instead(name, value)}")
     return int(value) if isinstance(value, Integral) else float(value)
 
 

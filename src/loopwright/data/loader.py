@@ -75,11 +75,24 @@ class Window(NamedTuple):
         pieces: the micro-batches that this process runs.
         samples: positions of the epoch that it consumes, over all processes.
         is_counted: samples may have been left out, so that what there is is the rows of the pieces of all processes.
+        whole: the micro-batches as they were before they were cut into parts (`data.cutting`); None if they are whole.
+        numbers: for each piece the micro-batch that it is a part of; None if they are whole.
     """
 
     pieces: list[Piece]
     samples: int
     is_counted: bool = False
+    whole: list[Piece] | None = None
+    numbers: list[int] | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """How many micro-batches it has, each counted once however many parts it is run in."""
+        return len(self.pieces if self.whole is None else self.whole)
+
+    def number_of(self, index: int) -> int:
+        """Return which micro-batch the piece of this index is, or is a part of."""
+        return index if self.numbers is None else self.numbers[index]
 
 
 @dataclass(frozen=True)

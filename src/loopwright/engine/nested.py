@@ -13,7 +13,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Return the same structure with the function applied to every tensor; other leaves are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    return _map_children(value, lambda item: map_tensors(item, function))
+    return map_children(value, lambda item: map_tensors(item, function))
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -21,7 +21,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     is_container = isinstance(value, (list, tuple, Mapping)) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )
-    return _map_children(value, lambda item: map_leaves(item, function)) if is_container else function(value)
+    return map_children(value, lambda item: map_leaves(item, function)) if is_container else function(value)
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -50,7 +50,7 @@ def to_device(value: Any, device: torch.device) -> Any:
         return value.to(device, non_blocking=True)
     if callable(getattr(value, "to", None)):
         return value.to(device)
-    return _map_children(value, lambda item: to_device(item, device))
+    return map_children(value, lambda item: to_device(item, device))
 
 
 def num_rows(batch: Any) -> int:
@@ -63,7 +63,7 @@ def num_rows(batch: Any) -> int:
     return 1
 
 
-def _map_children(value: Any, function: Callable[[Any], Any]) -> Any:
+def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a container with the function applied to what it holds; anything else as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(function(item) for item in value))

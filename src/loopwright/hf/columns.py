@@ -82,6 +82,11 @@ class ColumnCollator:
         """The lengths that batches are padded to, if the collator has some."""
         return getattr(self.collate, "bucket_lengths", None)
 
+    @property
+    def padded_dimensions(self) -> Any:
+        """What says which dimensions are lengths, if the collator does (see `BucketCollator`); else None."""
+        return getattr(self.collate, "padded_dimensions", None)
+
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch.
 

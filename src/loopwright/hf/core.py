@@ -20,14 +20,17 @@ from loopwright.checkpoint.saver import Captured
 from loopwright.checkpoint.store import check_savable
 from loopwright.data import Share, Window, adopt
 from loopwright.engine import create_accelerator
+from loopwright.engine.compiling import compile_model
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_over_processes, world_process_zero_only
 from loopwright.engine.sharding import Sharding
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
+from loopwright.hf.loss import LossCall
 from loopwright.hf.resuming import prepare_folder
 from loopwright.losses import check_batch_output
+from loopwright.memory import Saving, told_savings
 from loopwright.settings import RunSettings
 from loopwright.tracking import LossTracker
 from loopwright.trainer import Trainer as CoreTrainer
@@ -61,11 +64,13 @@ class Core(CoreTrainer):
         self.logged = (0.0, 0.0, 0)
         self.last_saved: int | None = None
         self._items: list[Tensor | None] = []
+        self._counted: list[Any] = []
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
         self._backward_loss: Tensor | None = None
         self._returned_share: int | None = None
         self._base: str | None = None
+        self._begun: int | None = None
         self._evaluation_step: EvaluationStep | None = None
         super().__init__(owner.model, None, None, callbacks=[bridge])
         self.seed = owner.args.seed
@@ -103,7 +108,7 @@ class Core(CoreTrainer):
         self.samples_seen = 0
         self.logged = (0.0, 0.0, 0)
         self.last_saved = None
-        self._returned_share = self._base = None
+        self._returned_share = self._base = self._begun = None
 
     def mean_loss(self) -> float:
         """Return the mean loss of the whole run, over all processes."""
@@ -188,6 +193,7 @@ class Core(CoreTrainer):
             return None
         count = self.owner.item_counter.count(batch)
         self._items.append(count)
+        self._counted.append(batch)
         return None if count is None else float(count)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
@@ -214,6 +220,30 @@ class Core(CoreTrainer):
         if all(path != Path(directory) for path, _ in self.requests.saves):
             super().request_save(directory, metadata)
 
+    # --- too little memory --------------------------------------------------------------------------------------
+
+    def remedy_of_policy(self) -> str:
+        """Return the argument."""
+        return "auto_find_batch_size=True"
+
+    def remedies_of_batch(self, rows: int, length: int | None, savings: list[Saving]) -> str:
+        """Return the arguments that make activations smaller, each with what it saves."""
+        words = {
+            "half_batch": f"per_device_train_batch_size={rows // 2} with twice the gradient_accumulation_steps",
+            "bf16": "bf16=True",
+            "checkpointing": "gradient_checkpointing=True",
+            "half_length": f"rows of {(length or 0) // 2} tokens",
+        }
+        return told_savings(words, savings) or "a smaller per_device_train_batch_size, or bf16=True"
+
+    def remedies_of_evaluation(self) -> str:
+        """Return the arguments that make evaluation batches smaller."""
+        return "a smaller per_device_eval_batch_size, shorter samples, or bf16=True"
+
+    def _run_forward(self, batch: Any) -> None:
+        items = self.owner.item_counter.count(batch)
+        LossCall(self.owner.compute_loss)(self.model, batch, torch.tensor(num_rows(batch)) if items is None else items)
+
     # --- the loop's steps ---------------------------------------------------------------------------------------
 
     def _create_accelerator(self) -> Any:
@@ -225,7 +255,9 @@ class Core(CoreTrainer):
         super()._prepare_model_optimizer_and_dataloaders()
         args = self.owner.args
         if self._settings.step_mode == "compile":
-            self.model.compile(backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
+            collate = getattr(self._train_dataloader, "collate_fn", None)
+            backend = args.torch_compile_backend or "inductor"
+            compile_model(self.model, collate, backend=backend, mode=args.torch_compile_mode)
 
     def _find_resume_path(self, resume_from: str | Path | None, checkpoints: Checkpointing | None) -> Path | None:
         if resume_from is None and checkpoints is not None:  # the folder is this run's own by now
@@ -253,13 +285,18 @@ class Core(CoreTrainer):
         super()._begin_run()
         self.owner.flow.begin()
 
-    def _begin_update(self, window: Window) -> None:
-        self._items, self._entries = [], []
-        super()._begin_update(window)
+    def _begin_update(self, window: Window) -> Window:
+        self._items, self._counted, self._entries = [], [], []
+        window = super()._begin_update(window)
+        if window.numbers is not None and self._items:  # parts without items may have been left out
+            kept = {id(piece.batch) for piece in window.pieces}
+            self._items = [items for batch, items in zip(self._counted, self._items, strict=True) if id(batch) in kept]
+        return window
 
     def _begin_micro_batch(self, window: Window, index: int) -> None:
         super()._begin_micro_batch(window, index)
-        if index == 0:
+        if index == 0 and self._begun != self.progress.update:  # not again where memory ran out
+            self._begun = self.progress.update
             self.owner.call_event("on_step_begin")
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
@@ -371,10 +408,20 @@ class Core(CoreTrainer):
             loss, items = sum_over_processes([total - self.logged[0], count - self.logged[1]], self.device)
             self.logged = (total, count, update)
             self._record.tell(update=update, epoch=self.run_history.current_epoch)
+            self.speed = self._throughput.take()  # before the owner logs: what it shows has a figure of it
             self.record("log", {**self.owner.flow.log_update(loss / items if items else 0.0), **self._step_logs()})
-            self._tell_speed()
+            self._write_speed()
             self.take_requests()
         self._stop_if_nonfinite(*self._find_nonfinite())
+
+    def shown(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return what callbacks are given to show: logs, and of a loss the share of pad tokens since the last one.
+
+        The history has no such figure: a resumed run, which begins to count in between, would have another one.
+        """
+        if "loss" not in logs or "padding_waste" not in self.speed:
+            return logs
+        return {**logs, "padding_waste": self.speed["padding_waste"]}
 
     def _rehearse_saving(self) -> None:
         if self.owner.args.save_total_limit is not None:

@@ -87,6 +87,7 @@ class Flow:
             nan=args.nan,
             bad_samples=args.bad_samples,
             reduction=args.reduction,
+            oom="split" if args.auto_find_batch_size else "stop",
         )
 
     def _accumulation(self, resume_from: str | None) -> int:

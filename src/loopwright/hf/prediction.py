@@ -120,12 +120,12 @@ class EvaluationPass:
         """Run one batch; return its loss and the number of items that is a mean of."""
         trainer, core = self._trainer, self._trainer.core
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
-        self._num_samples += rows
         count = trainer.item_counter.count(inputs)
         extra = inputs[trainer.main_input_name] if "inputs" in trainer.args.include_for_metrics else None
         loss, logits, labels = trainer.prediction_step(
             core.model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
+        self._num_samples += rows  # after what may run out of memory, and is then done again
         self._has_loss |= loss is not None
         self._check(inputs, logits, labels)
         self._keep(loss, logits, labels, extra, rows)

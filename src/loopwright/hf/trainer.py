@@ -524,7 +524,7 @@ class Trainer(TransformersHabits):
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
         self.state.log_history.append({**plain_metrics(logs), "step": self.state.global_step})
-        self.call_event("on_log", logs=logs)
+        self.call_event("on_log", logs=self.core.shown(logs))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics on the first process."""

@@ -1,0 +1,119 @@
+"""Batches cut into parts along their rows, so that less memory is needed at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from loopwright.data.loader import Piece, Window
+from loopwright.engine.nested import map_children
+from loopwright.errors import DataError
+from loopwright.keys import key
+
+Cut = Callable[[Any, int, int, int], Any]
+"""From a batch, its number of rows, and two rows to what lies between them."""
+
+
+def cut_rows(batch: Any, rows: int, start: int, stop: int, *, lists_are_rows: bool = False) -> Any:
+    """Return some rows of a batch.
+
+    Tensors are cut in their first dimension, lists inside the batch that are as long as it has rows likewise. Tensors
+    without dimensions, numbers and words belong to all rows.
+
+    Args:
+        batch: tensors in tuples, lists, mappings, dataclasses or named tuples.
+        rows: how many it has.
+        start: the first row.
+        stop: the row after the last.
+        lists_are_rows: a list as long as the batch always has an entry per row, also where its tensors could be cut.
+
+    Raises:
+        DataError: it cannot be told what belongs to which row.
+    """
+
+    def cut(value: Any, is_outer: bool) -> Any:
+        if isinstance(value, Tensor):
+            if value.dim() and value.shape[0] != rows:
+                raise DataError(
+                    f"the batch has {rows} samples and a tensor of shape {tuple(value.shape)}, whose first dimension "
+                    "is another. Override cut_batch to say which part of it belongs to which sample."
+                )
+            return value[start:stop] if value.dim() else value
+        if isinstance(value, list) and len(value) == rows and not is_outer:
+            if not lists_are_rows and all(isinstance(each, Tensor) and _has_rows(each, rows) for each in value):
+                raise DataError(
+                    f"the batch has {rows} samples and a list of {rows} tensors of {rows} rows, which may be cut in "
+                    "two ways. Override cut_batch to say which is meant."
+                )
+            return value[start:stop]
+        if isinstance(value, (list, tuple, Mapping)) or (
+            dataclasses.is_dataclass(value) and not isinstance(value, type)
+        ):
+            return map_children(value, lambda each: cut(each, False))
+        if value is None or isinstance(value, (str, bytes, int, float, complex)):
+            return value
+        raise DataError(
+            f"the batch holds a {type(value).__name__}, and it is not known how to cut one. Override cut_batch."
+        )
+
+    return cut(batch, True)
+
+
+def _has_rows(tensor: Tensor, rows: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == rows
+
+
+def bounds_of(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Return the first row and the row after the last of each part, parts being as equal as they can be; none empty."""
+    parts = min(parts, rows)
+    return [(rows * index // parts, rows * (index + 1) // parts) for index in range(parts)]
+
+
+def part_of(piece: Piece, start: int, stop: int, cut: Cut) -> Piece:
+    """Return some rows of a micro-batch, under a key of their own.
+
+    Raises:
+        DataError: it cannot be cut.
+    """
+    if (start, stop) == (0, piece.rows):
+        return piece
+    return Piece(
+        cut(piece.batch, piece.rows, start, stop),
+        key(piece.key, "part", start, stop),
+        stop - start,
+        None if piece.moved is None else cut(piece.moved, piece.rows, start, stop),
+    )
+
+
+def cut_window(window: Window, parts: int, cut: Cut) -> Window:
+    """Return a window with each of its micro-batches in so many parts; one that cannot be cut stays whole."""
+    whole = window.pieces if window.whole is None else window.whole
+    pieces: list[Piece] = []
+    numbers: list[int] = []
+    for number, piece in enumerate(whole):
+        try:
+            # A pad has no rows, and is run whole.
+            found = [part_of(piece, start, stop, cut) for start, stop in bounds_of(piece.rows, parts)] or [piece]
+        except DataError:
+            found = [piece]
+        pieces += found
+        numbers += [number] * len(found)
+    return window._replace(pieces=pieces, whole=whole, numbers=numbers)
+
+
+def with_items(window: Window, counts: list[float | None]) -> tuple[Window, list[float | None]]:
+    """Return a window and the items of its pieces without the parts that have none: a mean of nothing is no number.
+
+    A micro-batch without any item keeps its parts: that is how it was given.
+    """
+    if window.numbers is None or not counts:
+        return window, counts
+    having = {number for number, count in zip(window.numbers, counts, strict=True) if count != 0}
+    kept = [index for index, count in enumerate(counts) if count != 0 or window.numbers[index] not in having]
+    if len(kept) == len(counts):
+        return window, counts
+    pieces, numbers = [window.pieces[index] for index in kept], [window.numbers[index] for index in kept]
+    return window._replace(pieces=pieces, numbers=numbers), [counts[index] for index in kept]

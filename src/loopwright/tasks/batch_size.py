@@ -1,0 +1,196 @@
+"""Choosing the micro-batch of a run: `--batch auto`, and `--effective_batch` for the samples of an update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory, release_memory
+from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.engine.sharding import load_weights
+from loopwright.errors import InputError
+from loopwright.memory import told
+from loopwright.tasks.base import Job
+from loopwright.tasks.rehearsal import longest_rows
+from loopwright.tasks.screen import Screen
+from loopwright.tasks.settings import Settings
+from loopwright.tasks.trainer import TaskTrainer, loader_options
+
+BATCH = "per_device_train_batch_size"
+_ACCUMULATION = "gradient_accumulation_steps"
+_OF_GPU = 0.9  # of its memory at most: what else is needed now and then, and gaps between blocks
+_OF_HOST = 0.8  # of what is available at most: others use it too
+
+
+def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], Any], screen: Screen) -> None:
+    """Settle the micro-batch and the accumulation of a new run; called before its length is measured.
+
+    With `--batch auto` the largest power of two that fits is tried out on the longest rows, an update each, and
+    everything is put back bit by bit. The samples of an update stay what they are.
+
+    Args:
+        job: with its datasets; its `training` gets the numbers, and so does config.yaml.
+        settings: of the run.
+        make_optimizer: makes an optimizer for the job.
+        screen: what is said.
+
+    Raises:
+        InputError: there are several processes, or the samples of an update cannot be shared out.
+        MemoryLimitError: not even one sample fits.
+    """
+    args, training = job.args, job.training
+    if args.effective_batch is None and BATCH not in args.auto:
+        return
+    num_processes = TaskTrainer(job).num_processes
+    given = training.train_batch_size * training.gradient_accumulation_steps * num_processes
+    effective = given if args.effective_batch is None else args.effective_batch
+    if BATCH not in args.auto and settings.is_given(BATCH):
+        _accumulate(settings, training.train_batch_size, effective, num_processes)
+        return
+    if num_processes > 1:
+        raise InputError(
+            "args.value",
+            f"--batch auto is for one process, and there are {num_processes}",
+            fix="find it on one GPU, and give --batch NUMBER here",
+        )
+    if settings.is_given(_ACCUMULATION) and args.effective_batch is not None:
+        raise InputError(
+            "args.value",
+            f"--effective_batch {effective} and --gradient_accumulation_steps {training.gradient_accumulation_steps} "
+            "with a --batch that is to be found: the accumulation follows from both",
+            fix="leave out --gradient_accumulation_steps",
+        )
+    reason = job.task.why_not_cut(job)
+    if reason is not None:
+        raise InputError("args.value", f"--batch auto: {reason}", fix=f"--batch {effective}")
+    if BATCH not in args.auto:
+        args.auto.append(BATCH)
+    largest = _largest(job, make_optimizer, effective, screen)
+    settings.choose(BATCH, largest)
+    _accumulate(settings, largest, effective, 1)
+
+
+def _accumulate(settings: Settings, batch: int, effective: int, num_processes: int) -> None:
+    """Set the accumulation so that an update has so many samples.
+
+    Raises:
+        InputError: it would not be a whole number.
+    """
+    accumulation, rest = divmod(effective, batch * num_processes)
+    if rest or not accumulation:
+        each = f" on {num_processes} processes" if num_processes > 1 else ""
+        raise InputError(
+            "args.value",
+            f"an update of {effective} samples cannot be made of micro-batches of {batch}{each}",
+            fix=f"--effective_batch {batch * num_processes * max(1, round(effective / (batch * num_processes)))}",
+        )
+    settings.training.gradient_accumulation_steps = accumulation
+    settings.sources[_ACCUMULATION] = "auto"
+
+
+def _candidates(effective: int, num_samples: int) -> list[int]:
+    """Return the powers of two that divide an update, in order; one more row than there are is no larger batch."""
+    powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
+    return [rows for rows in powers if rows <= num_samples] or [1]
+
+
+def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, screen: Screen) -> int:
+    """Return the largest micro-batch that fits, and say what was found.
+
+    Raises:
+        MemoryLimitError: a single sample does not fit.
+    """
+    started, best, needed, reason = time.monotonic(), 0, 0, ""
+    candidates = _candidates(effective, len(job.train_dataset))
+    with screen.waiting("finding a batch size", len(candidates)) as waiting:
+        for rows in candidates:
+            device = TaskTrainer(job).device
+            room = _room(device)
+            # What a batch needs grows with its rows: the next one is not tried where it cannot fit.
+            if best and device.type != "cuda" and 2 * needed > room:
+                reason = f"{rows} would need about {told(2 * needed)} of {told(room)}"
+                break
+            found = _tried(job, make_optimizer, rows)
+            if found is None or (best and found > room):
+                reason = f"{rows} do not fit" if found is None else f"{rows} need {told(found)} of {told(room)}"
+                break
+            best, needed = rows, found
+            waiting.to(rows.bit_length())
+    why = f"the largest power of two that fits: {reason}" if reason else "as many as an update can have"
+    what = "the GPU's memory" if device.type == "cuda" else "activations"
+    screen.block(
+        "auto",
+        f"batch {best} × accum {effective // best} = {effective}, {why} · {told(needed)} of {what} · "
+        f"{time.monotonic() - started:.1f} s",
+    )
+    return best
+
+
+def _room(device: torch.device) -> float:
+    if device.type == "cuda":
+        return _OF_GPU * (free_bytes(device) + torch.cuda.memory_allocated(device))
+    return _OF_HOST * free_bytes(device)
+
+
+def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int) -> int | None:
+    """Train one update of so many long rows; return the bytes that it needs, or None if they do not fit.
+
+    Of a GPU that is the most that was in use, of the host what the forward pass keeps.
+
+    Raises:
+        MemoryLimitError: one row does not fit.
+    """
+    training = job.training
+    trainer = TaskTrainer(job, make_optimizer(job), say=_say_nothing, is_rehearsal=True)
+    device = trainer.device
+    saved = SavedBytes(job.model.parameters())
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with _put_back(job, device):
+        try:
+            with saved.counting() if device.type != "cuda" else nullcontext():
+                trainer.train(
+                    Subset(job.train_dataset, longest_rows(job.train_dataset, rows)),
+                    num_epochs=1,
+                    per_device_batch_size=rows,
+                    max_num_train_steps=1,
+                    gradient_clip_norm=training.max_grad_norm or None,
+                    train_dataloader_kwargs={**loader_options(training), "num_workers": 0},
+                    collate_fn=job.collate_fn,
+                    seed=training.seed,
+                    mixed_precision=training.mixed_precision,
+                    step_mode="eager",
+                )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows == 1:
+                raise
+            forget_frames(error)
+            return None
+        return saved.num_bytes if device.type != "cuda" else int(torch.cuda.max_memory_allocated(device))
+
+
+@contextmanager
+def _put_back(job: Job, device: torch.device) -> Iterator[None]:
+    """Run a block that trains; afterwards weights, buffers, modes and generators are as they were, bit by bit."""
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
+    modes = [(module, module.training) for module in job.model.modules()]
+    generators = generator_states(device)
+    try:
+        yield
+    finally:
+        load_weights(job.model, kept)
+        for parameter in job.model.parameters():
+            parameter.grad = None
+        for module, mode in modes:
+            module.training = mode
+        restore_generator_states(generators, device)
+        release_memory(device)
+
+
+def _say_nothing(line: str) -> None:
+    """Keep what the trainer prints to itself."""

@@ -1,0 +1,461 @@
+"""Memory that runs out: the same update in smaller parts, evaluations in parts, and errors that say what would help.
+
+The limit is a fake one: a model that raises torch's own error for batches of more rows than it has room for.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from graphs.recorder import GraphedTrainer
+from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint import read
+from loopwright.data.cutting import bounds_of, cut_rows
+from loopwright.engine.memory import SavedBytes, asked_bytes, is_out_of_memory
+from loopwright.errors import ConfigError, DataError, MemoryLimitError
+from loopwright.run_folder import read_metrics
+
+ROWS, WIDTH, CLASSES = 22, 6, 3
+NO_ROOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.69 GiB"
+
+
+class Limited(nn.Module):
+    """A small model with room for so many rows; `counts` holds the rows of every forward pass that fits."""
+
+    def __init__(self, room: int = 1000, eval_room: int = 1000, *layers: nn.Module) -> None:
+        super().__init__()
+        self.room, self.eval_room = room, eval_room
+        self.counts: list[int] = []
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), *layers, nn.Linear(8, CLASSES))
+
+    def forward(self, inputs):
+        hidden = self.layers(inputs)  # what moves buffers has been done when memory runs out
+        if len(inputs) > (self.room if self.training else self.eval_room):
+            raise torch.OutOfMemoryError(NO_ROOM)
+        self.counts.append(len(inputs))
+        return hidden
+
+
+def data(rows: int = ROWS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, torch.randint(CLASSES, (rows,), generator=generator))
+
+
+class Quiet(Trainer):
+    """Keeps what it prints."""
+
+    def __init__(self, *args, **kwargs):
+        self.said: list[str] = []
+        super().__init__(*args, **{"callbacks": (), **kwargs})
+
+    def print(self, *args, **kwargs):
+        self.said.append(" ".join(map(str, args)))
+
+
+class PerToken(Quiet):
+    """Counts another number of items for each sample, and none at all for some, as losses per token do."""
+
+    def _mask(self, batch):
+        return (batch[0][:, 0] * 1000).abs().long() % 3
+
+    def count_batch_items(self, batch):
+        return float(self._mask(batch).sum())
+
+    def calculate_train_batch_loss(self, batch):
+        losses = nn.functional.cross_entropy(self.model(batch[0]), batch[1], reduction="none")
+        mask = self._mask(batch)
+        return {"loss": (losses * mask).sum() / mask.sum(), "model_outputs": None, "batch_size": len(mask)}
+
+
+class LateItems(PerToken):
+    """The same, where the items are known after the forward pass only."""
+
+    count_batch_items = Trainer.count_batch_items
+
+    def calculate_train_batch_loss(self, batch):
+        mask = self._mask(batch)
+        losses = nn.functional.cross_entropy(self.model(batch[0]), batch[1], reduction="none")
+        mean = (losses * mask).sum() / mask.sum().clamp(min=1)
+        return {"loss": mean, "model_outputs": None, "batch_size": len(mask), "num_items_in_batch": mask.sum()}
+
+
+def make(room: int = 1000, eval_room: int = 1000, *layers: nn.Module, kind: type = Quiet, **kwargs) -> Trainer:
+    torch.manual_seed(0)
+    model = Limited(room, eval_room, *layers).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    return kind(model, nn.CrossEntropyLoss(), optimizer, **kwargs)
+
+
+def fit(trainer: Trainer, **kwargs) -> Trainer:
+    options = {"num_epochs": 2, "per_device_batch_size": 6, "gradient_accumulation_steps": 2, "seed": 5, "log_every": 1}
+    trainer.result = trainer.train(data(), **{**options, "oom": "split", **kwargs})
+    return trainer
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
+
+
+# ------------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("kind", [Quiet, PerToken, LateItems])
+@pytest.mark.parametrize("room", [3, 1])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_split_run_trains_the_same_weights_as_one_with_memory_enough(kind, room, accumulation):
+    whole = fit(make(kind=kind), gradient_accumulation_steps=accumulation)
+    split = fit(make(room, kind=kind), gradient_accumulation_steps=accumulation)
+    assert max(split.model.counts) == room and max(whole.model.counts) == 6
+    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    expected = whole.result.metrics["train_loss_epoch"]
+    assert split.result.metrics["train_loss_epoch"] == pytest.approx(expected, rel=0, abs=1e-12)
+    assert (split.progress.batch, split.progress.total_batches) == (whole.progress.batch, whole.progress.total_batches)
+    assert split.progress.update == whole.progress.update
+
+
+def test_the_factor_is_kept_and_said_once(tmp_path):
+    split = fit(make(3), checkpoints=Checkpointing(tmp_path))
+    said = [line for line in split.said if "Out of memory" in line]
+    assert len(said) == 1
+    assert said[0].startswith("Out of memory in update 1 (batch 6; 2.7 GB more did not fit, ")
+    assert "run again in 2 parts of up to 3" in said[0]
+    assert split.model.counts == [3, 3, 3, 3, 3, 3, 2, 2] * 2
+    events = [event for event in read_metrics(tmp_path / "metrics.jsonl") if event["event"] in ("oom_split", "tier")]
+    told = {"update": 1, "epoch": 1, "parts": 2, "rows": 3, "asked_bytes": int(2.5 * 2**30)}
+    assert events[0].items() >= told.items() and events[0]["free_bytes"] > 0
+    assert events[1].items() >= {"event": "tier", "update": 1, "tier": "T2"}.items()
+
+
+def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
+    folders = [Checkpointing(tmp_path / name, every_updates=1) for name in "ab"]
+    straight = fit(make(2, 1000, nn.Dropout(0.3)), checkpoints=folders[0])
+    broken = fit(make(2, 1000, nn.Dropout(0.3)), max_num_train_steps=2, checkpoints=folders[1])
+    assert broken.progress.update == 2
+    goes_on = fit(make(1000, 1000, nn.Dropout(0.3)), resume_from="auto", checkpoints=folders[1])
+    assert max(goes_on.model.counts) == 2  # though it has room for all
+    assert torch.equal(weights(straight), weights(goes_on))
+    assert straight.result.metrics == goes_on.result.metrics
+    assert "Resume guarantee T2" in " ".join(goes_on.said)
+    first, second = (read(tmp_path / name / "step-0000000004") for name in "ab")
+    assert first.about["tier"] == second.about["tier"] == "T2"
+    assert first.state["run"]["parts"] == second.state["run"]["parts"] == {"train": 4, "evaluation": 1}
+
+
+def test_states_of_before_there_were_parts_are_resumed(tmp_path, monkeypatch):
+    fit(make(), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
+    import loopwright.persistence as persistence
+
+    def without_parts(self, checkpoint):
+        del checkpoint.state["run"]["parts"]
+        restore(self, checkpoint)
+
+    restore = persistence.TrainerPersistence._restore
+    monkeypatch.setattr(persistence.TrainerPersistence, "_restore", without_parts)
+    assert fit(make(), resume_from="auto", checkpoints=Checkpointing(tmp_path)).progress.update == 4
+
+
+def test_buffers_of_the_update_that_was_given_up_are_put_back():
+    """Batch norm sees each part for itself: its means move once per part, and not for the attempt that failed."""
+    split = fit(make(3, 1000, nn.BatchNorm1d(8)))
+    tracked = split.model.layers[2]
+    assert int(tracked.num_batches_tracked) == len(split.model.counts) == 16
+
+
+def test_memory_that_runs_out_late_makes_the_parts_smaller_still():
+    class Shrinking(TrainerCallback):
+        def on_update_end(self, trainer, **kwargs):
+            trainer.model.room = {1: 3, 2: 3, 3: 1}.get(trainer.progress.update, 1)
+
+    whole = fit(make())
+    split = fit(make(1000, callbacks=[Shrinking()]))
+    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    assert split.num_parts == 8 and split.model.counts[:2] == [6, 6]
+
+
+def test_a_backward_pass_that_does_not_fit_is_run_again_too():
+    class Hungry(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            ctx.rows = len(value)
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if ctx.rows > 2:
+                raise torch.OutOfMemoryError(NO_ROOM)
+            return gradient
+
+    class Layer(nn.Module):
+        def forward(self, value):
+            return Hungry.apply(value)
+
+    whole, split = fit(make()), fit(make(1000, 1000, Layer()))
+    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    assert split.num_parts == 4
+
+
+def test_what_the_failed_attempt_kept_is_gone_before_the_next():
+    kept: list[weakref.ref] = []
+
+    class Watching(Limited):
+        def forward(self, inputs):
+            assert not any(each() is not None for each in kept), "activations of the failed attempt are still there"
+            hidden = self.layers(inputs)
+            if len(inputs) > self.room:
+                kept.append(weakref.ref(hidden))
+                raise torch.OutOfMemoryError(NO_ROOM)
+            return hidden
+
+    torch.manual_seed(0)
+    model = Watching(3).double()
+    fit(Quiet(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert len(kept) == 1
+
+
+def test_a_loss_that_is_not_finite_is_found_at_its_update_also_in_parts():
+    class Poisoned(Quiet):
+        def calculate_train_batch_loss(self, batch):
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * float("nan")} if self.progress.update == 2 else output
+
+    trainer = fit(make(2, kind=Poisoned), num_epochs=3, log_every=100, gradient_accumulation_steps=1)
+    assert "the loss of update 3 is not finite" in trainer.result.stop_reason
+
+
+def test_the_bar_counts_each_micro_batch_once():
+    from loopwright.callbacks import ProgressBarCallback
+
+    bar = ProgressBarCallback()
+    fit(make(2, callbacks=[bar]), num_epochs=1)
+    assert bar.pbar.n == 4
+
+
+# ------------------------------------------------------------------------------------------------ what cannot be
+
+
+def test_by_default_it_stops_and_says_what_would_help(tmp_path):
+    trainer = make(4)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fit(trainer, oom="stop", checkpoints=Checkpointing(tmp_path))
+    error = caught.value
+    assert isinstance(error, MemoryLimitError) and error.code == "memory.train"
+    assert error.what.startswith("out of memory in update 1 (batch 6; 2.7 GB more did not fit")
+    assert error.saw[0] == NO_ROOM and error.saw[1] == "not run again in smaller parts: that was not asked for"
+    # Of a row: its 6 inputs, the 8 tanh values, 3 log-probabilities and the label; and once the sum of class weights.
+    assert error.saw[2].startswith(f"the activations of a micro-batch need about {6 * 8 * (6 + 8 + 3 + 1) + 8} bytes")
+    assert 'oom="split"' in error.fix and "per_device_batch_size=3 with twice" in error.fix
+    assert all(each.grad is None for each in trainer.model.parameters())
+    assert not any(event["event"] == "oom_split" for event in read_metrics(tmp_path / "metrics.jsonl"))
+
+
+def test_what_a_change_would_save_is_measured_on_a_few_rows():
+    torch.manual_seed(0)
+    model = Limited(8)
+    trainer = Quiet(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    singles = TensorDataset(torch.randn(256, WIDTH), torch.randint(CLASSES, (256,)))
+    with pytest.raises(MemoryLimitError) as caught:
+        trainer.train(singles, 1, per_device_batch_size=256, seed=1, oom="stop")
+    assert max(model.counts) == 4  # nothing larger was tried
+    assert "need about 19.5 kB" in caught.value.saw[2]  # 256 rows of (6 + 8 + 3) * 4 + 8 bytes, and 4 more
+    assert "per_device_batch_size=128 with twice the gradient_accumulation_steps (−9.7 kB)" in caught.value.fix
+    # The inputs and the 8 values come in half as many bytes, the log-probabilities do not; the weights are cast too.
+    assert 'mixed_precision="bf16" (−7.1 kB)' in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"reduction": "exact"}, 'reduction="exact" promises'),
+        ({"checkpoints": "exact"}, "require_exact promises"),
+    ],
+)
+def test_runs_that_promise_the_same_bits_are_not_split(options, reason, tmp_path):
+    if "checkpoints" in options:
+        options = {"checkpoints": Checkpointing(tmp_path, require_exact=True)}
+    with pytest.raises(MemoryLimitError, match=reason):
+        fit(make(3), **options)
+
+
+def test_a_single_sample_that_does_not_fit_ends_the_run():
+    trainer = make(0)
+    with pytest.raises(MemoryLimitError, match="a single sample does not fit"):
+        fit(trainer)
+    assert trainer.progress.update == 0
+
+
+def test_a_trainer_may_say_that_its_batches_cannot_be_cut():
+    class Contrastive(Quiet):
+        def why_not_cut(self):
+            return "its loss compares the samples of a batch"
+
+    with pytest.raises(MemoryLimitError, match="not run again in smaller parts: its loss compares the samples"):
+        fit(make(3, kind=Contrastive))
+
+
+def test_memory_that_runs_out_in_the_optimizer_ends_the_run_and_saves_nothing_half_done(tmp_path):
+    trainer = make()
+
+    def step(*args, **kwargs):
+        raise torch.OutOfMemoryError(NO_ROOM)
+
+    trainer.optimizer.register_step_pre_hook(step)
+    with pytest.raises(MemoryLimitError, match="the optimizer's step of update 1") as caught:
+        fit(trainer, checkpoints=Checkpointing(tmp_path))
+    assert "smaller batches would not help" in caught.value.what
+    assert list(tmp_path.glob("step-*")) == []
+
+
+def test_other_errors_are_not_taken_for_memory():
+    class Wrong(Quiet):
+        def calculate_train_batch_loss(self, batch):
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="^shapes do not match$"):
+        fit(make(kind=Wrong))
+
+
+def test_a_policy_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match='oom must be "stop" or "split", got \'halve\''):
+        fit(make(), oom="halve")
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation
+
+
+class Seen(TrainerCallback):
+    """Keeps the targets of every evaluation batch, and counts hits."""
+
+    def __init__(self):
+        self.targets: list[int] = []
+        self.hits = 0
+
+    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
+        self.targets += batch[1].tolist()
+        self.hits += int((batch_output["model_outputs"].argmax(-1) == batch[1]).sum())
+
+
+@pytest.mark.parametrize("room", [5, 1])
+def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
+    outcomes = []
+    for limit, name in ((1000, "whole"), (room, "parts")):
+        seen = Seen()
+        trainer = make(1000, limit, callbacks=[seen])
+        fit(trainer, eval_dataset=data(17), oom="stop", checkpoints=Checkpointing(tmp_path / name), num_epochs=1)
+        outcomes.append((trainer, seen))
+    (whole, all_seen), (parts, part_seen) = outcomes
+    assert part_seen.targets == all_seen.targets and part_seen.hits == all_seen.hits
+    assert torch.equal(weights(whole), weights(parts))
+    expected = whole.result.metrics["eval_loss_epoch"]
+    assert parts.result.metrics["eval_loss_epoch"] == pytest.approx(expected, rel=0, abs=1e-12)
+    events = [
+        event for event in read_metrics(tmp_path / "parts" / "metrics.jsonl") if event["event"] == "oom_eval_split"
+    ]
+    assert [event["parts"] for event in events] == {5: [2], 1: [2, 4, 8]}[room]
+    assert "training is not touched" in " ".join(parts.said)
+
+
+def test_evaluate_and_predict_work_in_parts_by_themselves():
+    whole, parts = make(), make(1000, 2)
+    expected = whole.evaluate(data(9)).metrics["evaluation_loss"]
+    assert parts.evaluate(data(9)).metrics["evaluation_loss"] == pytest.approx(expected, rel=0, abs=1e-12)
+    first, second = (trainer.predict(data(9)).outputs for trainer in (whole, parts))
+    assert torch.allclose(first, second, rtol=0, atol=1e-12) and len(second) == 9
+
+
+def test_an_evaluation_sample_that_does_not_fit_is_an_error_of_its_own():
+    with pytest.raises(MemoryLimitError, match="a single sample does not fit") as caught:
+        make(1000, 0).evaluate(data(9))
+    assert caught.value.code == "memory.eval" and "eval_dataloader_kwargs" in caught.value.fix
+
+
+# ------------------------------------------------------------------------------------------------------- cutting
+
+
+def test_batches_of_many_kinds_are_cut_by_rows():
+    batch = {
+        "input_ids": torch.arange(12).view(4, 3),
+        "labels": [{"boxes": torch.zeros(4, 4)}, {"boxes": torch.zeros(2, 4)}, {}, {}],
+        "texts": ["a", "b", "c", "d"],
+        "pair": (torch.arange(4), torch.tensor(7.0)),
+        "name": "train",
+    }
+    part = cut_rows(batch, 4, 1, 3)
+    assert part["input_ids"].tolist() == [[3, 4, 5], [6, 7, 8]] and part["texts"] == ["b", "c"]
+    assert len(part["labels"]) == 2 and part["labels"][0]["boxes"].shape == (2, 4)
+    assert part["pair"][0].tolist() == [1, 2] and float(part["pair"][1]) == 7.0 and part["name"] == "train"
+    inputs, targets = cut_rows([torch.arange(2), torch.arange(2)], 2, 1, 2)
+    assert inputs.tolist() == targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(4, 2), torch.zeros(3)), r"4 samples and a tensor of shape \(3,\)"),
+        ({"maps": [torch.zeros(2, 2), torch.zeros(2, 2)]}, "cut in two ways"),
+        ({"graph": object()}, "holds a object"),
+    ],
+    ids=["another length", "two ways", "an object"],
+)
+def test_batches_that_cannot_be_told_apart_are_not_cut(batch, message):
+    with pytest.raises(DataError, match=message):
+        cut_rows(batch, 2 if "maps" in batch else 4, 0, 1)
+
+
+def test_parts_are_as_equal_as_they_can_be():
+    assert bounds_of(7, 4) == [(0, 1), (1, 3), (3, 5), (5, 7)]
+    assert bounds_of(2, 8) == [(0, 1), (1, 2)] and bounds_of(5, 1) == [(0, 5)] and bounds_of(0, 2) == []
+
+
+def test_a_batch_that_cannot_be_cut_ends_the_run_with_the_reason():
+    class Odd(Quiet):
+        def cut_batch(self, batch, rows, start, stop):
+            raise DataError("graphs have no rows")
+
+    with pytest.raises(MemoryLimitError, match="not run again in smaller parts: graphs have no rows"):
+        fit(make(3, kind=Odd))
+
+
+# ----------------------------------------------------------------------------------------------------- measuring
+
+
+def test_errors_for_want_of_memory_are_told_from_others():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert is_out_of_memory(caught.value) and asked_bytes(caught.value) == 4 * 10**15
+    assert is_out_of_memory(MemoryError()) and asked_bytes(MemoryError()) is None
+    assert asked_bytes(torch.OutOfMemoryError("Tried to allocate 20.00 MiB.")) == 20 * 2**20
+    assert not is_out_of_memory(RuntimeError("no")) and not is_out_of_memory(ValueError("not enough memory"))
+
+
+def test_activations_are_counted_once_and_without_the_weights():
+    layer = nn.Linear(4, 4)
+    inputs = torch.randn(8, 4)
+    saved = SavedBytes(layer.parameters())
+    with saved.counting():
+        torch.relu(layer(inputs)).square()  # the inputs; relu's result, which the square keeps too
+    assert saved.num_bytes == 2 * 8 * 4 * 4
+
+
+# -------------------------------------------------------------------------------------------------------- graphs
+
+
+def test_graphs_are_given_up_for_good_when_memory_runs_out():
+    class Graphed(Quiet, GraphedTrainer):
+        pass
+
+    class Shrinking(TrainerCallback):
+        def on_update_end(self, trainer, **kwargs):
+            trainer.model.room = 3
+
+    options = {"gradient_accumulation_steps": 1, "num_epochs": 2}
+    whole, split = fit(make(), **options), fit(make(kind=Graphed, callbacks=[Shrinking()]), **options)
+    assert split._graphs is None and split.num_parts == 2
+    assert any("not as CUDA graphs" in line for line in split.said)
+    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-7)  # a graph's learning rate is float32
