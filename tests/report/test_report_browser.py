@@ -16,6 +16,7 @@ from report.folders import LABELS, RESULT, classified, make_run, records, write_
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
 ]
 

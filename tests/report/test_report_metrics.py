@@ -102,6 +102,20 @@ def test_updates_that_were_not_logged_before_an_evaluation_are_training(tmp_path
     assert spent.training == pytest.approx(1.5) and spent.evaluation == pytest.approx(2.0)
 
 
+def test_an_evaluation_before_the_first_log_is_shared_out_once_an_update_s_time_is_known(tmp_path):
+    rows = [
+        {"event": "start", "update": 0, "seconds": 0.0},
+        {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 3.0},
+        {"event": "checkpoint", "update": 10, "seconds": 3.5},
+    ]
+    write_lines(tmp_path / "m.jsonl", rows)
+    spent = read(tmp_path / "m.jsonl").spent
+    assert spent.training == pytest.approx(3.0) and spent.evaluation == 0 and spent.saving == pytest.approx(0.5)
+    write_lines(tmp_path / "m.jsonl", [*rows, {"event": "log", "update": 20, "loss": 1.0, "seconds": 4.5}])
+    spent = read(tmp_path / "m.jsonl").spent
+    assert spent.training == pytest.approx(2.0) and spent.evaluation == pytest.approx(2.0)
+
+
 def test_damaged_lines_are_passed_over_counted_and_named(tmp_path):
     lines = [json.dumps(record) for record in records()]
     lines[3] = lines[3][:20]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -161,11 +162,17 @@ def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
 
 def test_the_first_training_batch_is_shown_where_the_run_wrote_it_down(run):
     (run / "samples").mkdir()
-    (run / "samples" / "train_batch0.txt").write_text("[CLS] a cat [SEP]\n")
+    about = "2 samples of 9 tokens, 25 % of them padding"
+    written = f"{about}\n\nrow 7\ntext: [CLS] a cat [SEP] (+ 4 padding)\nlabel: cat\n"
+    (run / "samples" / "train_batch0.txt").write_text(f"{written}\nrow 3\ntext: [CLS] time: 9 [SEP]\nlabel: dog\n")
     panel = data_panel(look(run))
     assert panel is not None
-    shown = next(block for block in panel.blocks if block.title == "The first training batch")
-    assert shown.items[0].fields[0][1][0].text == "[CLS] a cat [SEP]"
+    shown = next(block for block in panel.blocks if block.title.startswith("The first training batch"))
+    assert shown.note == about
+    fields = [[(name, pieces[0].text) for name, pieces in item.fields] for item in shown.items]
+    assert [item.head for item in shown.items] == ["row 7", "row 3"]
+    assert fields[0] == [("text", "[CLS] a cat [SEP] (+ 4 padding)"), ("label", "cat")]
+    assert fields[1][0] == ("text", "[CLS] time: 9 [SEP]")
 
 
 def test_the_speed_panel_says_where_the_time_went_and_advises_with_a_number(run):
@@ -284,7 +291,7 @@ def test_pictures_are_part_of_the_page_and_made_smaller_where_they_do_not_fit(tm
 
 
 @pytest.mark.slow
-def test_a_real_run_has_a_page_with_every_panel(finished):
+def test_a_real_run_has_a_page_with_every_panel(finished, tmp_path):
     copy = text_of(finished.path)
     for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to get it again"):
         assert f"<h2>{heading}</h2>" in copy
@@ -295,8 +302,11 @@ def test_a_real_run_has_a_page_with_every_panel(finished):
     rows = [json.loads(line) for line in lines]
     right = sum(row["prediction"] == row["reference"] for row in rows)
     assert card.value == pytest.approx(right / len(rows))
-    batch = next(block for block in data_panel(seen).blocks if block.title == "The first rows of the training data")
-    assert dict(batch.items[0].fields)["label"][0].text in ("pos", "neg")
+    without = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("samples", "checkpoints"))
+    for place, title in ((finished.path, "The first training batch, as the model saw it"),
+                         (without, "The first rows of the training data")):  # fmt: skip
+        batch = next(block for block in data_panel(look(place)).blocks if block.title == title)
+        assert dict(batch.items[0].fields)["label"][0].text in ("pos", "neg")
     (finished.path / "report.html").unlink()
 
 

@@ -6,9 +6,10 @@ import random
 
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from loopwright.report.blocks import Examples, Facts, Histogram, Matrix, Table
+from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, Table
 from loopwright.report.panels import Findings, read_findings
-from report.folders import CLASSIFIED, LABELS, classified, write_lines, write_suspects
+from loopwright.report.panels.objects import matches, overlap
+from report.folders import CLASSIFIED, LABELS, classified, write_json, write_lines, write_suspects
 
 
 def found(folder, predictions, labels=()) -> Findings:
@@ -57,6 +58,17 @@ def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
     sure = block(findings, "How sure it was")
     assert isinstance(sure, Histogram)
     assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
+
+
+def test_the_mistakes_that_the_model_was_surest_of_come_first(tmp_path):
+    shown = block(found(tmp_path, classified(), LABELS), "Most confident mistakes")
+    assert [item.head for item in shown.items] == [
+        "row 1 · loss 1.1000 · confidence 80 %",
+        "row 5 · loss 5.1000 · confidence 55 %",
+    ]
+    many = [{**classified()[1], "position": i, "confidence": i / 100} for i in range(40)]
+    shown = block(found(tmp_path, many, LABELS), "Most confident mistakes")
+    assert len(shown.items) == 8 and shown.items[0].head.startswith("row 39") and shown.note == "8 of 40"
 
 
 def test_of_many_classes_the_matrix_shows_those_with_the_most_mistakes(tmp_path):
@@ -180,12 +192,14 @@ def test_language_models_show_how_hard_the_parts_are_and_masked_tokens_which_wer
 
 def test_pairs_of_sentences_show_similarities_and_ranks(tmp_path):
     base = {"loss": 0.1, "text": "stop()", "text_pair": "Stop it."}
+    base["nearest_other"] = 0.5
     rows = [{**base, "position": i, "rank": rank, "similarity": 0.9 / rank} for i, rank in enumerate((1, 1, 4, 60))]
+    rows[0]["nearest_other"] = None
     findings = found(tmp_path, rows)
     shown = block(findings, "Where the other text was found")
     assert [row[1] for row in shown.rows] == [2, 2, 3, 3, 3] and shown.rows[0][2] == "0.5000"
     groups = block(findings, "Similarity of the pairs").groups
-    assert [(name, sum(counts)) for name, counts in groups] == [("found first", 2), ("found later", 2)]
+    assert [(name, sum(counts)) for name, counts in groups] == [("its partner", 4), ("the nearest other text", 3)]
     assert len(block(findings, "Not found first").items) == 2
 
 
@@ -240,3 +254,54 @@ def test_lines_that_are_no_predictions_are_left_out_and_counted(tmp_path):
     findings = read_findings(tmp_path, LABELS)
     assert findings.num_samples == len(CLASSIFIED)
     assert findings.notes == ["1 line of eval/predictions.jsonl could not be read: left out"]
+
+
+def thing(label: str, left: float, score: float | None = None, **more) -> dict:
+    """Return an object of ten by ten pixels."""
+    return {"label": label, "box": [left, 0.0, left + 10, 10.0], **({} if score is None else {"score": score}), **more}
+
+
+def test_boxes_overlap_by_their_shared_area_over_all_of_both():
+    assert overlap([0, 0, 10, 10], [5, 0, 15, 10]) == 50 / 150
+    assert overlap([0, 0, 10, 10], [10, 0, 20, 10]) == 0 == overlap([0, 0, 0, 0], [0, 0, 0, 0])
+
+
+def test_the_surest_object_takes_a_true_one_and_what_lies_in_a_crowd_is_left_out():
+    truth = [thing("cat", 0), thing("dog", 50), thing("cat", 100, crowd=True)]
+    found = [thing("cat", 1, 0.6), thing("cat", 2, 0.9), thing("cat", 50, 0.8), thing("cat", 101, 0.7)]
+    assert matches(found, truth) == [(0.9, True), (0.8, False), (0.6, False)]
+
+
+def test_precision_is_drawn_against_recall_beside_the_average_precision_of_coco(tmp_path):
+    counts = {"cat": [1, 1, 0], "dog": [0, 0, 1]}
+    objects = [thing("cat", 0, 0.9), thing("cat", 50, 0.8)]
+    rows = [{"position": 0, "counts": counts, "f1": 0.5, "loss": 0.5, "image": "a.png", "objects": objects,
+             "truth": [thing("cat", 0), thing("dog", 50)]}]  # fmt: skip
+    write_json(tmp_path / "classes.json", [{"label": "cat", "map": 0.5, "map_50": 1.0, "there": 1},
+                                           {"label": "dog", "map": None, "map_50": None, "there": 1}])  # fmt: skip
+    findings = found(tmp_path, rows, ["cat", "dog"])
+    curve = block(findings, "Precision and recall")
+    assert isinstance(curve, Lines) and curve.groups == [("all classes", [(0.5, 1.0), (0.5, 0.5)])]
+    scores = block(findings, "Scores of the objects found")
+    assert [(name, sum(bars)) for name, bars in scores.groups] == [("right", 1), ("wrong", 1)]
+    assert block(findings, "Average precision").rows == [["dog", "–", "–", 1], ["cat", "0.5000", "1.0000", 1]]
+
+
+def test_texts_written_at_evaluations_are_shown_from_all_over_the_run(tmp_path):
+    lines = [{"update": 10 * i, "samples": [{"start": "Once", "written": f"\n\n upon {i}"}]} for i in range(1, 21)]
+    write_lines(tmp_path / "samples.jsonl", [*lines, {"update": None, "samples": [{"start": "Once", "written": ""}]}])
+    findings = read_findings(tmp_path, [])
+    shown = block(findings, "What it writes, at each evaluation")
+    assert shown.note == "6 of 21 evaluations"
+    assert [item.head for item in shown.items][::5] == ["update 10", "the best model, at the end"]
+    assert words(shown.items[0]) == {"text": "Once upon 1"} and marked(shown.items[0], "new") == [" upon 1"]
+    assert marked(shown.items[-1], "new") == ["(nothing)"]
+
+
+def test_written_samples_with_a_truth_show_the_words_that_differ_and_damaged_lines_are_passed_over(tmp_path):
+    line = {"update": 5, "samples": [{"source": "May 1", "written": "on 05-02", "true": "on 05-01"}]}
+    write_lines(tmp_path / "samples.jsonl", [line, {"update": 6}, {"update": 7, "samples": "none"}])
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write('{"update": 8, "sam')
+    (item,) = block(read_findings(tmp_path, []), "What it writes, at each evaluation").items
+    assert marked(item, "wrong") == ["05-02"] and marked(item, "right") == ["05-01"]

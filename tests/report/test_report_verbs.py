@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -116,3 +117,25 @@ def test_a_port_that_is_in_use_is_refused_and_a_free_one_named(run, capsys):
         assert main(["watch", str(run), "--port", str(port)]) == 2
         error = capsys.readouterr().err
         assert "error[watch.port]" in error and "is in use" in error and "fix: --port " in error
+
+
+def test_watch_of_a_run_that_has_ended_says_so_and_serves_its_page(run):
+    command = [sys.executable, "-m", "loopwright.cli", "watch", str(run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        url, told = watching.stdout.readline().split()[0], watching.stdout.readline()
+        page = get(url)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0
+    assert told.startswith("this run has ended (done)")
+    assert 'data-live="no"' in page and "This run goes on" not in page
+
+
+def test_a_run_that_has_not_ended_and_one_of_another_task_are_compared_with_notes(run, tmp_path, capsys):
+    other = make_run(tmp_path / "runs" / "1116-lm-2", "causal-lm", state="running", metrics=records(20)[:-1])
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "log", "upd\n')
+    assert main(["compare", str(run), str(other), "--out", "both.html"]) == 0
+    page = Path("both.html").read_text(encoding="utf-8")
+    assert "runs of different tasks (text-classification, causal-lm)" in page
+    assert "Without a result yet" in page and "1116-lm-2: 1 line of metrics.jsonl is damaged" in page

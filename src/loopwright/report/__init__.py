@@ -6,8 +6,17 @@ puts several runs side by side, `ReportServer` serves it on localhost. No torch.
 
 from __future__ import annotations
 
+from loopwright.report.notebook import result_html, summary_of
 from loopwright.report.run_view import open_run
 from loopwright.report.watching import ReportServer
 from loopwright.report.writing import LiveReport, write_comparison, write_report
 
-__all__ = ["LiveReport", "ReportServer", "open_run", "write_comparison", "write_report"]
+__all__ = [
+    "LiveReport",
+    "ReportServer",
+    "open_run",
+    "result_html",
+    "summary_of",
+    "write_comparison",
+    "write_report",
+]

@@ -68,8 +68,28 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Lines through points, such as precision over recall.
+
+    Attributes:
+        title: above them.
+        x_name: of the axis to the right.
+        y_name: of the axis upwards.
+        groups: (name, points) of each line.
+        note: a sentence below it.
+    """
+
+    title: str
+    x_name: str
+    y_name: str
+    groups: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+    note: str = ""
+    kind: str = "lines"
+
+
+@dataclass(frozen=True)
 class Piece:
-    """A stretch of text, marked as right, wrong or neither."""
+    """A stretch of text, marked as right, wrong, new (written by the model) or none of these."""
 
     text: str
     mark: str = ""
@@ -139,7 +159,7 @@ class Picture:
     kind: str = "picture"
 
 
-Block = Table | Matrix | Histogram | Examples | Facts | Picture
+Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
 
 
 @dataclass(frozen=True)

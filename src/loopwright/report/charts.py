@@ -61,6 +61,7 @@ class Chart:
         is_wide: over the whole page.
         note: beside the title.
         has_legend: name the curves beside the title.
+        is_from_zero: let the values begin at zero, for amounts: a speed that hardly changes is to look like that.
         span: the first and the last update of the axis; None takes those of the curves.
     """
 
@@ -72,6 +73,7 @@ class Chart:
     is_wide: bool = False
     note: str = ""
     has_legend: bool = False
+    is_from_zero: bool = False
     span: tuple[float, float] | None = None
     kind: str = "chart"
 
@@ -79,7 +81,7 @@ class Chart:
     def is_log(self) -> bool:
         """Whether values are drawn by their logarithm: all are above zero, and they span two decades."""
         values = [value for curve in self.curves for _, value in curve.points]
-        return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
+        return bool(values) and not self.is_from_zero and min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
 
     @property
     def mark_kinds(self) -> list[tuple[str, str]]:
@@ -183,12 +185,12 @@ def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[
     num_bars = len(edges) - 1
     step = (width - _LEFT - _RIGHT) / max(num_bars, 1)
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        at = height - _BOTTOM - share * (height - _BOTTOM - _TOP)
+    for level in ticks(0.0, highest, 3):
+        if level != int(level):
+            continue
+        at = height - _BOTTOM - level / highest * (height - _BOTTOM - _TOP)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{_short(at)}" y2="{_short(at)}"/>')
-        parts.append(
-            f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{number(round(share * highest))}</text>'
-        )
+        parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{number(level)}</text>')
     each = (step - 1) / max(len(groups), 1)
     for place, (name, counts) in enumerate(groups):
         for index, count in enumerate(counts):
@@ -205,6 +207,34 @@ def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[
         at = _LEFT + (value - edges[0]) / span * (width - _LEFT - _RIGHT)
         parts.append(f'<text class="tick x" x="{_short(at)}" y="{height - 8}">{shown(value, "", apart)}</text>')
     return f'<svg class="histogram" viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+
+
+def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Point]]]) -> str:
+    """Return the SVG of lines through points, over axes that begin at zero or below."""
+    width, height = 460.0, 230.0
+    points = [point for _, curve in groups for point in curve]
+    low, high = min(0.0, *(x for x, _ in points)), max(x for x, _ in points)
+    bottom, top = min(0.0, *(y for _, y in points)), max(y for _, y in points)
+    # Shares of one are drawn up to one: what is missing is to be seen.
+    high, top = (1.0 if low >= 0 and end <= 1 else end for end in (high, top))
+    frame = _Frame(width, height - 14, low, high if high > low else low + 1, bottom, max(top, bottom + 1e-9), False)
+    parts = []
+    levels, places = ticks(frame.bottom, frame.top, 5), ticks(frame.low, frame.high, 5)
+    for value in levels:
+        at = _short(frame.y(value))
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{at}" y2="{at}"/>')
+        words = shown(value, "", levels[1] - levels[0] if len(levels) > 1 else None)
+        parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{_short(frame.y(value) + 3.5)}">{words}</text>')
+    for value in places:
+        words = shown(value, "", places[1] - places[0] if len(places) > 1 else None)
+        parts.append(f'<text class="tick x" x="{_short(frame.x(value))}" y="{height - 20}">{words}</text>')
+    for place, (name, curve) in enumerate(groups):
+        parts.append(_curve(frame, Curve(name, curve, place % NUM_COLOURS), place))
+    middle, half = _short((_LEFT + width - _RIGHT) / 2), _short((_TOP + height - _BOTTOM) / 2)
+    parts.append(f'<text class="tick x" x="{middle}" y="{height - 5}">{escape(x_name)}</text>')
+    parts.append(f'<text class="tick x" transform="translate(12 {half}) rotate(-90)">{escape(y_name)}</text>')
+    label = f"{y_name} over {x_name}"
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
@@ -230,7 +260,7 @@ def _frame(chart: Chart) -> _Frame:
     if bottom == top:
         bottom, top = (0.0, 1.25 * top or 1.0) if bottom >= 0 else (bottom * 1.25, 0.0)
     room = 0.06 * (top - bottom)
-    lowest = 0.0 if 0 <= bottom < 0.15 * top else bottom - room
+    lowest = 0.0 if bottom >= 0 and (chart.is_from_zero or bottom < 0.15 * top) else bottom - room
     return _Frame(*_size(chart), low, high, lowest, 1.0 if chart.unit == "percent" and top > 0.9 else top + room, False)
 
 

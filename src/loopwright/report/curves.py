@@ -16,17 +16,18 @@ _MOST_CHARTS: Final = 40
 _DOTS: Final = 40
 _EVAL_LOSSES: Final = ("eval_loss", "eval_loss_epoch", "intermediate_eval_loss", "evaluation_loss")
 _TRAIN_LOSSES: Final = ("loss", "train_loss")
-# What is logged of a run's course: the series (the first that there is), the title and the unit.
+# What is logged of a run's course: the series (the first that there is), the title and the unit; those with one are
+# drawn from zero on.
 _COURSE: Final = (
     (("lr", "learning_rate"), "Learning rate", ""),
     (("gradient_norm", "grad_norm"), "Gradient norm", ""),
-    (("samples_per_second",), "Samples per second", ""),
-    (("tokens_per_second",), "Tokens per second", ""),
+    (("samples_per_second",), "Samples per second", "amount"),
+    (("tokens_per_second",), "Tokens per second", "amount"),
     (("data_wait",), "Waiting for data", "percent"),
     (("padding_waste",), "Padding", "percent"),
     (("peak_memory_bytes",), "Memory, peak", "bytes"),
     (("flops_utilisation",), "Utilisation of the device", "percent"),
-    (("gpu_watts",), "Watts", ""),
+    (("gpu_watts",), "Watts", "amount"),
 )
 _BOUNDS: Final = ("_low", "_high")
 
@@ -140,7 +141,7 @@ def _plain_chart(runs: Sequence[RunView], choices: Sequence[str], title: str, un
             points = run.metrics.series[name].points(columns)
             label = title.lower() if len(runs) == 1 else run.id
             curves.append(Curve(label, points, _colour(index, len(runs), 0), has_dots=len(points) <= _DOTS))
-    return Chart(title, curves, _marks(runs), unit=unit)
+    return Chart(title, curves, _marks(runs), unit=unit.removeprefix("amount"), is_from_zero=bool(unit))
 
 
 def _colour(index: int, num_runs: int, kind: int) -> int:

@@ -91,9 +91,7 @@ def _first_batch(run: RunView) -> list[Block]:
     """Return the first training batch as the run wrote it down; else rows of the training data, if they are there."""
     written = run.folder.path / "samples" / _BATCH_TEXT
     if written.is_file():
-        lines = written.read_text(encoding="utf-8", errors="replace").splitlines()[:24]
-        items = [Example("", [("", [Piece(cut(line))])]) for line in lines if line.strip()]
-        return [Examples("The first training batch", items)] if items else []
+        return _batch_blocks(written.read_text(encoding="utf-8", errors="replace"))
     if (run.folder.path / "samples").is_dir() or sum(
         file.get("num_bytes", 0) for file in run.data.get("files", ())
     ) > _MOST_BYTES_READ:
@@ -112,6 +110,19 @@ def _first_batch(run: RunView) -> list[Block]:
     except (LoopwrightError, OSError, KeyError, TypeError, ValueError):
         return []  # the files have changed or gone since; the page can do without
     return [Examples("The first rows of the training data", items)] if items else []
+
+
+def _batch_blocks(text: str) -> list[Block]:
+    """Return a batch that was written down: a line about all of it, then a paragraph of named lines per sample."""
+    about, *paragraphs = text.split("\n\n")
+    items = []
+    for paragraph in paragraphs[:_NUM_ROWS_SHOWN]:
+        head, *lines = paragraph.strip().splitlines()
+        fields = [(name, [Piece(cut(value))]) for name, _, value in (line.partition(": ") for line in lines)]
+        items.append(Example(head, fields))
+    shown = "" if len(items) == len(paragraphs) else f"; {len(items)} of them"
+    title = "The first training batch, as the model saw it"
+    return [Examples(title, items, f"{about.strip()}{shown}")] if items else []
 
 
 def _shown(run: RunView, role: str, value: Any) -> str:

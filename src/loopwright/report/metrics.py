@@ -52,12 +52,21 @@ class TimeSpent:
 
 @dataclass
 class _Clock:
-    """Where the last record stood, and how long an update took of late."""
+    """Where the last record stood, and how long an update took of late.
+
+    Attributes:
+        seconds: of the last record.
+        update: of the last record.
+        interval: seconds up to the last log from the record before it.
+        per_update: seconds of an update, from the last log that tells; None before it.
+        unsettled: (event, seconds, updates) of evaluations and saves before that log: a part of them was training.
+    """
 
     seconds: float = 0.0
     update: float = 0.0
     interval: float = 0.0
     per_update: float | None = None
+    unsettled: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -243,22 +252,34 @@ class Metrics:
             spent.waiting += waited
             spent.training -= waited
         elif event in ("evaluation", "checkpoint"):
-            # Updates that were made since the last record, and not logged, are no part of it.
-            trained = min(passed, num_updates * (clock.per_update or 0.0)) if num_updates > 0 else 0.0
-            spent.training += trained
-            if event == "evaluation":
-                spent.evaluation += passed - trained
+            if num_updates > 0 and clock.per_update is None:
+                spent.training += passed
+                clock.unsettled.append((event, passed, num_updates))
             else:
-                spent.saving += passed - trained
+                self._share(event, passed, num_updates)
         elif event in ("log", "training"):
             spent.training += passed
             clock.interval = passed
             if num_updates > 0:
                 clock.per_update = passed / num_updates
+                for earlier, seconds_of_it, updates_of_it in clock.unsettled:
+                    spent.training -= seconds_of_it
+                    self._share(earlier, seconds_of_it, updates_of_it)
+                clock.unsettled.clear()
         if event == "start":
             clock.interval = 0.0
         clock.seconds = seconds
         clock.update = update
+
+    def _share(self, event: str, passed: float, num_updates: float) -> None:
+        """Add the time of an evaluation or a save; updates since the last record, which no log told of, are no part."""
+        clock, spent = self._found.clock, self._found.spent
+        trained = min(passed, num_updates * (clock.per_update or 0.0)) if num_updates > 0 else 0.0
+        spent.training += trained
+        if event == "evaluation":
+            spent.evaluation += passed - trained
+        else:
+            spent.saving += passed - trained
 
 
 def _parsed(line: bytes) -> Any:

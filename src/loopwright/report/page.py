@@ -15,6 +15,7 @@ from loopwright.report.blocks import Picture
 from loopwright.report.comparing import notes_of, panels_of, results_table
 from loopwright.report.curves import charts_of
 from loopwright.report.panels import Findings, read_findings
+from loopwright.report.panels.tuning import tuning_panel
 from loopwright.report.pictures import pictures_of
 from loopwright.report.run_view import RunView
 from loopwright.report.summary import card_of, interval_text
@@ -24,6 +25,7 @@ from loopwright.version import package_version
 MOST_BYTES: Final = 2_000_000
 _SPARE_BYTES: Final = 50_000
 _TEMPLATES: Final = Path(__file__).with_name("templates")
+_PAGE: Final = "report.html"
 
 
 def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str | None = None) -> str:
@@ -40,23 +42,24 @@ def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str
     if findings is None:
         findings = read_findings(run.folder.evaluation, run.labels)
     notes = [*run.notes, *findings.notes]
+    below = facts.data_panel(run), facts.speed_panel(run), tuning_panel(run.folder.path)
     content: dict[str, Any] = {
         "run": run,
         "card": card_of(run),
         "charts": charts_of(runs),
         "findings": findings,
-        "panels": [panel for panel in (facts.data_panel(run), facts.speed_panel(run)) if panel is not None],
+        "panels": [panel for panel in below if panel is not None],
         "again": facts.again_panel(run),
         "settings": facts.all_settings(run),
         "stamp": stamp,
         "notes": notes,
         "pictures": [],
     }
-    text = _fill("report.html", content)
+    text = _fill(_PAGE, content)
     left = MOST_BYTES - _SPARE_BYTES - len(text.encode())
     pictures, more = pictures_of(run.folder.path, left)
     if pictures or more:
-        text = _fill("report.html", {**content, "pictures": pictures, "notes": [*notes, *more]})
+        text = _fill(_PAGE, {**content, "pictures": pictures, "notes": [*notes, *more]})
     return text
 
 
@@ -91,6 +94,7 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         draw=charts.draw,
         draw_histogram=charts.draw_histogram,
+        draw_lines=charts.draw_lines,
         interval_text=interval_text,
         is_number=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
         looks_numeric=_looks_numeric,
@@ -102,6 +106,11 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(metric=metric, plural=plural)
     return environment
+
+
+def compile_templates() -> None:
+    """Make the template of a run's page ready, which takes ten times as long as to fill it."""
+    _environment().get_template(_PAGE)
 
 
 def _fill(template: str, content: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from loopwright.run_folder.status import STATUS
 
 _SILENT_SECONDS: Final = 180.0  # a run beats every few seconds; one that is silent for so long has gone
 _SOURCE: Final = re.compile(r"^([A-Za-z_0-9]+): .*  # ([a-z]+)$")
-_GUARANTEE: Final = "Resume guarantee "
+_GUARANTEES: Final = re.compile(r"^(?:Resume guarantee |resume +)(?=T\d)")
 _MOST_LOG_BYTES: Final = 1 << 20
 
 
@@ -150,8 +150,7 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     found.data = _json(found, folder.data.name)
     found.baselines = _floors(found)
     found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
-    heartbeat = _json(found, "lease.json").get("heartbeat")
-    found.heartbeat = float(heartbeat) if isinstance(heartbeat, (int, float)) else None
+    _read_heartbeat(found)
     _read_config(found)
     _read_command(found)
     _read_log(found)
@@ -166,6 +165,19 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
         words = "1 line of metrics.jsonl is" if count == 1 else f"{count:,} lines of metrics.jsonl are"
         found.notes.append(f"{words} damaged and left out: line {listed}{more}")
     return found
+
+
+def read_state(folder: RunFolder) -> str:
+    """Return how a run is doing, in a word, without reading its metrics."""
+    found = RunView(folder, Metrics(folder.path / METRICS), now=time.time())
+    found.status = _json(found, STATUS)
+    _read_heartbeat(found)
+    return found.state
+
+
+def _read_heartbeat(found: RunView) -> None:
+    heartbeat = _json(found, "lease.json").get("heartbeat")
+    found.heartbeat = float(heartbeat) if isinstance(heartbeat, (int, float)) else None
 
 
 def _floors(found: RunView) -> dict[str, dict[str, float]]:
@@ -225,8 +237,8 @@ def _read_command(found: RunView) -> None:
 
 def _read_log(found: RunView) -> None:
     for line in _text(found, found.folder.log).splitlines():
-        if line.startswith(_GUARANTEE):
-            found.guarantee = line.removeprefix(_GUARANTEE)
+        if _GUARANTEES.match(line):
+            found.guarantee = _GUARANTEES.sub("", line)
         elif line.startswith("check "):
             found.rehearsal = line.removeprefix("check").strip()
         elif line.startswith("model "):

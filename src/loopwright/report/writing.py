@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from loopwright.report.metrics import Metrics
-from loopwright.report.page import render
+from loopwright.report.page import compile_templates, render
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.run_view import RunView, view
 from loopwright.run_folder import METRICS, RunFolder, write_atomically
@@ -16,8 +16,9 @@ from loopwright.run_folder.status import STATUS
 
 REPORT: Final = "report.html"
 COMPARISON: Final = "compare.html"
-_MOST_SHARE: Final = 0.01  # of the time between two refreshes
+_MOST_SHARE: Final = 0.003  # of the time between two refreshes
 _FEWEST_SECONDS: Final = 2.0
+_FINDINGS: Final = ("predictions.jsonl", "worst.jsonl", "suspects.csv", "samples.jsonl", "classes.json")
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -54,7 +55,7 @@ class LiveReport:
     """The report of a run that goes on: made anew when there is news, and only what is new is read.
 
     `refresh` may be called at every log: it does nothing before enough time has passed that the report costs less than
-    a hundredth of it.
+    three thousandths of it.
 
     Args:
         run_folder: of the run.
@@ -66,6 +67,7 @@ class LiveReport:
         self._findings: tuple[Stamp, Findings] | None = None
         self._written: Stamp | None = None
         self._next = 0.0
+        compile_templates()  # now, so that training does not have to wait for it
 
     def refresh(self) -> Path | None:
         """Write report.html if it is time and there is news, and return the file; None if not.
@@ -74,8 +76,10 @@ class LiveReport:
             OSError: it cannot be written; the old report is still there.
         """
         began = time.monotonic()
+        if began < self._next:
+            return None
         stamp = self.stamp()
-        if began < self._next or stamp == self._written:
+        if stamp == self._written:
             return None
         path = self._folder.path / REPORT
         write_atomically(path, self.page())
@@ -102,7 +106,7 @@ class LiveReport:
     def _read_findings(self, run: RunView) -> Findings:
         """Return what the evaluation left behind, read again only when its files have changed."""
         folder = self._folder.evaluation
-        stamp = tuple(_stamp(folder / name) for name in ("predictions.jsonl", "worst.jsonl", "suspects.csv"))
+        stamp = tuple(_stamp(folder / name) for name in _FINDINGS)
         if self._findings is None or self._findings[0] != stamp:
             self._findings = (stamp, read_findings(folder, run.labels))
         return self._findings[1]

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Examples, Panel, Table
-from loopwright.report.panels.classes import Choices, Labels, LabelSets, Objects, Pixels
+from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collecting import ByLength, Collector
+from loopwright.report.panels.objects import CLASSES, Objects, by_precision
 from loopwright.report.panels.showing import example
 from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
+from loopwright.report.panels.written import at_evaluations
 from loopwright.report.words import cut, metric, percent, plural
 
 NUM_WORST: Final = 20
@@ -67,10 +69,16 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             findings.num_samples += 1
         except (KeyError, TypeError, ValueError, AttributeError):
             bad += 1
+    samples = at_evaluations(_lines(folder / "samples.jsonl"))
     if collector is not None:
-        findings.panel = Panel(collector.title, collector.blocks())
+        blocks = [*collector.blocks(), *by_precision(folder / CLASSES)]
+        # Figures come first, then what was written on the way, then the samples of the last evaluation.
+        place = next((index for index, block in enumerate(blocks) if isinstance(block, Examples)), len(blocks))
+        findings.panel = Panel(collector.title, [*blocks[:place], *samples, *blocks[place:]])
         slices: Callable[[], list[Block]] = getattr(collector, "slices", list)
         findings.slices = [*slices(), *by_length.block(collector.score_name)]
+    elif samples:
+        findings.panel = Panel("Text", samples)
     if bad:
         findings.notes.append(f"{plural(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
     worst = [example(sample) for sample in islice(_lines(folder / "worst.jsonl"), NUM_WORST) if sample]

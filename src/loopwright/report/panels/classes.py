@@ -1,4 +1,4 @@
-"""Panels of classes: confusion matrix, most confused pairs, a table by class; for labels, pixels, objects, choices."""
+"""Panels of classes: confusion matrix, most confused pairs, a table by class; for labels, pixels, choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Matrix, Table
-from loopwright.report.panels.collecting import Chosen, Collector, Values, histogram
+from loopwright.report.panels.collecting import Chosen, Collector, Surest, Values, histogram
 from loopwright.report.panels.showing import is_right
 from loopwright.report.words import metric, percent
 
@@ -98,6 +98,7 @@ class Labels(Collector):
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._losses: dict[str, list[float]] = {}
         self._sure, self._unsure = Values(), Values()
+        self._mistakes = Surest()
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Count a sample."""
@@ -108,18 +109,22 @@ class Labels(Collector):
         entry[1] += true == predicted
         entry[2] += float(sample.get("loss") or 0.0)
         (self._sure if true == predicted else self._unsure).add(sample.get("confidence"))
+        if true != predicted:
+            self._mistakes.add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
         """Return 1 for a right prediction."""
         return float(sample["prediction"] == sample["reference"])
 
     def blocks(self) -> list[Block]:
-        """Return matrix, pairs, table and how sure the model was."""
+        """Return matrix, pairs, table, how sure the model was, and where it was surest and wrong."""
         labels = list(dict.fromkeys([*self._names, *sorted(label for pair in self._pairs for label in pair)]))
         sure = histogram(
             "How sure it was", [("right", self._sure), ("wrong", self._unsure)], "samples by the model's confidence"
         )
-        return [*matrix_of(self._pairs, labels), *confused(self._pairs), *by_class(self._pairs, labels), *sure]
+        mistakes = self._mistakes.block("Most confident mistakes")
+        tables = [*matrix_of(self._pairs, labels), *confused(self._pairs), *by_class(self._pairs, labels)]
+        return [*tables, *sure, *mistakes]
 
     def slices(self) -> list[Block]:
         """Return accuracy and mean loss of each true class, the lowest accuracy first."""
@@ -232,51 +237,3 @@ class Pixels(Collector):
         table = Table("By class", ["class", "IoU", "accuracy", "pixels"], rows[:_MOST_CLASSES], bar=1)
         spread = histogram("Mean IoU by image", [("images", self._values)])
         return [table, *matrix_of(self._pairs, labels), *confused(self._pairs, "pixels"), *spread]
-
-
-class Objects(Collector):
-    """Detection and instance segmentation: objects found, wrong and missed.
-
-    Args:
-        names: the classes.
-    """
-
-    title = "Classes of objects"
-    score_name = "F1"
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._counts: dict[str, list[int]] = {str(name): [0, 0, 0] for name in names}
-        self._scores = Values()
-        self._by_number: dict[int, list[float]] = {}
-
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Count the objects of an image."""
-        num_objects = 0
-        for label, (hits, wrong, missed) in sample["counts"].items():
-            entry = self._counts.setdefault(str(label), [0, 0, 0])
-            for place, count in enumerate((hits, hits + wrong, hits + missed)):
-                entry[place] += count
-            num_objects += hits + missed
-        for found in sample.get("found") or ():
-            self._scores.add(found.get("score"))
-        entry_of = self._by_number.setdefault(num_objects, [0, 0.0])
-        entry_of[0] += 1
-        entry_of[1] += float(sample.get("f1") or 0.0)
-
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the F1 of an image."""
-        value = sample.get("f1")
-        return float(value) if isinstance(value, (int, float)) else None
-
-    def blocks(self) -> list[Block]:
-        """Return the table by class and the scores of what was found."""
-        counts = ((label, entry[0], entry[1], entry[2]) for label, entry in self._counts.items())
-        spread = histogram("Scores of the objects found", [("objects", self._scores)])
-        return [*scores_table("By class", counts, "objects"), *spread]
-
-    def slices(self) -> list[Block]:
-        """Return the mean F1 by the number of objects in an image."""
-        rows = [
-            [str(number), int(num), metric(total / num)] for number, (num, total) in sorted(self._by_number.items())
-        ]
-        return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])] if rows else []

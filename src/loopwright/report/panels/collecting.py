@@ -76,6 +76,37 @@ class Chosen:
         return [Examples(title, items, note)] if items else []
 
 
+class Surest:
+    """The samples with the largest confidence; the mistakes among them say most.
+
+    Args:
+        size: how many.
+    """
+
+    def __init__(self, size: int = NUM_SHOWN) -> None:
+        self._size = size
+        self._heap: list[tuple[float, int, Mapping[str, Any]]] = []
+        self._num_seen = 0
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Take in a sample; one without a confidence is passed over."""
+        confidence = sample.get("confidence")
+        if not isinstance(confidence, (int, float)):
+            return
+        self._num_seen += 1
+        entry = (float(confidence), -self._num_seen, sample)
+        if len(self._heap) < self._size:
+            heapq.heappush(self._heap, entry)
+        elif entry[:2] > self._heap[0][:2]:
+            heapq.heapreplace(self._heap, entry)
+
+    def block(self, title: str) -> list[Block]:
+        """Return the samples as a block, the surest first; none if there are none."""
+        items = [example(sample) for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+        note = f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else ""
+        return [Examples(title, items, note)] if items else []
+
+
 class Values:
     """Numbers for a histogram; of very many a part is kept, evenly spaced."""
 

@@ -30,7 +30,7 @@ def example(sample: Mapping[str, Any]) -> Example:
     elif isinstance(sample.get("prediction"), list) and "num_tokens" in sample:
         fields = [*_texts(sample), ("masked", _masked(sample))]
     elif "source" in sample and isinstance(sample.get("prediction"), str):
-        fields = [*_texts(sample), *_differing(str(sample["prediction"]), str(sample.get("reference", "")))]
+        fields = [*_texts(sample), *differing(str(sample["prediction"]), str(sample.get("reference", "")))]
     else:
         fields = [*_texts(sample), *_others(sample)]
     return Example(_head(sample), fields, is_right(sample))
@@ -162,7 +162,7 @@ def _masked(sample: Mapping[str, Any]) -> list[Piece]:
     return _spaced([*pieces, *([Piece(f"… ({len(pairs)} tokens)")] if len(pairs) > _MOST_TOKENS else [])])
 
 
-def _differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
+def differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
     """Return what was written and what should have been, with the words that differ marked."""
     ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)

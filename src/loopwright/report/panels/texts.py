@@ -142,16 +142,19 @@ class Language(Collector):
 
     def __init__(self) -> None:
         self._losses = Values()
-        self._shown = Chosen()
+        self._unit = "mean loss of a part"
+        self._shown = Chosen(4)
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Take in a part of the text."""
+        if isinstance(sample.get("bits_per_byte"), float):
+            self._unit = "bits per byte of a part"
         self._losses.add(sample.get("bits_per_byte", sample.get("loss")))
         self._shown.add(sample)
 
     def blocks(self) -> list[Block]:
         """Return the spread and samples."""
-        spread = histogram("How hard the parts are", [("parts", self._losses)], "bits per byte, or loss without bytes")
+        spread = histogram("How hard the parts are", [("parts", self._losses)], self._unit)
         return [*spread, *self._shown.block("Samples")]
 
 
@@ -195,14 +198,15 @@ class Retrieval(Collector):
 
     def __init__(self) -> None:
         self._ranks: Counter[int] = Counter()
-        self._first, self._later = Values(), Values()
+        self._partners, self._others = Values(), Values()
         self._hits, self._misses = Chosen(), Chosen()
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Take in a pair."""
         is_first = sample["rank"] == 1
         self._ranks[int(sample["rank"])] += 1
-        (self._first if is_first else self._later).add(sample.get("similarity"))
+        self._partners.add(sample.get("similarity"))
+        self._others.add(sample.get("nearest_other"))
         (self._hits if is_first else self._misses).add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
@@ -216,9 +220,9 @@ class Retrieval(Collector):
         for most in _RANKS:
             found = sum(count for rank, count in self._ranks.items() if rank <= most)
             rows.append([f"within the first {most}", found, metric(found / total)])
-        groups = [("found first", self._first), ("found later", self._later)]
+        groups = [("its partner", self._partners), ("the nearest other text", self._others)]
         return [
-            *histogram("Similarity of the pairs", groups),
+            *histogram("Similarity of the pairs", groups, "cosine of a text with its partner, and with its best rival"),
             Table("Where the other text was found", ["rank", "pairs", "share"], rows, bar=2),
             *self._misses.block("Not found first"),
             *self._hits.block("Found first"),

@@ -1,0 +1,157 @@
+"""The panel of detection and instance segmentation: objects by class, precision against recall, scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.report.blocks import Block, Lines, Table
+from loopwright.report.panels.classes import scores_table
+from loopwright.report.panels.collecting import Collector, Values, histogram
+from loopwright.report.series import thinned
+from loopwright.report.words import metric
+
+CLASSES: Final = "classes.json"
+_SAME: Final = 0.5  # the overlap of two boxes from which on they are of one object
+_MOST_MATCHED: Final = 200_000  # objects that are held against the truth; more would take long, and say no more
+_COLUMNS: Final = 150
+_MOST_CLASSES: Final = 60
+_AVERAGES: Final = {"map": "mAP", "map_50": "mAP at 0.5", "map_75": "mAP at 0.75"}
+
+Box = Sequence[float]
+
+
+class Objects(Collector):
+    """Detection and instance segmentation: objects found, wrong and missed.
+
+    Args:
+        names: the classes.
+    """
+
+    title = "Classes of objects"
+    score_name = "F1"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._counts: dict[str, list[int]] = {str(name): [0, 0, 0] for name in names}
+        self._right, self._wrong = Values(), Values()
+        self._by_number: dict[int, list[float]] = {}
+        self._matched: list[tuple[float, bool]] = []
+        self._num_true = 0
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Count the objects of an image."""
+        num_objects = 0
+        for label, (hits, wrong, missed) in sample["counts"].items():
+            entry = self._counts.setdefault(str(label), [0, 0, 0])
+            for place, count in enumerate((hits, hits + wrong, hits + missed)):
+                entry[place] += count
+            num_objects += hits + missed
+        entry_of = self._by_number.setdefault(num_objects, [0, 0.0])
+        entry_of[0] += 1
+        entry_of[1] += float(sample.get("f1") or 0.0)
+        if len(self._matched) < _MOST_MATCHED:
+            found, truth = sample.get("objects") or [], sample.get("truth") or []
+            self._num_true += sum(not each.get("crowd") for each in truth)
+            for score, is_hit in matches(found, truth):
+                self._matched.append((score, is_hit))
+                (self._right if is_hit else self._wrong).add(score)
+
+    def score(self, sample: Mapping[str, Any]) -> float | None:
+        """Return the F1 of an image."""
+        value = sample.get("f1")
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def blocks(self) -> list[Block]:
+        """Return the table by class, precision against recall, and the scores of what was found."""
+        counts = ((label, entry[0], entry[1], entry[2]) for label, entry in self._counts.items())
+        spread = histogram("Scores of the objects found", [("right", self._right), ("wrong", self._wrong)])
+        return [*scores_table("By class", counts, "objects"), *self._precision_and_recall(), *spread]
+
+    def slices(self) -> list[Block]:
+        """Return the mean F1 by the number of objects in an image."""
+        rows = [
+            [str(number), int(num), metric(total / num)] for number, (num, total) in sorted(self._by_number.items())
+        ]
+        return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])] if rows else []
+
+    def _precision_and_recall(self) -> list[Block]:
+        """Return how precision falls as recall rises: at each recall the best precision there or further on."""
+        if not self._matched or not self._num_true:
+            return []
+        points: list[tuple[float, float]] = []
+        hits = 0
+        for number, (_, is_hit) in enumerate(sorted(self._matched, key=lambda pair: -pair[0]), 1):
+            hits += is_hit
+            points.append((hits / self._num_true, hits / number))
+        best = 0.0
+        for index in range(len(points) - 1, -1, -1):
+            best = max(best, points[index][1])
+            points[index] = (points[index][0], best)
+        kept = thinned([x for x, _ in points], [y for _, y in points], _COLUMNS)
+        note = "all classes together; boxes that overlap by half are of one object"
+        return [Lines("Precision and recall", "recall", "precision", [("all classes", kept)], note)]
+
+
+def matches(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
+    """Return (score, whether it is a true one) of the objects found in an image; those in a crowd are left out.
+
+    The surest object takes the true one of its class that it overlaps most, by half and more.
+    """
+    free = {index for index, each in enumerate(truth) if not each.get("crowd")}
+    told = []
+    for each in sorted(found, key=lambda each: -float(each["score"])):
+        same = [index for index, other in enumerate(truth) if other["label"] == each["label"]]
+        overlaps = [(overlap(each["box"], truth[index]["box"]), -index) for index in same if index in free]
+        best, place = max(overlaps, default=(0.0, 0))
+        if best >= _SAME:
+            free.discard(-place)
+            told.append((float(each["score"]), True))
+        elif not any(
+            _share_within(each["box"], truth[index]["box"]) >= _SAME for index in same if _is_crowd(truth, index)
+        ):
+            told.append((float(each["score"]), False))
+    return told
+
+
+def overlap(first: Box, second: Box) -> float:
+    """Return the intersection over union of two boxes (left, top, right, bottom)."""
+    shared = _shared(first, second)
+    union = _area(first) + _area(second) - shared
+    return shared / union if union > 0 else 0.0
+
+
+def by_precision(path: Path) -> list[Block]:
+    """Return the average precision of each class, as COCO defines it, from eval/classes.json; nothing without it."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    rows = [row for row in rows if isinstance(row, dict) and "label" in row] if isinstance(rows, list) else []
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if "map" in name]
+    if not names:
+        return []
+    rows = sorted(rows, key=lambda row: row.get(names[0]) or 0.0)[:_MOST_CLASSES]
+    shown = [[str(row["label"]), *(metric(row.get(name)) for name in names), row.get("there", "")] for row in rows]
+    titles = [_AVERAGES.get(name, name.replace("_", " ")) for name in names]
+    return [Table("Average precision", ["class", *titles, "objects"], shown, "the lowest first", bar=1)]
+
+
+def _is_crowd(truth: Sequence[Mapping[str, Any]], index: int) -> bool:
+    return bool(truth[index].get("crowd"))
+
+
+def _share_within(box: Box, crowd: Box) -> float:
+    area = _area(box)
+    return _shared(box, crowd) / area if area > 0 else 0.0
+
+
+def _area(box: Box) -> float:
+    return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
+
+
+def _shared(first: Box, second: Box) -> float:
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    return max(width, 0.0) * max(height, 0.0)

@@ -1,0 +1,97 @@
+"""The panel of what was measured before and beside a run: lr_find.json and profile/summary.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.report.blocks import Block, Facts, Lines, Panel, Table
+from loopwright.report.words import cut, number, percent
+
+_MOST_OPERATORS: Final = 12
+
+
+def tuning_panel(folder: Path) -> Panel | None:
+    """Return the search for the learning rate and the profile of a run, as far as it has them; None without both.
+
+    Args:
+        folder: of the run.
+    """
+    blocks = [*rate_blocks(_read(folder / "lr_find.json")), *profile_blocks(_read(folder / "profile/summary.json"))]
+    return Panel("Tuning", blocks) if blocks else None
+
+
+def rate_blocks(found: Mapping[str, Any]) -> list[Block]:
+    """Return the loss over the learning rate, and what follows from it; nothing without points."""
+    rates = found.get("rates") or ()
+    curves = []
+    for name, key in (("each update", "losses"), ("smoothed", "smoothed")):
+        points = [
+            (math.log10(rate), loss)
+            for rate, loss in zip(rates, found.get(key) or (), strict=False)
+            if _is_number(rate) and rate > 0 and _is_number(loss)
+        ]
+        curves += [(name, points)] if len(points) > 1 else []
+    if not curves:
+        return []
+    facts = [
+        (name, f"{found[key]:.2g}")
+        for name, key in (
+            ("taken", "chosen"),
+            ("where the loss falls fastest", "steepest"),
+            ("where the loss is lowest", "lowest"),
+        )
+        if _is_number(found.get(key))
+    ]
+    facts += [("ended since", str(found["stop_reason"]))] if found.get("stop_reason") else []
+    note = "taken is where the loss falls fastest, or a tenth of where it is lowest if that is less"
+    title, below = "Loss while the learning rate rose", "power of ten of the learning rate"
+    curve = Lines(title, below, "loss", _within(curves), note)
+    return [curve, Facts("Learning rate", facts)]
+
+
+def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
+    """Return where the time of the profiled updates went, and the operators that took most; nothing without them."""
+    shares = {name: value for name, value in (found.get("seconds") or {}).items() if _is_number(value)}
+    total = sum(shares.values())
+    if total <= 0:
+        return []
+    num_updates = max(int(found.get("num_updates") or 1), 1)
+    rows = [
+        [name, f"{number(1e3 * value / num_updates, 3)} ms", percent(value / total)] for name, value in shares.items()
+    ]
+    note = f"updates {found.get('first_update')} to {found.get('last_update')}; profile/ has the trace"
+    blocks: list[Block] = [Table("Where the time of an update went", ["", "per update", "share"], rows, note, bar=2)]
+    operators = [
+        [cut(one.get("name"), 80), number(one.get("calls", 0) / num_updates, 3),
+         f"{number(1e3 * one['seconds'] / num_updates, 3)} ms",
+         percent(float(one.get("share", 0.0)))]
+        for one in (found.get("operators") or ())[:_MOST_OPERATORS]
+        if _is_number(one.get("seconds"))
+    ]  # fmt: skip
+    if operators:
+        blocks.append(Table("Operators that took most", ["operator", "calls", "per update", "share"], operators))
+    return blocks
+
+
+def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the curves without what is far above their start: a loss that has exploded would flatten the rest."""
+    start = [loss for _, points in curves for _, loss in points[: max(len(points) // 5, 1)]]
+    top = max(start) + max(max(start) - min(loss for _, points in curves for _, loss in points), 1e-9)
+    return [(name, [point for point in points if point[1] <= top]) for name, points in curves]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a file of JSON holds; nothing where it is missing or damaged: the page can do without."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}

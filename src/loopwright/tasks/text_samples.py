@@ -1,0 +1,108 @@
+"""Texts of the run folder: the first training batch as the model sees it, and what the model writes at evaluations.
+
+`text_callbacks` writes them while a run goes on. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from loopwright.run_folder import write_atomically
+from loopwright.tasks.base import Job
+
+FIRST_BATCH: Final = "train_batch0.txt"
+SAMPLES: Final = "samples.jsonl"
+_NUM_SHOWN: Final = 8
+_MOST_CHARACTERS: Final = 2_000
+_IGNORED: Final = -100
+
+
+def add_samples(path: Path, update: int | None, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Add samples of an evaluation to a file, in the place of those of the same update; nothing if there are none."""
+    if samples:
+        others = [line for line in read(path) if line["update"] != update]
+        rewrite(path, [*others, {"update": update, "samples": list(samples)}])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return what was written at each evaluation; of a file that another hand has changed, what can be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and "update" in content:
+            found.append(content)
+    return found
+
+
+def rewrite(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write the samples of all evaluations, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+# ------------------------------------------------------------------------------------------------ the first batch
+
+
+def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
+    """Return a batch as text: a line about all of it, then a paragraph per sample; nothing without tokens.
+
+    A paragraph begins with the row of the sample; each further line has a name, a colon and what it is.
+    """
+    ids = batch.get("input_ids")
+    if ids is None or not hasattr(job.processor, "decode"):
+        return ""
+    mask = batch.get("attention_mask")
+    share = 0.0 if mask is None else 1 - float(mask.float().mean())
+    shape = " x ".join(map(str, ids.shape[1:]))
+    parts = [f"{len(ids)} samples of {shape} tokens, {100 * share:.0f} % of them padding"]
+    for index in range(min(_NUM_SHOWN, len(ids))):
+        lines = [f"row {int(batch['position'][index])}"]
+        lines += [f"{name}: {cut(value)}" for name, value in job.task.describe_sample(job, batch, index)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def cut(text: str) -> str:
+    """Return a text on one line, and not endless."""
+    line = " ↵ ".join(text.splitlines())
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} … ({len(line):,} characters)"
+
+
+def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:
+    """Return the tokens of a sample (and of one of its texts) as text, special ones too; padding is counted."""
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    for number in place:
+        ids, mask = ids[number], None if mask is None else mask[number]
+    everything = ids.tolist()
+    is_kept = [1] * len(everything) if mask is None else mask.tolist()
+    kept = [token for token, is_real in zip(everything, is_kept, strict=True) if is_real]
+    text = str(job.processor.decode(kept, skip_special_tokens=False))
+    num_padding = len(everything) - len(kept)
+    return f"{text} (+ {num_padding} padding)" if num_padding else text
+
+
+def target_of(job: Job, labels: Any) -> str:
+    """Return what is wanted of a sample: the name of a class, names of classes, a number, or a text of tokens."""
+    plan = job.plan.labels
+    names = list(plan.names) if plan is not None else []
+    kind = plan.kind if plan is not None else None
+    wanted = labels.tolist()
+    if isinstance(wanted, list):
+        if kind == "multi":
+            return ", ".join(name for name, is_on in zip(names, wanted, strict=False) if is_on) or "none"
+        kept = [token for token in wanted if token != _IGNORED]
+        text = str(job.processor.decode(kept, skip_special_tokens=False))
+        return text if len(kept) == len(wanted) else f"{text} (+ {len(wanted) - len(kept)} not asked for)"
+    if kind == "class" and isinstance(wanted, int) and wanted < len(names):
+        return str(names[wanted])
+    return str(wanted)
