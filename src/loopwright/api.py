@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -178,15 +178,25 @@ class Run:
 
         return write_report(self.path)
 
-    def verify(self) -> list[Finding]:
-        """Check every byte of the checkpoints, and return a finding for each."""
+    def verify(self, say: Callable[[int, int], None] | None = None) -> list[Finding]:
+        """Check every byte of the checkpoints, and return a finding for each.
+
+        Args:
+            say: called after each checkpoint with how many are checked, and how many there are.
+        """
         from loopwright.checkpoint import verify_all
 
-        return verify_all(self.folder.checkpoints) if self.folder.checkpoints.is_dir() else []
+        return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
 
     def export(self, folder: str | Path) -> Path:
         """Write the best model into a folder that transformers opens, and return it."""
         return export_run(self.folder, Path(folder))
+
+    def _repr_html_(self) -> str:
+        """Return the top of the report; called by a notebook that shows the run."""
+        from loopwright.report import result_html
+
+        return result_html(self.path)
 
     def stop(self) -> None:
         """Ask the run, which may be in another process, to end in order at its next update, saved."""
@@ -199,7 +209,10 @@ def _folder(run: str | Path | Run) -> RunFolder:
 
 def _settled(task: Task, flags: Mapping[str, Any], config: str | Path | None) -> Settings:
     written, module = _without_module(task, flags)
-    return replace(settle(task, words_of(written), config), module=module)
+    settings = replace(settle(task, words_of(written), config), module=module)
+    if settings.sources.get("oom") == "default":
+        settings.args.oom = "stop"  # in Python nothing is changed that was not asked for
+    return settings
 
 
 def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -236,7 +249,6 @@ def start(settings: Settings, screen: Screen, command: Sequence[str] | None = No
         folder = create_run(label, about, settings.training.output_dir if is_named else None)
         write_atomically(folder.data, plan.to_json())
         write_atomically(folder.command, _command_text(command))
-        screen.block("run", f"{folder.id} -> {folder.path}")
         return folder
 
     return train_job(task, settings, RunData(plan), screen, None, make_run)
@@ -254,7 +266,8 @@ def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
             fix=f"--data FILE   or   loopwright demo {task.name}",
         )
     screen.say(f"loopwright {package_version()} · {task.name}")
-    plan = task.preflight(settings.args, ReadingProgress())
+    with ReadingProgress(screen) as progress:
+        plan = task.preflight(settings.args, progress)
     screen.block("data", *describe(plan))
     return plan
 
@@ -288,20 +301,22 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
         )
     screen.attach(folder)
     screen.say(f"resume {folder.id}  {' '.join(words)}")
-    plan = _same_plan(task, settings, folder, is_moved=bool(_names_in(words) & set(_DATA_FLAGS)))
+    with ReadingProgress(screen) as progress:
+        plan = _same_plan(task, settings, folder, bool(_names_in(words) & set(_DATA_FLAGS)), progress)
+    screen.block("data", *describe(plan))
     from loopwright.tasks.job import train as train_job
 
     return train_job(task, settings, RunData(plan), screen, folder, None)
 
 
-def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool) -> DataPlan:
+def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool, say: ReadingProgress) -> DataPlan:
     """Return the plan of a run, if its data is what it was; or that of the data as it is now, if that is allowed."""
     plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
     is_changed_allowed = settings.args.allow_changed_data
     if not is_moved and not is_changed_allowed:
-        check_unchanged(plan)
+        check_unchanged(plan, say)
         return plan
-    fresh = task.preflight(settings.args, ReadingProgress())
+    fresh = task.preflight(settings.args, say)
     same = [file.sha256 for file in fresh.files] == [file.sha256 for file in plan.files]
     if not same and not is_changed_allowed:
         raise InputError(
@@ -414,7 +429,8 @@ def evaluate_run(
     limit = settings.args.max_eval_samples
     if data is None:
         if not allow_changed_data:
-            check_unchanged(own)
+            with ReadingProgress(screen) as progress:
+                check_unchanged(own, progress)
         plan, place = own, folder.evaluation
     else:
         plan = _plan_of_file(task, task.schema(settings.args), settings, own, words, validation_file=data)
@@ -429,7 +445,8 @@ def evaluate_run(
     if limit is not None and limit < len(rows):
         screen.say(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
     dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
-    metrics, intervals, _ = evaluate_job(job, dataset, place, screen.say)
+    with screen.waiting("evaluating") as waiting:
+        metrics, intervals, _ = evaluate_job(job, dataset, place, screen.say, waiting)
     return metrics, intervals
 
 

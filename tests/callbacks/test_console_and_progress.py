@@ -125,6 +125,10 @@ class Bar:
         self.count = 0
         self.is_closed = False
 
+    @property
+    def n(self):
+        return self.kwargs["initial"] + self.count
+
     def update(self, count):
         assert not self.is_closed
         self.count += count

@@ -39,7 +39,7 @@ def copied(finished, tmp_path):
 
 def test_help_names_every_verb(capsys):
     code, out, _ = run(capsys, "--help")
-    assert code == 0 and len(VERBS) == 17
+    assert code == 0 and len(VERBS) == 18
     assert all(f"  {verb} " in out for verb in VERBS)
     assert run(capsys)[0] == 2
     assert run(capsys, "--version")[1].startswith("loopwright ")

@@ -11,6 +11,7 @@ from loopwright.api import Run
 from loopwright.cli import main
 from loopwright.data.embedded import find_minilm, stdlib_docs
 from loopwright.tasks import get_task
+from report.demo_panels import assert_every_panel_has_data
 
 SECONDS = re.compile(r", (\d+) s$")
 
@@ -70,7 +71,7 @@ def test_a_shortened_demo_is_better_than_its_floor(task, capsys):
     if get_task(task).demo_model == "minilm" and find_minilm().folder is None:
         pytest.skip(find_minilm().problem)
     short = SHORT[task]
-    words = ["--no_rehearsal", "--eval_strategy", "no", "--max_eval_samples", str(short.num_rows), *short.flags.split()]
+    words = ["--no_rehearsal", "--logging_steps", "20", "--max_eval_samples", str(short.num_rows), *short.flags.split()]
     words += [] if "--max_steps" in words else ["--epochs", "1"]
     assert main(["demo", task, *words]) == 0
     assert "best " in capsys.readouterr().out
@@ -81,3 +82,4 @@ def test_a_shortened_demo_is_better_than_its_floor(task, capsys):
     assert sign * reached > sign * short.least > sign * floor
     if "untrained" in result["baselines"]:  # a model that is good before it is trained has to become better
         assert reached > result["baselines"]["untrained"][short.metric]
+    assert_every_panel_has_data(Run.find("last").path)

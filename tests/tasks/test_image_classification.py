@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from loopwright import api, models
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
+from report.demo_panels import assert_every_panel_has_data
 from tasks.forked import run_lines
 from tasks.reviews import events, read_lines
 from tasks.squares import images_in, pixels_of, write_paths, write_squares
@@ -358,6 +359,7 @@ def test_the_demo_learns_digits_in_two_epochs_and_lists_its_variants(capsys):
     assert main(["demo", TASK, "--epochs", "2", "--no_rehearsal"]) == 0
     run = api.Run.find("last")
     assert run.metrics["accuracy"] >= 0.85 and run.result["baselines"]["majority"]["accuracy"] == 0.1
+    assert_every_panel_has_data(run.path)
     capsys.readouterr()
     assert main(["demo", TASK, "--variant", "hats"]) == 2
     assert "its variants: fashion" in capsys.readouterr().err

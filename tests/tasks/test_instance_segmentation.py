@@ -17,6 +17,7 @@ from loopwright.cli import main
 from loopwright.data.images import decode_image
 from loopwright.errors import InputError
 from loopwright.tasks.found_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
+from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import NAMES, write_boxes
 from tasks.reviews import events, read_lines
 from tasks.test_object_detection import reference_precision
@@ -240,4 +241,4 @@ def test_a_shortened_demo_finds_digits_and_their_masks(capsys):
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
     assert result["metrics"]["mask_map_50"] > 0.1 > result["baselines"]["nothing"]["mask_map_50"]
-    assert read_lines(Run.find("last").path / "eval" / "worst.jsonl")
+    assert_every_panel_has_data(Run.find("last").path, has_evaluations=False)

@@ -13,6 +13,7 @@ from loopwright import api, models
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.masked_image_modeling import Masking, small_sizes
+from report.demo_panels import assert_every_panel_has_data
 from tasks.forked import run_lines
 from tasks.reviews import events, read_lines
 from tasks.squares import images_in, pixels_of, write_squares
@@ -95,6 +96,7 @@ def test_the_demo_learns_to_fill_in_digits_better_than_the_mean_image():
     assert main(["demo", TASK, "--max_steps", "150", "--no_rehearsal", "--max_eval_samples", "120"]) == 0
     run = api.Run.find("last")
     assert run.metrics["masked_mse"] < 0.97 * run.result["baselines"]["mean image"]["masked_mse"]
+    assert_every_panel_has_data(run.path)
 
 
 def vit():

@@ -19,6 +19,7 @@ from loopwright.data.images import decode_image, detection_eval, load_scene
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.detections import in_square, squeezing
 from loopwright.tasks.found_objects import count_hits, f1_of, in_file
+from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
 from tasks.forked import run_lines
 from tasks.reviews import events, read_lines
@@ -404,3 +405,4 @@ def test_a_shortened_demo_finds_digits(capsys):
     assert "best " in capsys.readouterr().out
     result = Run.find("last").result
     assert result["metrics"]["map_50"] > 0.1 > result["baselines"]["nothing"]["map_50"]
+    assert_every_panel_has_data(Run.find("last").path, has_evaluations=False)

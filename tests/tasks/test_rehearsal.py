@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from loopwright.data.images import ImageDataset
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.tasks import get_task, rehearsal
@@ -40,6 +41,7 @@ def test_weights_generators_and_modes_are_put_back_bit_by_bit(job, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
     assert found.checkpoint_bytes > 4 * 3 * sum(parameter.numel() for parameter in job.model.parameters())
     assert found.loss > 0 and found.memory > 0 and found.free_bytes > 0
+    assert found.update_seconds > 0 and found.evaluation_seconds > 0
 
 
 def test_a_checkpoint_that_reads_back_differently_is_found(job, tmp_path, monkeypatch):
@@ -59,3 +61,12 @@ def test_the_longest_rows_are_rehearsed(job):
     chosen = rehearsal.longest_rows(job.train_dataset, 4)
     lengths = [len(job.train_dataset[index]["input_ids"]) for index in range(len(job.train_dataset))]
     assert sorted((lengths[index] for index in chosen), reverse=True) == sorted(lengths, reverse=True)[:4]
+
+
+def test_no_image_is_decoded_to_choose_what_is_rehearsed():
+    def refuse(row):
+        raise AssertionError(f"{row} was decoded")
+
+    dataset = ImageDataset(range(1000), refuse, None, lambda scene, row: {})
+    assert rehearsal.longest_rows(dataset, 3) == [0, 1, 2]
+    assert rehearsal.longest_rows(dataset, 1001) == list(range(1000))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +21,9 @@ from loopwright.cli import main
 from loopwright.data.images import decode_image, decode_mask
 from loopwright.errors import DataError, InputError
 from loopwright.tasks import get_task
+from loopwright.tasks.adapting import add_adapters
 from loopwright.tasks.semantic_segmentation import MaskReader, class_map, count_pairs, image_iou
+from report.demo_panels import assert_every_panel_has_data
 from tasks.reviews import events, read_lines
 
 NAMES = ["background", "red", "blue"]
@@ -237,6 +241,39 @@ def test_losses_by_name_leave_ignored_pixels_out_and_count_what_they_are_a_mean_
     assert 0 < loss_of("focal")[0] < float(plain)
 
 
+def test_adapters_of_a_segformer_are_trained_with_its_whole_head_and_the_run_predicts(shapes, segformer, tmp_path):
+    flags = {**FLAGS, "max_steps": 2, "rehearsal": False}
+    run = api.train(
+        "semantic-segmentation", data=shapes, model=segformer, output_dir=tmp_path / "run", lora=True, **flags
+    )
+    before, after = (load_file(folder / "model.safetensors") for folder in (segformer, run.path / "model"))
+    assert set(before) == set(after)
+    kept = {name for name in before if before[name].shape == after[name].shape}
+    changed = {name for name in kept if not torch.equal(before[name], after[name])}
+    assert {name for name in kept if name.startswith("decode_head")} <= changed
+    below = {name for name in changed if not name.startswith("decode_head")}
+    assert below and all("attention" in name or "mlp" in name for name in below)
+    assert run.evaluate() == run.metrics
+    (found,) = run.predict([shapes / "validation" / "images" / "000.png"], overlays=tmp_path / "drawn")
+    assert decode_mask(found["mask"]).shape == (36, 52)
+
+
+def test_adapters_of_an_uper_net_are_trained_with_its_heads():
+    from transformers import ConvNextConfig, UperNetConfig, UperNetForSemanticSegmentation
+
+    stages = [f"stage{number}" for number in range(1, 5)]
+    below = ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, out_features=stages)
+    sizes = {"hidden_size": 16, "auxiliary_channels": 8, "auxiliary_in_channels": 8}
+    model = UperNetForSemanticSegmentation(UperNetConfig(backbone_config=below, num_labels=3, **sizes))
+    flags = SimpleNamespace(lora_rank=2, lora_alpha=4, lora_dropout=0.0, lora_target=[])
+    adapted = add_adapters(model, flags, None)
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    for head in ("decode_head", "auxiliary_head"):
+        assert f"base_model.model.{head}.modules_to_save.default.classifier.weight" in trained
+    assert [name for name in trained if "backbone" in name and "lora_A" in name]
+    assert not [name for name in trained if "backbone" in name and "lora" not in name]
+
+
 def test_the_own_loss_of_a_model_is_our_cross_entropy_and_finite_where_no_pixel_counts(shapes, segformer, tmp_path):
     flags = {**FLAGS, "image_size": 32, "max_steps": 1, "rehearsal": False, "max_train_samples": 4}
     run = api.train("semantic-segmentation", data=shapes, model=segformer, output_dir=tmp_path / "run", **flags)
@@ -387,8 +424,8 @@ def test_the_command_line_predicts_a_folder_of_images(trained, shapes, tmp_path,
 @pytest.mark.slow
 def test_a_shortened_demo_is_clearly_better_than_its_floor(capsys):
     # Images of half the size are enough to begin with, and a quarter of the work.
-    words = ["--no_rehearsal", "--epochs", "5", "--lr", "6e-3", "--ema", "0.9", "--class_weights", "balanced"]
-    words += ["--image_size", "32", "--max_train_samples", "600", "--max_eval_samples", "60"]
+    words = ["--no_rehearsal", "--epochs", "5", "--class_weights", "balanced"]
+    words += ["--image_size", "32", "--max_train_samples", "450", "--max_eval_samples", "60"]
     words += ["--eval_strategy", "no", "--save_strategy", "no"]
     assert main(["demo", "semantic-segmentation", *words]) == 0
     assert "best " in capsys.readouterr().out
@@ -396,3 +433,4 @@ def test_a_shortened_demo_is_clearly_better_than_its_floor(capsys):
     floor = result["baselines"]["majority"]
     assert result["metrics"]["mean_iou"] > 0.098 > 0.09 > floor["mean_iou"]
     assert result["metrics"]["mean_accuracy"] > 0.12 > 0.1 > floor["mean_accuracy"]
+    assert_every_panel_has_data(api.Run.find("last").path, has_evaluations=False)

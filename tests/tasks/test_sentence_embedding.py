@@ -98,7 +98,8 @@ def test_without_anything_to_learn_partners_are_found_by_chance(tmp_path, is_tra
 
 def test_predictions_have_ranks_and_no_vectors(learnt):
     written = read_lines(learnt.path / "eval" / "predictions.jsonl")
-    assert set(written[0]) == {"position", "rank", "similarity", "loss", "text", "text_pair"}
+    assert set(written[0]) == {"position", "rank", "similarity", "loss", "nearest_other", "text", "text_pair"}
+    assert all((each["nearest_other"] < each["similarity"]) == (each["rank"] == 1) for each in written)
     assert np.mean([1 / each["rank"] for each in written]) == pytest.approx(learnt.metrics["mrr"], abs=1e-12)
     assert np.mean([each["loss"] for each in written]) == pytest.approx(learnt.metrics["pool_loss"], abs=1e-12)
     worst = [each["loss"] for each in read_lines(learnt.path / "eval" / "worst.jsonl")]

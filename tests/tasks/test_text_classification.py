@@ -231,6 +231,15 @@ def test_evaluations_within_an_epoch_keep_the_best_model(reviews):
     assert len(values) >= 5 and run.metrics["accuracy"] == max(values)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": 8}], ids=["whole epochs", "a limit"])
+def test_no_weights_are_evaluated_twice_on_the_same_data_in_a_run(reviews, options):
+    run = api.train("text-classification", data=reviews, eval_strategy="steps", eval_steps=1, **{**FLAGS, **options})
+    told = [event for event in read_lines(run.path / "metrics.jsonl") if event["event"] == "evaluation"]
+    updates = [event["update"] for event in told]
+    assert updates == list(range(1, run.result["updates"] + 1))
+    assert "eval_loss_epoch" in told[-1]  # the one that is left is that of the epoch
+
+
 # --------------------------------------------------------------------------------------------------- bad input
 
 

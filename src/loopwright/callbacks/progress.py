@@ -23,16 +23,21 @@ class ProgressBarCallback(TrainerCallback):
     def __init__(self) -> None:
         self.pbar: Any = None
         self.eval_pbar: Any = None
+        self._num_counted = 0
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Open the training bar, where the epoch is resumed if it is."""
-        self.pbar = _bar(trainer, trainer.train_loader, initial=trainer.progress.batch)
+        self._num_counted = trainer.progress.batch
+        self.pbar = _bar(trainer, trainer.train_loader, initial=self._num_counted)
 
     def on_train_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count a micro-batch."""
-        self.pbar.update(1)
+        """Count a micro-batch, once however many parts it is run in."""
+        done = self._num_counted + 1 if step is None else step + 1
+        if done != self._num_counted:
+            self.pbar.update(done - self._num_counted)
+            self._num_counted = done
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Close the training bar."""

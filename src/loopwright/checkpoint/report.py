@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,20 @@ class Finding:
         return f"{self.path.name}  update {update}  {self.num_bytes:,} bytes  {self.problem or 'valid'}"
 
 
-def verify_all(path: str | Path) -> list[Finding]:
-    """Check every byte of a checkpoint, or of every checkpoint in a folder, oldest update first."""
+def verify_all(path: str | Path, say: Callable[[int, int], None] | None = None) -> list[Finding]:
+    """Check every byte of a checkpoint, or of every checkpoint in a folder, oldest update first.
+
+    Args:
+        path: of the checkpoint or the folder.
+        say: called after each with how many are checked, and how many there are.
+    """
     folder = Path(path)
-    folders = checkpoint_folders(folder) or [folder]
-    findings = [_examine(one) for one in folders if any(one.iterdir())]
+    folders = [one for one in checkpoint_folders(folder) or [folder] if any(one.iterdir())]
+    findings = []
+    for done, one in enumerate(folders, 1):
+        findings.append(_examine(one))
+        if say is not None:
+            say(done, len(folders))
     return sorted(findings, key=lambda finding: (finding.update is None, finding.update or 0))
 
 

@@ -20,6 +20,7 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "demo": ("training", "[TASK]              train something now, offline; no TASK: list the demos"),
         "train": ("training", "TASK --data D ...   train a model; also: train cfg.yaml, train RUN (the same again)"),
         "check": ("training", "TASK ...            everything but the training; --files for the data alone"),
+        "find-lr": ("tuning", "TASK --data D ...   the loss over the learning rate, and a suggestion"),
         "resume": ("training", "RUN [--flags]       go on with a run; RUN is a folder, an id, or last"),
         "launch": ("launching", "-n N -- VERB ...    a verb, or a script, on several processes"),
         "evaluate": ("using", "RUN [--data FILE]   the metrics of a run's best model"),
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from loopwright.cli.outcomes import guarded
 
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
-    return guarded(getattr(module, verb), words[1:])
+    return guarded(getattr(module, verb.replace("-", "_")), words[1:])
 
 
 def _print_help() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 from loopwright.cli.outcomes import DONE, NO_CHECKPOINT
 from loopwright.cli.words import VerbParser
-from loopwright.run_folder import find_run, read_index, runs_root
+from loopwright.run_folder import find_run, runs_root
+from loopwright.run_folder.listing import RunSummary, list_runs
 from loopwright.tasks import get_task, summaries
+from loopwright.tasks.screen import Screen, clock
 
 _EXTRAS = {
     "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
@@ -26,28 +29,56 @@ _EXTRAS = {
 
 
 def runs(words: list[str]) -> int:
-    """List the runs that the index knows, the newest first."""
+    """List the runs that there are, the newest first."""
     parser = VerbParser("runs", "List the runs so far, the newest first.", "--sort metric")
     parser.add_argument("--sort", choices=("time", "metric"), default="time", help="by time, or the best metric first")
     asked = parser.parse_args(words)
     root = runs_root()
-    entries = read_index(root)[::-1]
+    found = list_runs(root)[::-1]
     if asked.sort == "metric":
-        entries.sort(key=_rank)
-    if not entries:
+        found.sort(key=_rank)
+    if not found:
         _say(f"no runs yet in {root}")
-    for entry in entries:
-        folder = root / entry["path"]
-        state = entry.get("state", "") if folder.is_dir() else "moved away"
-        value = "" if entry.get("value") is None else f"{entry.get('metric', '')} {entry['value']:.4f}"
-        _say(f"{entry['id']:<36} {entry.get('task', ''):<22} {state:<10} {value:<20} {os.path.normpath(folder)}")
+        return DONE
+    now = time.time()
+    rows = [_row(run, root, now) for run in found]
+    shown = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in shown}
+    columns = shutil.get_terminal_size((1 << 10, 24)).columns
+    for name in ("age", "took", "task"):
+        if sum(widths[each] + 2 for each in shown) > columns and len(shown) > 1:
+            shown.remove(name)
+    for row in ({name: name for name in shown}, *rows):
+        _say("  ".join(f"{row[name]:<{widths[name]}}" for name in shown).rstrip())
     return DONE
 
 
-def _rank(entry: dict[str, Any]) -> tuple[bool, float]:
-    """Return the place of a run: those with a metric first, the best of them at the front."""
-    value = entry.get("value")
-    return value is None, (value or 0.0) * (1 if entry.get("direction") == "min" else -1)
+def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
+    """Return what the list says of a run; one that lies elsewhere is named by its folder."""
+    is_here = run.path.name == run.id and run.path.parent == Path(os.path.normpath(root))
+    direction = "max" if run.is_more_better else "min"
+    return {
+        "run": run.id if is_here else str(run.path),
+        "task": run.task,
+        "state": run.state,
+        "best": "" if run.value is None else f"{run.metric} {run.value:.4f} ({direction})",
+        "took": "" if run.seconds is None else clock(run.seconds),
+        "age": "" if run.created is None else _age(now - run.created),
+    }
+
+
+def _age(seconds: float) -> str:
+    """Return how long ago that is, in the unit that reads best."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(int(seconds), 0)} s"
+
+
+def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
+    """Return the place of a run: those with a metric first, each task and metric by itself, its best at the front."""
+    value = run.value or 0.0
+    return run.value is None, run.task, run.metric or "", -value if run.is_more_better else value
 
 
 def stop(words: list[str]) -> int:
@@ -66,7 +97,9 @@ def verify(words: list[str]) -> int:
     from loopwright.api import Run
 
     run = find_run(_one_run("verify", words))
-    findings = Run(run).verify()
+    importlib.import_module("loopwright.checkpoint")  # torch takes its time, and is no part of what is shown
+    with Screen().waiting("verifying", is_one_step=True) as waiting:
+        findings = Run(run).verify(waiting.to)
     for finding in findings:
         _say(str(finding))
     if not findings:

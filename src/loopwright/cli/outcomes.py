@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, Preempted
+from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, MemoryLimitError, Preempted
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
@@ -45,6 +45,9 @@ def _code_of(error: BaseException) -> int:
         text = str(error)
         _say(text if text.startswith("error[") else f"error[args.value]: {text}")
         return INPUT
+    if isinstance(error, MemoryLimitError):
+        _say(str(error))
+        return MEMORY
     if kind == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
         _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)

@@ -10,6 +10,7 @@ from loopwright.cli.outcomes import DONE
 from loopwright.cli.words import VerbParser
 from loopwright.errors import InputError
 from loopwright.report import ReportServer, open_run, write_comparison, write_report
+from loopwright.report.run_view import read_state
 from loopwright.report.watching import PORT
 from loopwright.report.writing import COMPARISON
 
@@ -45,8 +46,12 @@ def watch(words: list[str]) -> int:
     parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 takes any")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     asked = parser.parse_args(words)
-    with ReportServer(open_run(asked.run).path, asked.port) as server:
+    run = open_run(asked.run)
+    with ReportServer(run.path, asked.port) as server:
         sys.stdout.write(f"{server.url}   (Ctrl-C ends it)\n")
+        state = read_state(run)
+        if state not in ("running", "new"):
+            sys.stdout.write(f"this run has ended ({state}): the page follows it again once it is resumed\n")
         sys.stdout.flush()
         if asked.open:
             webbrowser.open(server.url)

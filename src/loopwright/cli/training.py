@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.api import check_files, check_settings, go_on, start
 from loopwright.cli.outcomes import DONE, INPUT, code_of_run
@@ -15,33 +16,40 @@ from loopwright.tasks.base import Task
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, create_parser, settle, task_of, without_given, words_of
 
+if TYPE_CHECKING:
+    from loopwright.tasks.job import Outcome
+
 _ABOUT = {
     "train": "Train a model. --check stops before the first update, --print_config shows all settings and stops.",
     "check": "Do everything but the training: data, model, one update, a save. --files checks the data alone.",
+    "find-lr": "Train a few updates with a rising learning rate, show the loss over it, suggest one; leaves nothing "
+    "behind.\n--start 1e-7 --end 10 --num_updates 100 say where to look; --quiet prints the suggestion alone.",
 }
+_QUIET = "--quiet prints errors and, at the end, the run folder; log.txt there has everything."
 _FILES = (".yaml", ".yml", ".json")
 
 
 def train(words: list[str]) -> int:
     """Train a model; --check stops before the first update, --print_config before anything."""
-    settings, asked = _settings("train", words)
+    settings, asked = settings_of("train", words)
     if settings is None:
         return DONE
+    is_quiet = asked["quiet"]
     if asked["check"]:
-        check_settings(settings, _screen())
+        check_settings(settings, screen_of(is_quiet))
         return DONE
-    return code_of_run(start(settings, _screen(), ["loopwright", "train", *words]))
+    return _ended(start(settings, screen_of(is_quiet), ["loopwright", "train", *words]), is_quiet)
 
 
 def check(words: list[str]) -> int:
     """Check data and model without training; --files checks the data alone, without torch."""
-    settings, asked = _settings("check", words)
+    settings, asked = settings_of("check", words)
     if settings is None:
         return DONE
     if asked["files"]:
-        check_files(get_task(settings.args.task), settings, _screen())
+        check_files(get_task(settings.args.task), settings, screen_of(asked["quiet"]))
     else:
-        check_settings(settings, _screen())
+        check_settings(settings, screen_of(asked["quiet"]))
     return DONE
 
 
@@ -49,12 +57,14 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: loopwright resume RUN [--flags of its task]\n\n"
-            "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n\n"
+            "usage: loopwright resume RUN [--quiet] [--flags of its task]\n\n"
+            "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n"
+            f"{_QUIET}\n\n"
             "example: loopwright resume last --epochs 5\n"
         )
         return DONE if words else INPUT
-    return code_of_run(go_on(find_run(words[0]), words[1:], _screen()))
+    is_quiet, words = _quiet(words)
+    return _ended(go_on(find_run(words[0]), words[1:], screen_of(is_quiet)), is_quiet)
 
 
 def demo(words: list[str]) -> int:
@@ -67,16 +77,19 @@ def demo(words: list[str]) -> int:
         return DONE
     if words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: loopwright demo [TASK] [--variant NAME] [--flags of the task]\n\n"
+            "usage: loopwright demo [TASK] [--variant NAME] [--quiet] [--flags of the task]\n\n"
             "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
-            "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n\n"
+            "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n"
+            f"{_QUIET}\n\n"
             "example: loopwright demo text-classification\n"
         )
         return DONE
     from loopwright.data.embedded import find_minilm, write_demo
 
     task = get_task(words[0])
-    variant, rest = _variant(task, words[1:])
+    is_quiet, rest = _quiet(words[1:])
+    screen = screen_of(is_quiet)
+    variant, rest = _variant(task, rest)
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
     write_demo(task.name, folder, variant=variant)
     flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}
@@ -84,10 +97,10 @@ def demo(words: list[str]) -> int:
     if minilm is not None and minilm.folder is not None:
         flags["model"] = minilm.folder
     elif minilm is not None:
-        sys.stdout.write(f"{minilm.problem}: a small model from scratch is trained instead\n")
+        screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
     settings = settle(task, [*words_of(without_given(task, flags, rest)), *rest])
-    return code_of_run(start(settings, _screen(), ["loopwright", "demo", *words]))
+    return _ended(start(settings, screen, ["loopwright", "demo", *words]), is_quiet)
 
 
 def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
@@ -110,19 +123,40 @@ def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
     return name, [*words[:place], *words[place + 2 :]]
 
 
-def _screen() -> Screen:
-    return Screen(is_main=os.environ.get("RANK", "0") == "0")
+def screen_of(is_quiet: bool) -> Screen:
+    """Return what a verb says things on: of several processes, only the first prints."""
+    return Screen(is_main=_is_first(), is_quiet=is_quiet)
 
 
-def _settings(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
-    """Return the settings that the words of `train` or `check` ask for; None where they were only to be shown."""
-    asked = {name: f"--{name}" in words for name in ("check", "files", "print_config", "print-config")}
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _quiet_help(verb: str) -> str:
+    return "" if verb == "find-lr" else f"\n{_QUIET}"
+
+
+def _quiet(words: list[str]) -> tuple[bool, list[str]]:
+    """Return whether --quiet is among the words, and the others."""
+    return "--quiet" in words, [word for word in words if word != "--quiet"]
+
+
+def _ended(outcome: Outcome, is_quiet: bool) -> int:
+    """Return the exit code of a run that has ended in order; a quiet one says where it is, and nothing else."""
+    if is_quiet and _is_first():
+        sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
+    return code_of_run(outcome)
+
+
+def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
+    """Return the settings that the words after a verb ask for, and which words are its own; None if only shown."""
+    asked = {name: f"--{name}" in words for name in ("check", "files", "quiet", "print_config", "print-config")}
     words = [word for word in words if word.removeprefix("--") not in asked]
     name, config, rest = _target(verb, words)
     if name is None:
         sys.stdout.write(f"usage: loopwright {verb} TASK --data FILE [--flags]\n")
         sys.stdout.write(f"       loopwright {verb} cfg.yaml [--flags]   |   loopwright {verb} RUN [--flags]\n")
-        sys.stdout.write(f"\n{_ABOUT[verb]}\n\ntasks:\n")
+        sys.stdout.write(f"\n{_ABOUT[verb]}{_quiet_help(verb)}\n\ntasks:\n")
         for task_name, (_, summary) in TASKS.items():
             sys.stdout.write(f"  {task_name:<22} {summary}\n")
         sys.stdout.write(f"\nexample: loopwright {verb} text-classification --data reviews.csv --epochs 3\n")

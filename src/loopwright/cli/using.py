@@ -29,13 +29,14 @@ def evaluate(words: list[str]) -> int:
     parser.add_argument("--data", help="a file with rows like those of the training; unset is the validation data")
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print the metrics and nothing else")
     asked, changes = parse_for_run(parser, words, evaluation_flags)
-    screen = Screen(is_quiet=asked.json)
+    screen = Screen(is_quiet=asked.json or asked.quiet)
     metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
     if asked.json:
         sys.stdout.write(json.dumps({**as_json(metrics), "intervals": intervals}) + "\n")
     else:
-        screen.say(metrics_text(metrics, intervals))
+        sys.stdout.write(metrics_text(metrics, intervals) + "\n")
     return DONE
 
 
@@ -49,6 +50,7 @@ def predict(words: list[str]) -> int:
         "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"
     )
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
+    parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
     asked, changes = parse_for_run(parser, words, prediction_flags)
     folder = find_run(asked.run)
     predictions = _predictions(folder, asked.inputs, changes)
@@ -60,8 +62,9 @@ def predict(words: list[str]) -> int:
         raise InputError("args.value", f"--out {out} ends in neither .csv nor .jsonl", fix=f"--out {out.stem}.jsonl")
     aside = out.with_name(f".{out.name}.part")
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            (_write_table if out.suffix == ".csv" else _write_lines)(predictions, file)
+        screen = Screen(is_quiet=asked.quiet)
+        with aside.open("w", encoding="utf-8", newline="") as file, screen.waiting(f"predicting into {out}") as waiting:
+            (_write_table if out.suffix == ".csv" else _write_lines)(waiting.over(predictions), file)
         aside.replace(out)
     finally:
         aside.unlink(missing_ok=True)

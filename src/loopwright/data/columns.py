@@ -24,6 +24,7 @@ Columns = dict[str, list[Any]]
 IGNORED = -100  # the label that losses leave out
 
 _LABEL_NAMES = ("labels", "label", "label_ids")
+_PADDED_ALONG = ("attention_mask", "token_type_ids", "special_tokens_mask")
 _MOST_SHOWN = 8
 _UNLIMITED = 10**20  # a tokenizer that knows no limit says a number beyond this
 
@@ -63,6 +64,15 @@ class BucketCollator(Collator):
     """
 
     bucket_lengths: Sequence[int] | None = None
+    tokenizer: Any
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length that was padded, by name.
+
+        Asked with batches of this collator, to tell lengths from other sizes: which shapes are planned for CUDA graphs,
+        and which sizes a compiled model takes as they come.
+        """
+        return {name: 1 for name in padded_names(self.tokenizer) if name in batch}
 
 
 # ------------------------------------------------------------------------------------------ samples to columns
@@ -326,6 +336,11 @@ def padding_side(tokenizer: Any) -> str:
 def main_name(tokenizer: Any) -> str:
     """Return the name of what the tokenizer makes first, by whose length everything is padded."""
     return str(next(iter(getattr(tokenizer, "model_input_names", None) or ()), "input_ids"))
+
+
+def padded_names(tokenizer: Any) -> set[str]:
+    """Return the names of what is padded to the length of a batch, where it is there: all but labels."""
+    return {*(getattr(tokenizer, "model_input_names", None) or ()), main_name(tokenizer), *_PADDED_ALONG}
 
 
 def has_length(value: Any) -> bool:

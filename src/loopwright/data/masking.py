@@ -290,6 +290,10 @@ class DataCollatorForLanguageModeling(BucketCollator):
         batch["input_ids"], batch["labels"] = mask(ids, **options)
         return batch
 
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name; labels are as long as the tokens."""
+        return {**super().padded_dimensions(batch), "labels": 1}
+
     def _mask(self, ids: Any, special: Any, offsets: Any, kind: str) -> tuple[Any, Any]:
         is_special = self._special(ids) if special is None else np.asarray(special).astype(np.bool_)
         starts = None

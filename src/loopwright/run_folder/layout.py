@@ -13,6 +13,7 @@
       checkpoints/                    training states
       model/                          config, tokenizer, and in the end the best weights
       eval/                           predictions.jsonl, worst.jsonl, suspects.csv
+      trackers/                       what trackers wrote, where --report_to names any
 
 No file of a run folder holds the folder's own path: it may be moved.
 """

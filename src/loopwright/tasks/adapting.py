@@ -58,7 +58,7 @@ def backbone_parameters(model: Any) -> list[Any]:
     children = [(name, module) for name, module in model.named_children() if any(True for _ in module.parameters())]
     if len(children) == 1:
         return backbone_parameters(children[0][1])
-    heads = [module for name, module in children if any(word in name for word in ("head", "classifier"))]
+    heads = [module for name, module in children if _is_head(name)]
     of_heads = {id(one) for module in heads or [module for _, module in children[-1:]] for one in module.parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in of_heads]
 
@@ -126,19 +126,33 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         layers = sorted({re.sub(r"\d+", "N", name) for name, _ in model.named_modules() if name})
+        targets = " ".join(args.lora_target)
         raise InputError(
             "args.value",
-            f"--lora_target {' '.join(args.lora_target)} fits no layer of the model",
+            f"--lora_target {targets} fits no layer of the model" if targets else "--lora fits no layer of the model",
             saw=[str(error)[:200], f"its layers are {', '.join(layers[:12])}, ..."],
-            fix="leave --lora_target out: every linear layer gets an adapter",
+            fix=(
+                "leave --lora_target out: every linear layer gets an adapter"
+                if targets
+                else "leave --lora out   or   train a model of transformers"
+            ),
         ) from error
 
 
 def _heads_of(model: Any) -> list[str] | None:
-    """Return the names of a model's children that stand on its base, for a task that peft has no name for."""
+    """Return the names of a model's children that stand on its base, for a task that peft has no name for.
+
+    Where its base is the model itself, as of UperNet, they are those that are called heads.
+    """
     base = _base_of(model)
     named = [name for name, module in model.named_children() if module is not base and list(module.parameters())]
-    return named if base is not model and named else None
+    if base is model:
+        named = [name for name in named if _is_head(name)]
+    return named or None
+
+
+def _is_head(name: str) -> bool:
+    return any(word in name for word in ("head", "classifier"))
 
 
 def merged(model: Any) -> Any:

@@ -81,7 +81,11 @@ class TaskTrainingArguments(TrainingArguments):
 
 @dataclass
 class TaskArguments(metaclass=AcceptsOldNames):
-    """What every task takes beside `TrainingArguments`; a task derives from it to add its own."""
+    """What every task takes beside `TrainingArguments`; a task derives from it to add its own.
+
+    Attributes:
+        auto: the training arguments that were given as "auto" and are still to be found; no flag of its own.
+    """
 
     task: str = flag("", "The task; the first word after the verb.", is_hidden=True)
 
@@ -113,8 +117,14 @@ class TaskArguments(metaclass=AcceptsOldNames):
     eval_on_train: bool = flag(False, "After each epoch tell the metrics on the training data too.")
     early_stopping_patience: int | None = flag(None, "End after so many epochs without improvement of the metric.")
     early_stopping_threshold: float = flag(0.0, "How much counts as an improvement.")
+    effective_batch: int | None = flag(None, "Samples of an update; --batch auto keeps to it. Unset is the task's own.")
+    oom: str = flag(
+        "split", "When memory runs out: run the update in smaller parts, or stop.", choices=("split", "stop")
+    )
     rehearsal: bool = flag(True, "Before the first update try an update, an evaluation, a save and a load.")
+    profile: int | None = flag(None, "Profile so many updates: where their time goes, the top operators, a trace.")
     threads: int | None = flag(None, "CPU threads; a resumed run takes as many as before.")
+    auto: list[str] = field(default_factory=list, init=False)
 
     model_name_or_path = ShortName("model", str)
     dataset_name = ShortName("data", str)
@@ -122,7 +132,15 @@ class TaskArguments(metaclass=AcceptsOldNames):
     def __post_init__(self) -> None:
         if not 0 < self.validation_ratio < 1:
             raise ConfigError(f"validation_ratio must be between 0 and 1, got {self.validation_ratio}")
-        for name in ("max_train_samples", "max_eval_samples", "early_stopping_patience", "threads", "lora_rank"):
+        for name in (
+            "max_train_samples",
+            "max_eval_samples",
+            "early_stopping_patience",
+            "threads",
+            "lora_rank",
+            "effective_batch",
+            "profile",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")

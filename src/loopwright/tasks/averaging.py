@@ -22,6 +22,8 @@ class AverageWeights(TrainerCallback):
         decay: how much of the old average stays at each update.
     """
 
+    asks_alike = True  # it asks for nothing
+
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self._average: Any = None

@@ -250,6 +250,38 @@ class Task(ABC):
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
         """Return callbacks of the core that a run of this task needs; called when it begins and when it goes on."""
+        from loopwright.tasks.text_callbacks import FirstBatchText, SamplesAtEvaluations
+
+        return [FirstBatchText(job, run), SamplesAtEvaluations(job, run)]
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return (name, text) of what is in a training batch for a sample; called for a few of the first batch.
+
+        Args:
+            job: of the run.
+            batch: with "input_ids": (samples, tokens), or (samples, texts, tokens).
+            index: of the sample in the batch.
+        """
+        from loopwright.tasks.text_samples import target_of, tokens_of
+
+        texts = range(batch["input_ids"].shape[1]) if batch["input_ids"].dim() > 2 else None
+        fields = (
+            [("text", tokens_of(job, batch, index))]
+            if texts is None
+            else [(f"text {number}", tokens_of(job, batch, index, number)) for number in texts]
+        )
+        return fields + ([("label", target_of(job, batch["labels"][index]))] if "labels" in batch else [])
+
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return some texts that the model writes now, to be shown in the report; called after each evaluation.
+
+        It leaves the weights, the mode and the generators as they were. A sample has "start" and "written", or
+        "source", "written" and "true".
+
+        Args:
+            job: of the run.
+            samples: the first ones of the evaluation, as the scorer gave them back.
+        """
         return []
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -263,6 +295,13 @@ class Task(ABC):
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
         """Return how many items the loss of a batch is a mean of; None if they are its samples."""
+        return None
+
+    def why_not_cut(self, job: Job) -> str | None:
+        """Return why a batch may not be run in parts where it does not fit into memory; None if it may.
+
+        Override it where the loss compares the samples of a batch with each other.
+        """
         return None
 
     @abstractmethod

@@ -6,8 +6,9 @@ are exact, so perplexity and bits per byte do not depend on the batch size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,15 +17,20 @@ import numpy as np
 from loopwright.baselines import compressed_bits_per_byte
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
+from loopwright.run_folder import RunFolder
 from loopwright.tasks import language, text
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.text_samples import SAMPLES, add_samples, tokens_of
 
 AUTO_CLASS = "AutoModelForCausalLM"
 END_TOKEN = "<|endoftext|>"
 _LARGEST_BLOCK = 1_024
+_WORDS_GIVEN = 5  # of a text that is continued for the report
+_TOKENS_SHOWN = 48
+_SHOWN_TEMPERATURE = 0.7  # the likeliest tokens alone repeat themselves
 
 
 @dataclass
@@ -34,6 +40,7 @@ class CausalArguments(language.LanguageArguments):
     max_new_tokens: int = flag(64, "Tokens that `predict` adds to a text at most.")
     packing: bool = flag(False, "With --line_by_line: several rows in one block, each of which sees only itself.")
     temperature: float = flag(0.0, "How freely `predict` chooses tokens; 0 takes the likeliest.")
+    num_samples: int = flag(3, "Texts that are continued at each evaluation, for the report; 0 for none.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +50,8 @@ class CausalArguments(language.LanguageArguments):
             raise ConfigError("packing is for rows by themselves, and blocks are full already: add --line_by_line")
         if self.temperature < 0:
             raise ConfigError(f"temperature must not be negative, got {self.temperature}")
+        if self.num_samples < 0:
+            raise ConfigError(f"num_samples must not be negative, got {self.num_samples}")
 
 
 class CausalLanguageModel(language.LanguageTask):
@@ -172,24 +181,71 @@ class CausalLanguageModel(language.LanguageTask):
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return each text with what the model goes on with."""
-        from transformers import GenerationConfig
-
-        tokenizer, args = job.processor, job.args
-        ids = batch["input_ids"]
-        most = text.longest_allowed(tokenizer, job.model.config)
-        room = args.max_new_tokens if most is None else min(args.max_new_tokens, most - ids.shape[1])
-        sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0} if args.temperature else {}
-        config = GenerationConfig(
-            max_new_tokens=room,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0,
-            **sampling,
-        )
-        mask = batch.get("attention_mask", ids.new_ones(ids.shape))
-        with text.quiet():
-            generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        added = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
+        added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
         return [{"text": given + each, "continuation": each} for given, each in zip(batch["text"], added, strict=True)]
+
+    # --- for the report -----------------------------------------------------------------------------------------
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens, and how many of the next ones are asked for."""
+        num_asked = int((batch["labels"][index] != language.IGNORED).sum())
+        fields = [("text", tokens_of(job, batch, index)), ("asked for", f"{num_asked} next tokens")]
+        if "sequence_ids" in batch:
+            num_texts = int(batch["sequence_ids"][index].max()) + 1
+            fields.append(("packed", f"{num_texts} texts, none of which sees another"))
+        return fields
+
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the beginnings of some validation texts, each with how the model goes on; drawn by the same chance."""
+        import torch
+
+        from loopwright.engine.nested import to_device
+        from loopwright.engine.seeding import preserved_generators, seed_torch
+
+        rows, number = job.data.rows("validation"), job.args.num_samples
+        if not number or job.training.fsdp:  # of a model in shards all processes would have to take part
+            return []
+        places = sorted({index * len(rows) // number for index in range(number)})
+        starts = [" ".join(rows[place]["text"].split()[:_WORDS_GIVEN]) for place in places]
+        starts = [start for start in dict.fromkeys(starts) if start]
+        if not starts:
+            return []
+        dataset = self.create_dataset(job, [{"text": start} for start in starts], is_labelled=False)
+        batch = job.collate_fn([dataset[index] for index in range(len(starts))])
+        device, was_training = next(job.model.parameters()).device, job.model.training
+        job.model.eval()
+        try:
+            with preserved_generators(device), torch.no_grad():
+                seed_torch(job.training.seed, device)
+                most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
+                added = _continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
+        finally:
+            job.model.train(was_training)
+        return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Add what the best model writes to the samples of the evaluations."""
+        add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
+        return super().illustrate(job, run, worst)
+
+
+def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0) -> list[str]:
+    """Return what a model adds to each text of a batch: as many tokens as are asked for, and as it has room for."""
+    from transformers import GenerationConfig
+
+    tokenizer, ids = job.processor, batch["input_ids"]
+    limit = text.longest_allowed(tokenizer, job.model.config)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    config = GenerationConfig(
+        max_new_tokens=most if limit is None else min(most, limit - ids.shape[1]),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0,
+        **sampling,
+    )
+    mask = batch.get("attention_mask", ids.new_ones(ids.shape))
+    with text.quiet():
+        generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    return list(tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True))
 
 
 class BlockDataset:

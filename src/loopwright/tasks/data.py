@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
+import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from loopwright.sources import DataPlan, Schema, SplitRows
+from loopwright.tasks.screen import Screen, Waiting, size
 
 _MOST_SHOWN = 6
-_SAY_EVERY_SECONDS = 2.0
 
 
 class RunData:
@@ -24,6 +25,7 @@ class RunData:
     def __init__(self, plan: DataPlan) -> None:
         self.plan = plan
         self._rows: dict[str, SplitRows] = {}
+        self._waiting: Waiting | None = None
 
     def has(self, split: str) -> bool:
         """Whether there is such a split, with rows in it."""
@@ -39,7 +41,30 @@ class RunData:
         """Return the rows of "train", "validation" or "test", each a dict by role; labels are encoded."""
         if split not in self._rows:
             self._rows[split] = self.plan.rows(split)
+            self._show(self._rows[split])
         return self._rows[split]
+
+    @contextmanager
+    def watched(self, screen: Screen, what: str) -> Iterator[None]:
+        """Show how far passes over the rows are while the block runs, if that takes long.
+
+        Args:
+            screen: what is said.
+            what: is done with the rows.
+        """
+        with screen.waiting(what) as self._waiting:
+            try:
+                self._show(*self._rows.values())
+                yield
+            finally:
+                self._waiting = None
+                self._show(*self._rows.values())
+
+    def _show(self, *splits: SplitRows) -> None:
+        """Tell whoever waits of each row that is read; nobody, where nobody waits."""
+        for rows in splits:
+            waiting, total = self._waiting, len(rows)
+            rows.on_read = None if waiting is None else functools.partial(_tell, waiting, total)
 
     def batches(self, split: str, size: int = 1_000, most: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of a split, some at a time, up to a limit."""
@@ -49,24 +74,48 @@ class RunData:
             yield [rows[index] for index in range(start, min(start + size, end))]
 
 
-class ReadingProgress:
-    """Says how far a large file is read, on the terminal's error stream; small files are read before it speaks."""
+def _tell(waiting: Waiting, total: int, index: int) -> None:
+    waiting.to(index + 1, total)
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+
+class ReadingProgress:
+    """Shows how far files are read, checked and hashed; a context manager.
+
+    Args:
+        screen: what is said.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._what = ""
+        self._waiting: Waiting | None = None
+
+    def __enter__(self) -> ReadingProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._waiting is not None:
+            self._waiting.close(is_over=kind is None)
 
     def __call__(self, progress: Any) -> None:
-        """Say it, if it is time; called by the readers."""
-        now = time.monotonic()
-        if now - self._last >= _SAY_EVERY_SECONDS and progress.num_bytes:
-            self._last = now
-            share = 100 * progress.num_bytes_done / progress.num_bytes
-            sys.stderr.write(f"{progress.stage} {Path(progress.path).name}: {share:.0f} %\n")
+        """Show it, if it is time; called by the readers."""
+        what = f"{progress.stage} {Path(progress.path).name}"
+        if self._waiting is None or what != self._what:
+            if self._waiting is not None:
+                self._waiting.close()
+            self._what, self._waiting = what, self._screen.waiting(what)
+        if progress.num_bytes:
+            self._waiting.to(progress.num_bytes_done, progress.num_bytes)
 
 
 def describe(plan: DataPlan) -> list[str]:
     """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses."""
-    lines = [f"{Path(file.path).name}  {file.num_rows:,} rows  sha256 {file.sha256[:8]}" for file in plan.files]
+    lines = [
+        f"{Path(file.path).name}  {file.num_rows:,} rows  {size(file.num_bytes)}  sha256 {file.sha256[:8]}"
+        for file in plan.files
+    ]
     lines.append("  ".join(f"{role}={column!r}" for role, column in plan.columns.items()))
     if plan.guesses:
         lines.append(f"guessed: {', '.join(guess.removesuffix(' (guessed by its name)') for guess in plan.guesses)}")
@@ -78,4 +127,19 @@ def describe(plan: DataPlan) -> list[str]:
             lines.append(f"labels {' · '.join(shown)}{more}")
     if plan.label_range is not None:
         lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
+    lines += _lengths(plan)
     return [*lines, *(f"note: {warning}" for warning in plan.warnings)]
+
+
+def _lengths(plan: DataPlan) -> list[str]:
+    """Return lines about how long texts and how large images are."""
+    lines = [
+        f"{role}: words p50 {spread['p50']:,} p95 {spread['p95']:,} max {spread['max']:,}"
+        for role, units in plan.lengths.items()
+        if (spread := units.get("words")) and spread["max"] > 1
+    ]
+    sizes = plan.images.get("sizes") or {}
+    if {"width", "height"} <= sizes.keys():
+        half, largest = (f"{sizes['width'][name]} × {sizes['height'][name]}" for name in ("p50", "max"))
+        lines.append(f"images {half}" if half == largest else f"images p50 {half} max {largest}")
+    return lines

@@ -50,8 +50,9 @@ _SIZES = ("small", "medium", "large")
 _NOT_FOR_MODEL = ("position", "reference", "full_size", "matrix")
 DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
     {
-        **{"augmentation": "light", "flip": False, "epochs": 12, "batch": 16, "lr": 3e-3, "weight_decay": 0.01},
-        **{"warmup_steps": 0.1, "lr_scheduler_type": "cosine", "threads": 1},
+        **{"augmentation": "light", "flip": False, "epochs": 10, "batch": 8, "lr": 3e-3, "weight_decay": 0.01},
+        **{"warmup_steps": 0.2, "lr_scheduler_type": "cosine", "threads": 1},
+        "max_detections": 20,  # a scene has four digits at most, and each object that is found costs time to score
     }
 )
 """The flags of the demos."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.engine.sharding import whole_model
+from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.adapting import merged
 from loopwright.tasks.base import Job
+from loopwright.tasks.model_card import model_card
+from loopwright.tasks.pace import TimeSpent
 from loopwright.tasks.restoring import load_weights
 from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
-from loopwright.tasks.screen import Screen, clock, metrics_text
+from loopwright.tasks.screen import Screen, Waiting
+from loopwright.tasks.summary import say_summary
 from loopwright.tasks.trainer import TaskTrainer
 
 
@@ -27,10 +33,24 @@ def finish(
     trained: TrainResult,
     floors: Mapping[str, Mapping[str, float]],
     screen: Screen,
+    spent: TimeSpent | None = None,
 ) -> None:
-    """Evaluate the best model, write it and the result, and say so; called once a run has trained to its end."""
+    """Evaluate the best model, write it and the result, and say so; called once a run has trained to its end.
+
+    Args:
+        job: of the run.
+        run: its folder.
+        best: the metric that decides, as the history has it, and "min" or "max".
+        trained: what the training returned.
+        floors: what trivial methods reach.
+        screen: what is said.
+        spent: where the time went so far; the last evaluation is added to it.
+    """
+    spent = TimeSpent() if spent is None else spent
     checkpoint = load_weights(job, run)
-    metrics, intervals, examples = evaluate(job, job.eval_dataset, run.evaluation, screen.say)
+    began = time.monotonic()
+    with screen.waiting("evaluating the best model") as waiting:
+        metrics, intervals, examples = evaluate(job, job.eval_dataset, run.evaluation, screen.say, waiting)
     result: dict[str, Any] = {
         "task": job.task.name,
         "metric": best[0].removeprefix("eval_"),
@@ -52,9 +72,11 @@ def finish(
         )
     elif job.data.has("test"):
         dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
-        tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say)
+        with screen.waiting("evaluating on the test data") as waiting:
+            tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say, waiting)
         result |= {f"test_{name}": value for name, value in as_json(tested).items()}
         result["test_intervals"] = {name: list(bounds) for name, bounds in spread.items()}
+    spent.evaluation += time.monotonic() - began
     job.model = whole_model(job.model)
     drawn: list[Path] = []
     if not os.environ.get("RANK") or os.environ["RANK"] == "0":
@@ -63,20 +85,25 @@ def finish(
         replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
         run.write_result(result)
         _write_report(run, screen)
-    _say_result(run, result, examples, screen)
-    if drawn:
-        screen.block("drawn", ", ".join(str(path.relative_to(run.path)) for path in drawn))
+        say_summary(job, run, result, examples, drawn, spent, screen)
 
 
 def evaluate(
-    job: Job, dataset: Any, folder: Path | None, say: Callable[[str], None]
+    job: Job, dataset: Any, folder: Path | None, say: Callable[[str], None], waiting: Waiting | None = None
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
     """Evaluate a job's model on a dataset, and write predictions and examples into a folder.
+
+    Args:
+        job: with the model.
+        dataset: as the job's datasets are.
+        folder: for what is written; None writes nothing.
+        say: prints a line.
+        waiting: shows how far it is.
 
     Returns:
         The metrics and the loss by name, their intervals, and the worst and the suspected samples.
     """
-    trainer = TaskTrainer(job, say=say)
+    trainer = TaskTrainer(job, callbacks=[] if waiting is None else [CountBatches(waiting)], say=say)
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
     bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
     metrics = {
@@ -90,6 +117,25 @@ def evaluate(
         if trainer.examples.suspects:
             write_table(folder / "suspects.csv", trainer.examples.suspects)
     return metrics, trainer.intervals, trainer.examples
+
+
+class CountBatches(TrainerCallback):
+    """Shows how far an evaluation is.
+
+    Args:
+        waiting: told of every batch.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._done = 0
+
+    def on_eval_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Count a batch."""
+        self._done += 1
+        self._waiting.to(self._done, len(trainer.eval_loader))
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -120,66 +166,4 @@ def _write_report(run: RunFolder, screen: Screen) -> None:
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:
     job.task.save(job, folder)
-    (folder / "README.md").write_text(_card(job, run, result), encoding="utf-8")
-
-
-def _card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
-    """Return the model card: what it is, how good, on what data, how it was made."""
-    rows = [
-        f"| {name} | {value:.4f} | {_interval(result['intervals'].get(name))} |"
-        for name, value in result["metrics"].items()
-    ]
-    floors = [
-        f"| {name}: {metric} | {value:.4f} | |"
-        for name, values in result["baselines"].items()
-        for metric, value in values.items()
-    ]
-    files = [f"- {Path(file.path).name}, {file.num_rows:,} rows, sha256 {file.sha256}" for file in job.plan.files]
-    return "\n".join(
-        [
-            f"# {job.task.name}: {run.id}",
-            "",
-            f"Trained with loopwright, from {job.args.model or 'random weights'}. The best model by {result['metric']} "
-            f"({'more' if result['direction'] == 'max' else 'less'} is better), after update {result['update']}.",
-            "",
-            "| validation | value | 95 % interval |",
-            "|---|---|---|",
-            *rows,
-            *floors,
-            "",
-            "Data:",
-            "",
-            *files,
-            "",
-            f"Seed {job.training.seed}. All settings are in config.yaml of the run.",
-            "",
-        ]
-    )
-
-
-def _interval(bounds: Any) -> str:
-    return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
-
-
-def _say_result(run: RunFolder, result: Mapping[str, Any], examples: Examples, screen: Screen) -> None:
-    metric = result["metric"]
-    intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
-    floors = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
-    beside = f"   ({', '.join(floors)})" if floors else ""
-    screen.say(f"done in {clock(result['seconds'])}")
-    screen.block("best", f"step {result['update']}  {metrics_text(result['metrics'], intervals)}{beside}")
-    if "test_metrics" in result:
-        spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
-        screen.block("test", metrics_text(result["test_metrics"], spread))
-    if examples.worst:
-        screen.block(
-            "worst", f"{len(examples.worst)} examples with the largest losses: {run.evaluation / 'worst.jsonl'}"
-        )
-    if examples.suspects:
-        screen.block(
-            "",
-            f"{len(examples.suspects)} rows look mislabelled (model sure, label disagrees): "
-            f"{run.evaluation / 'suspects.csv'}",
-        )
-    screen.block("files", str(run.model), str(run.path / "report.html"))
-    screen.block("next", f"loopwright predict {run.path} ...   ·   loopwright resume {run.path} --epochs N")
+    (folder / "README.md").write_text(model_card(job, run, result), encoding="utf-8")

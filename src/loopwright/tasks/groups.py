@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopwright.tasks.text import PadsToBuckets
 
-class GroupCollator:
+
+class GroupCollator(PadsToBuckets):
     """Makes batches of the shape (samples, texts, tokens), also of samples that differ in their number of texts.
 
     A sample has what the tokenizer made of its texts, as lists, and "position"; "labels" if it has any. In a batch,
@@ -20,7 +22,7 @@ class GroupCollator:
     def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
         from loopwright.data.collators import DataCollatorForMultipleChoice
 
-        self._collate = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+        self._pad = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch."""
@@ -28,7 +30,7 @@ class GroupCollator:
 
         counts = torch.tensor([len(sample["input_ids"]) for sample in features])
         most = int(counts.max())
-        batch = dict(self._collate([_filled(sample, most) for sample in features]))
+        batch = dict(self._pad([_filled(sample, most) for sample in features]))
         batch["is_text"] = torch.arange(most) < counts[:, None]
         batch["position"] = torch.tensor([sample["position"] for sample in features])
         return batch

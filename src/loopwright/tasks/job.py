@@ -7,6 +7,7 @@ import functools
 import math
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,41 +15,44 @@ from typing import Any
 
 import torch
 
-from loopwright.callbacks import EarlyStoppingCallback, TerminateOnNaNCallback
+from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TerminateOnNaNCallback, TrackerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import seed_generators
-from loopwright.errors import ConfigError, InputError
+from loopwright.engine.trackers import resolve_trackers
+from loopwright.errors import ConfigError, InputError, Preempted
 from loopwright.optimizers import create_optimizer
 from loopwright.report import LiveReport
-from loopwright.results import TrainResult
+from loopwright.results import LearningRateCurve, TrainResult
 from loopwright.resuming import stored_window
 from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
 from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
+from loopwright.tasks import start_block
 from loopwright.tasks.adapting import add_adapters, freeze
 from loopwright.tasks.base import Job, Origin, Task
+from loopwright.tasks.batch_size import choose_batch
 from loopwright.tasks.data import RunData
 from loopwright.tasks.finishing import finish
-from loopwright.tasks.rehearsal import num_tokens, rehearse
+from loopwright.tasks.pace import Course, Pace, TimeSpent
+from loopwright.tasks.rates import Search, choose_rate, find_rate
+from loopwright.tasks.rehearsal import Rehearsal, num_tokens, rehearse
 from loopwright.tasks.reporting import ReportProgress
 from loopwright.tasks.restoring import newest_checkpoint
 from loopwright.tasks.scoring import finite
-from loopwright.tasks.screen import Screen, metrics_text
+from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
-from loopwright.tasks.trainer import TaskTrainer, loader_options
+from loopwright.tasks.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
 
 _FLOORS = "baselines.json"
 _LENGTHS = "lengths.bin"
-_LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
 # Settings of TrainingArguments that a task does not follow; another value than this is refused, not ignored.
 _NOT_FOLLOWED: Mapping[str, tuple[Any, str]] = {
     "eval_delay": (0, "evaluations begin with the first one that is due"),
     "eval_on_start": (False, "run `loopwright evaluate` on an earlier run instead"),
     "label_smoothing_factor": (0.0, "the loss is the model's own"),
     "data_seed": (None, "set --seed"),
-    "report_to": ([], "metrics.jsonl has everything; trackers are used through loopwright.Trainer"),
     "prediction_loss_only": (False, "leave it out"),
 }
 
@@ -81,11 +85,12 @@ class Length:
 
 
 def check_followed(training: Any) -> None:
-    """Refuse settings that would change nothing.
+    """Refuse settings that would change nothing, and trackers that are not there.
 
     Raises:
         ConfigError: it names the first.
     """
+    resolve_trackers(training.report_to)
     for name, (value, instead) in _NOT_FOLLOWED.items():
         if getattr(training, name) != value:
             raise ConfigError(f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}")
@@ -239,21 +244,30 @@ def train(
     """
     check_followed(settings.training)
     prepare_torch(settings)
-    newest = None if run is None else newest_checkpoint(run)
+    with screen.waiting("verifying the newest checkpoint", is_one_step=True):
+        newest = None if run is None else newest_checkpoint(run)
+    if newest is not None:
+        _check_not_auto(settings)
     if run is not None and newest is not None:
         origin = Origin(str(run.model), is_run=True, module=settings.module)
     else:
         origin = given_origin(task, settings)
-    job = build_job(task, data, settings, origin)
-    load_data(job)
-    _say_model(job, screen)
-    floors = _floors(job) if run is None or newest is None else read_json(run.path / _FLOORS, {})
-    trainer = TaskTrainer(job, make_optimizer(job), say=screen.say)
+    with data.watched(screen, "preparing the rows"):
+        job = build_job(task, data, settings, origin)
+        load_data(job)
+    start_block.say_model(job, screen)
+    with data.watched(screen, "working out the floors"):
+        floors = _floors(job) if run is None or newest is None else read_json(run.path / _FLOORS, {})
+    if newest is None:
+        choose_batch(job, settings, make_optimizer, screen)
+    trainer = _make_trainer(job, screen)
     window = window_of(settings.training, trainer.num_processes, newest)
     length = measure(job, window)
     best = best_metric(job, settings)
-    _say_batch(job, length, screen, trainer.num_processes, window)
-    _say_floors(floors, screen)
+    course = _course(job, length)
+    start_block.say_device(job, trainer, screen)
+    start_block.say_batch(job, course, screen, trainer.num_processes, window)
+    start_block.say_floors(floors, screen)
     is_new = run is None
     folder: RunFolder = gather_objects(make_run() if run is None and trainer.is_first else run)[0]
     with _removed_on_failure(folder, is_new and trainer.is_first):
@@ -264,34 +278,77 @@ def train(
                 folder.model.mkdir(exist_ok=True)
                 task.save_skeleton(job, folder.model)
         if settings.args.rehearsal and newest is None:
-            rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
-            trainer = TaskTrainer(job, make_optimizer(job), say=screen.say)
+            found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
+            course = _course(job, length, found)
+            trainer = _make_trainer(job, screen)
+        if "learning_rate" in settings.args.auto:
+            options = _training_options(job, trainer, folder)
+            choose_rate(job, settings, make_optimizer, options, folder if trainer.is_first else None, screen)
+            trainer = _make_trainer(job, screen)
     screen.attach(folder)
+    if newest is None:
+        start_block.say_time(course, screen)
+    start_block.say_run(folder, screen)
     if trainer.is_first:
         metric, direction = best[0].removeprefix("eval_"), best[1]
         note_in_index(folder, task=task.name, state="running", metric=metric, direction=direction)
-    return _run(job, trainer, length, best, folder, floors, screen)
+    return _run(job, trainer, length, course, best, folder, floors, screen)
 
 
 def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFolder, screen: Screen) -> None:
     """Do what comes before the first update, and stop there; called by `check` with a folder that it removes."""
     check_followed(settings.training)
     prepare_torch(settings)
-    job = build_job(task, data, settings, given_origin(task, settings))
-    load_data(job)
-    _say_model(job, screen)
-    num_processes = TaskTrainer(job).num_processes
+    with data.watched(screen, "preparing the rows"):
+        job = build_job(task, data, settings, given_origin(task, settings))
+        load_data(job)
+    start_block.say_model(job, screen)
+    choose_batch(job, settings, make_optimizer, screen)
+    trainer = TaskTrainer(job)
     best_metric(job, settings)
-    window = window_of(settings.training, num_processes, None)
-    _say_batch(job, measure(job, window), screen, num_processes, window)
-    _say_floors(_floors(job), screen)
-    rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
+    window = window_of(settings.training, trainer.num_processes, None)
+    length = measure(job, window)
+    start_block.say_device(job, trainer, screen)
+    start_block.say_batch(job, _course(job, length), screen, trainer.num_processes, window)
+    start_block.say_floors(_floors(job), screen)
+    found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
+    start_block.say_time(_course(job, length, found), screen)
+
+
+def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
+    """Find a learning rate, and write nothing; called by `loopwright find-lr`."""
+    check_followed(settings.training)
+    prepare_torch(settings)
+    with data.watched(screen, "preparing the rows"):
+        job = build_job(task, data, settings, given_origin(task, settings))
+        load_data(job)
+    start_block.say_model(job, screen)
+    choose_batch(job, settings, make_optimizer, screen)
+    trainer = TaskTrainer(job)
+    measure(job, window_of(settings.training, trainer.num_processes, None))
+    start_block.say_device(job, trainer, screen)
+    return find_rate(job, make_optimizer, _training_options(job, trainer, None), screen, search)
+
+
+def _check_not_auto(settings: Settings) -> None:
+    """Refuse to look for settings of a run that has begun with others.
+
+    Raises:
+        InputError: it names the first.
+    """
+    for name in settings.args.auto:
+        raise InputError(
+            "args.value",
+            f"--{name} auto: the run has begun with {getattr(settings.training, name):g}",
+            fix=f"--{name} NUMBER   or   leave it out to keep {getattr(settings.training, name):g}",
+        )
 
 
 def _run(
     job: Job,
     trainer: TaskTrainer,
     length: Length,
+    course: Course,
     best: tuple[str, str],
     run: RunFolder,
     floors: Mapping[str, Mapping[str, float]],
@@ -300,15 +357,24 @@ def _run(
     training, args = job.training, job.args
     watch = TerminateOnNaNCallback()
     live = LiveReport(run.path) if trainer.is_first else None
-    callbacks: list[Any] = [watch, ReportProgress(screen.say, length.updates, training.logging_first_step, live)]
+    pace = Pace(course, TimeSpent(start=time.monotonic() - screen.began))
+    decisive = best[0].removeprefix("eval_")
+    callbacks: list[Any] = [watch, ReportProgress(screen, pace, decisive, training.logging_first_step, live)]
     if args.early_stopping_patience is not None:
         callbacks.append(
             EarlyStoppingCallback(
                 args.early_stopping_patience, args.early_stopping_threshold, best[0], best[1] == "max"
             )
         )
+    if training.report_to:
+        callbacks.append(_tracking(job, run))
+    trainer.around_saves = pace.saving
+    if args.profile is not None:
+        callbacks.append(ProfileCallback(args.profile, run.path / "profile"))
     trainer.callback_handler.add_callbacks([*callbacks, *job.task.callbacks(job, run)])
     evaluates = training.eval_strategy != "no"
+    with job.data.watched(screen, "measuring the lengths of the rows"):
+        options = _training_options(job, trainer, run)
     state = "failed"
     try:
         result = trainer.train(
@@ -320,7 +386,7 @@ def _run(
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             gradient_clip_norm=training.max_grad_norm or None,
             create_scheduler_fn=functools.partial(_schedule, training=training, num_updates=length.updates),
-            train_dataloader_kwargs=_training_options(job, trainer, run),
+            train_dataloader_kwargs=options,
             eval_dataloader_kwargs={**loader_options(training), "batch_size": training.eval_batch_size},
             collate_fn=job.collate_fn,
             resume_from="auto",
@@ -335,14 +401,20 @@ def _run(
             nan=training.nan,
             bad_samples=training.bad_samples,
             reduction=training.reduction,
+            oom="split" if training.auto_find_batch_size else args.oom,
         )
+        pace.end_saves()
         reason = result.stop_reason or ""
         state = "stopped" if reason == STOPPED_BY_FILE else "done"
         if watch.triggered or "not finite" in reason:
             state = "diverged"
         if state == "done":
-            finish(job, run, best, result, floors, screen)
+            finish(job, run, best, result, floors, screen, pace.spent)
+    except (KeyboardInterrupt, Preempted):
+        start_block.say_saved(run, pace.end_saves(), screen)
+        raise
     finally:
+        screen.close_line()
         if trainer.is_first:
             told = run.read_result().get("metrics", {}).get(best[0].removeprefix("eval_"))
             ended = state if state != "failed" else run.status.get("state", state)
@@ -350,11 +422,28 @@ def _run(
     return Outcome(run, state, result)
 
 
-def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder) -> dict[str, Any]:
+def _make_trainer(job: Job, screen: Screen) -> TaskTrainer:
+    return TaskTrainer(job, make_optimizer(job), say=lambda line: start_block.say_of_trainer(line, screen))
+
+
+def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Course:
+    """Return what the run has before it, and what the rehearsal says of how long that takes."""
+    training = job.training
+    return Course(
+        length.updates,
+        length.epochs,
+        evaluates=training.eval_strategy != "no",
+        evaluate_every=steps_of(training.eval_steps, length.updates) if training.eval_strategy == "steps" else None,
+        update_seconds=None if rehearsed is None else rehearsed.update_seconds,
+        evaluation_seconds=None if rehearsed is None else rehearsed.evaluation_seconds,
+    )
+
+
+def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder | None) -> dict[str, Any]:
     """Return the arguments of the training loader: workers, the order of the rows, and the lengths of batches."""
     training, args = job.training, job.args
     options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
-    longest = next((getattr(args, name) for name in _LENGTH_FLAGS if getattr(args, name, None)), None)
+    longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
     lengths = chosen_lengths(
         training.length_buckets,
         longest,
@@ -367,8 +456,10 @@ def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder) -> dict[st
     if training.train_sampling_strategy == "sequential":
         options["shuffle"] = False
     elif training.train_sampling_strategy == "group_by_length":
-        cache = run.path / _LENGTHS if trainer.is_first else None
-        found = sample_lengths(job.train_dataset, training.length_column_name, function=num_tokens, cache=cache)
+        cache = run.path / _LENGTHS if trainer.is_first and run is not None else None
+        found = sample_lengths(
+            job.train_dataset, training.length_column_name, function=num_tokens, cache=cache, watch=iter
+        )
         options["sampler"] = LengthGroupedSampler(found, training.train_batch_size)
     return options
 
@@ -383,6 +474,18 @@ def _schedule(optimizer: Any, *, training: Any, num_updates: int) -> Any:
     )
 
 
+def _tracking(job: Job, run: RunFolder) -> TrackerCallback:
+    training = job.training
+    project = {} if training.project == type(training).project else {"project": training.project}
+    return TrackerCallback(
+        training.report_to,
+        run.path / "trackers",
+        training.run_name or run.id,
+        {**vars(job.args), **training.to_dict()},
+        **project,
+    )
+
+
 def _checkpointing(job: Job, length: Length, best: tuple[str, str], run: RunFolder) -> Checkpointing:
     training = job.training
     return Checkpointing(
@@ -394,38 +497,6 @@ def _checkpointing(job: Job, length: Length, best: tuple[str, str], run: RunFold
         run_folder=run.path,
         allow_changed_data=job.args.allow_changed_data,
     )
-
-
-# ------------------------------------------------------------------------------------------------------ saying
-
-
-def _say_model(job: Job, screen: Screen) -> None:
-    parameters = list(job.model.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    new = f"  new: {', '.join(job.new_weights[:4])}" if job.new_weights else ""
-    more = f" and {len(job.new_weights) - 4} more" if len(job.new_weights) > 4 else ""
-    name = job.args.model or "a small model from scratch"
-    screen.block(
-        "model", f"{name}  {total / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained{new}{more}", *job.notes
-    )
-
-
-def _say_batch(job: Job, length: Length, screen: Screen, num_processes: int, window: int) -> None:
-    training = job.training
-    batch = training.train_batch_size
-    screen.block(
-        "batch",
-        f"{batch} × accum {window // num_processes} × {num_processes} device{'s' if num_processes > 1 else ''} = "
-        f"{batch * window} · {length.updates} steps in {length.epochs} "
-        f"epoch{'s' if length.epochs > 1 else ''} · lr {training.learning_rate:g} {training.lr_scheduler_type}, "
-        f"warmup {training.get_warmup_steps(length.updates)} · seed {training.seed}",
-    )
-
-
-def _say_floors(floors: Mapping[str, Mapping[str, float]], screen: Screen) -> None:
-    if floors:
-        screen.block("floor", " · ".join(f"{name} {metrics_text(values, {})}" for name, values in floors.items()))
 
 
 @contextlib.contextmanager

@@ -257,6 +257,10 @@ class PaddingCollator:
             batch["text"] = [each["text"] for each in features]
         return batch
 
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
+
     def _bucket_length(self, length: int) -> int:
         from loopwright.data.buckets import bucket_length
 

@@ -21,6 +21,7 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
+from loopwright.tasks.text_samples import tokens_of
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 _LARGEST_BLOCK = 512
@@ -188,6 +189,12 @@ class MaskedLanguageModel(language.LanguageTask):
             filled = "".join(piece + fill for piece, fill in zip(pieces, [*fills, ""], strict=True))
             found.append({"text": filled, "masks": masks})
         return found
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens with their masks, and those that are asked for."""
+        wanted = [token for token in batch["labels"][index].tolist() if token != language.IGNORED]
+        asked = " · ".join(job.processor.decode([token]) for token in wanted)
+        return [("text", tokens_of(job, batch, index)), (f"{len(wanted)} asked for", asked)]
 
 
 class Masking:

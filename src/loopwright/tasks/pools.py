@@ -26,7 +26,8 @@ class PoolScorer(Scorer):
 
     A sample has "position", "first" and "second" (the embeddings of its two texts), and "keys" (a number for each of
     the two texts, the same for the same text). A partner with the same text as the right one is no rival of it, nor is
-    the partner of a row with the same first text. A complete sample has "rank" (from 1), "similarity" and "loss".
+    the partner of a row with the same first text. A complete sample has "rank" (from 1), "similarity", "loss", and
+    "nearest_other": the similarity of the best rival, None without one.
 
     Args:
         pool_size: rows of a pool; the last one may have fewer.
@@ -110,11 +111,13 @@ class PoolScorer(Scorer):
             losses = _log_sum(rows / self._temperature) - right / self._temperature
             self._loss.add(losses)
             self._count += len(rows)
-            for sample, rank, similarity, loss in zip(samples[start:], ranks, right, losses, strict=False):
+            rows[np.arange(len(rows)), places] = -np.inf
+            rivals = rows.max(axis=1)
+            columns = zip(samples[start:], ranks, right, rivals, losses, strict=False)
+            for sample, rank, similarity, rival, loss in columns:
                 shown = {name: value for name, value in sample.items() if name not in _PRIVATE}
-                scored.append(
-                    {**shown, "rank": int(rank), "similarity": round(float(similarity), 6), "loss": float(loss)}
-                )
+                shown |= {"rank": int(rank), "similarity": round(float(similarity), 6), "loss": float(loss)}
+                scored.append({**shown, "nearest_other": round(float(rival), 6) if np.isfinite(rival) else None})
         return scored
 
     @staticmethod

@@ -31,6 +31,7 @@ from loopwright.tasks.question_features import (
     answers_of,
 )
 from loopwright.tasks.scoring import Scorer
+from loopwright.tasks.text_samples import tokens_of
 
 SPAN_CLASS = "AutoModelForQuestionAnswering"
 GENERATION_CLASS = "AutoModelForSeq2SeqLM"
@@ -210,6 +211,17 @@ class QuestionAnswering(Task):
         return float((batch["labels"] != IGNORED).sum()) if "labels" in batch else None
 
     # --- scoring ------------------------------------------------------------------------------------------------
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens of question and context, and those of the answer."""
+        if TARGETS[0] not in batch:
+            return super().describe_sample(job, batch, index)
+        start, end = (int(batch[name][index]) for name in TARGETS)
+        is_unanswered = start == int(batch["null_index"][index])
+        answer = (
+            "none in this part" if is_unanswered else job.processor.decode(batch["input_ids"][index][start : end + 1])
+        )
+        return [("text", tokens_of(job, batch, index)), ("answer", answer)]
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return exact match and F1, as SQuAD 1.1 or 2.0 has them."""

@@ -200,6 +200,10 @@ class SpanCollator(text.PadsToBuckets):
                 batch[name] = [each[name] for each in features]
         return batch
 
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {**super().padded_dimensions(batch), "offsets": 1}
+
 
 class TextEncoder:
     """Makes the features of a row whose answer is generated; used in loader workers.

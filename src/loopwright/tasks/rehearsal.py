@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
-from loopwright.callbacks import LimitEvalStepsCallback
+from loopwright.callbacks import LimitEvalStepsCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.named import optimizer_state, parameter_names
+from loopwright.data.images import ImageDataset
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, local, split_like
 from loopwright.errors import CheckpointError, ConfigError
+from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.screen import Screen, size
@@ -30,6 +32,7 @@ from loopwright.tasks.trainer import TaskTrainer, loader_options
 
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
+_UPDATES = 2
 _FAULT = "the disk or the memory is at fault"
 
 
@@ -43,6 +46,8 @@ class Rehearsal:
         memory: the most bytes in use; of the device where there is one, of the process otherwise.
         checkpoint_bytes: the size of a checkpoint.
         free_bytes: what is free on the disk of the run.
+        update_seconds: how long an update of long rows takes, once everything is warm.
+        evaluation_seconds: how long an evaluation takes, as far as its first batches tell.
     """
 
     seconds: float
@@ -50,6 +55,57 @@ class Rehearsal:
     memory: int
     checkpoint_bytes: int
     free_bytes: int
+    update_seconds: float
+    evaluation_seconds: float
+
+
+class Stopwatch(TrainerCallback):
+    """Times the updates and the evaluation batches of a rehearsal; it waits for the device, which no run does.
+
+    The first update, which makes everything warm, is made with a learning rate of zero: only the last one counts.
+
+    Attributes:
+        updates: seconds of each update.
+        batches: seconds of each evaluation batch.
+    """
+
+    asks_alike = True
+
+    def __init__(self) -> None:
+        self.updates: list[float] = []
+        self.batches: list[float] = []
+        self._began = 0.0
+        self._rates: list[Any] = []
+
+    def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start, with learning rates of zero."""
+        self._rates = [group["lr"] for group in trainer.optimizer.param_groups]
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = 0.0
+        self._began = time.monotonic()
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Note how long an update took, and give the learning rates back."""
+        self.updates.append(self._lap(trainer))
+        for group, rate in zip(trainer.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+    def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Start again."""
+        self._began = time.monotonic()
+
+    def on_eval_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Note how long a batch took."""
+        self.batches.append(self._lap(trainer))
+
+    def _lap(self, trainer: TrainerLike) -> float:
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize(trainer.device)
+        now = time.monotonic()
+        took, self._began = now - self._began, now
+        return took
 
 
 def rehearse(
@@ -70,8 +126,9 @@ def rehearse(
     started = time.monotonic()
     kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
     modes = [(module, module.training) for module in job.model.modules()]
-    limits = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False)]
-    trainer = TaskTrainer(job, make_optimizer(job), limits, say=_say_nothing, is_rehearsal=True)
+    watch = Stopwatch()
+    callbacks = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False), watch]
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=_say_nothing, is_rehearsal=True)
     device = trainer.device
     generators = generator_states(device)
     folder = run.path / ".rehearsal"
@@ -87,12 +144,18 @@ def rehearse(
         for module, mode in modes:
             module.training = mode
         restore_generator_states(generators, device)
+    num_eval_batches = -(-len(job.eval_dataset) // (job.training.eval_batch_size * trainer.num_processes))
     found = Rehearsal(
         seconds=time.monotonic() - started,
         loss=loss,
         memory=_memory(device),
         checkpoint_bytes=num_bytes,
         free_bytes=shutil.disk_usage(run.path).free,
+        update_seconds=min(watch.updates),
+        evaluation_seconds=min(watch.batches, default=0.0) * num_eval_batches,
+    )
+    too_large = (
+        f"micro-batches of {job.training.train_batch_size} do not fit: {trainer.num_parts} parts each, same maths"
     )
     where = "on the GPU" if device.type == "cuda" else "of this process"
     needed = (num_kept + 2) * num_bytes
@@ -100,6 +163,7 @@ def rehearse(
         "memory",
         f"{size(found.memory)} {where} · disk {num_kept + 2} checkpoints × {size(num_bytes)} = {size(needed)} of "
         f"{size(found.free_bytes)} free",
+        *([too_large] if trainer.num_parts > 1 else []),
     )
     screen.block(
         "check",
@@ -110,15 +174,18 @@ def rehearse(
 
 
 def _one_update(job: Job, trainer: TaskTrainer, folder: Any) -> tuple[float, int]:
-    """Train one update on long rows, evaluate, save, load and compare; return its loss and the checkpoint's bytes."""
+    """Train on long rows, evaluate, save, load and compare; return the loss and the checkpoint's bytes.
+
+    The same rows come twice: the first time makes everything warm, the second tells how long an update takes.
+    """
     training = job.training
     num_rows = training.train_batch_size * training.gradient_accumulation_steps * trainer.num_processes
     result = trainer.train(
-        Subset(job.train_dataset, longest_rows(job.train_dataset, num_rows)),
+        Subset(job.train_dataset, longest_rows(job.train_dataset, num_rows) * _UPDATES),
         num_epochs=1,
         eval_dataset=job.eval_dataset,
         per_device_batch_size=training.train_batch_size,
-        max_num_train_steps=1,
+        max_num_train_steps=_UPDATES,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         gradient_clip_norm=training.max_grad_norm or None,
         train_dataloader_kwargs={**loader_options(training), "num_workers": 0},
@@ -126,9 +193,11 @@ def _one_update(job: Job, trainer: TaskTrainer, folder: Any) -> tuple[float, int
         collate_fn=job.collate_fn,
         seed=training.seed,
         mixed_precision=training.mixed_precision,
+        step_mode="eager",
+        oom=job.args.oom,
         checkpoints=Checkpointing(folder, keep_best=None, asynchronous=False),
     )
-    num_bytes = world_process_zero_only(_compare)(job, trainer, folder / "step-0000000001")
+    num_bytes = world_process_zero_only(_compare)(job, trainer, folder / f"step-{trainer.progress.update:010d}")
     return float(result.metrics["train_loss_epoch"]), int(num_bytes or 0)
 
 
@@ -155,9 +224,12 @@ def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def longest_rows(dataset: Any, count: int) -> list[int]:
-    """Return the positions of rows that need much memory: the longest of those at the start of the data."""
-    if "input_ids" not in dataset[0]:
-        return list(range(min(count, len(dataset))))  # images, which are all of one size
+    """Return the positions of rows that need much memory: the longest of those at the start of the data.
+
+    Images are all of one size once they are transformed, so that none is decoded to choose the first ones.
+    """
+    if isinstance(dataset, ImageDataset) or "input_ids" not in dataset[0]:
+        return list(range(min(count, len(dataset))))
     looked_at = range(min(len(dataset), _ROWS_LOOKED_AT))
     lengths = [(num_tokens(dataset[index]), -index) for index in looked_at]
     return [-index for _, index in sorted(lengths, reverse=True)[:count]]

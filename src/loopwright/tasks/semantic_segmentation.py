@@ -85,14 +85,8 @@ class SemanticSegmentation(VisionTask):
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
     demo = MappingProxyType(
         {
-            "epochs": 20,
-            "batch": 8,
-            "lr": 3e-3,
-            "lr_scheduler_type": "cosine",
-            "weight_decay": 0.1,
-            "ema": 0.995,
-            "augmentation": "none",
-            "class_weights": ["0.35", *["1"] * 10],
+            **{"epochs": 13, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
+            **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.15", *["1"] * 10]},
             "threads": 1,
         }
     )
@@ -560,7 +554,7 @@ def label_names(job: Job) -> Sequence[str]:
 def mask_file(classes: ClassMap) -> bytes:
     """Return a map of classes as a PNG: with a palette, so that it can be looked at, or grey with 16 bits."""
     from loopwright.data.pictures import palette
-    from loopwright.data.pictures.canvas import pillow
+    from loopwright.data.vision_extra import pillow
 
     if classes.max(initial=0) < 256:
         image = pillow().fromarray(classes.astype(np.uint8))

@@ -237,6 +237,12 @@ class SentenceEmbedding(Task):
         skipped = ("position", "is_text", "labels")
         return {name: value.flatten(0, 1) for name, value in batch.items() if name not in skipped}
 
+    def why_not_cut(self, job: Job) -> str | None:
+        """Return why pairs stay together: each is told apart from all others of its batch."""
+        if job.args.objective == "scores":
+            return None
+        return "the loss compares each pair with all others of its batch, so that a part of it is another loss"
+
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the mean loss, and the vectors: (samples, 2, dimensions)."""
         from torch.nn import functional

@@ -205,6 +205,18 @@ class SequenceToSequence(Task):
         }
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the first texts of the evaluation, which are generated already."""
+        rows = job.eval_dataset.rows
+        return [
+            {
+                "source": rows[sample["position"]]["source"],
+                "written": sample["prediction"],
+                "true": sample["reference"],
+            }
+            for sample in sorted(samples, key=lambda sample: int(sample["position"]))
+        ]
+
     def generate(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[str]:
         """Return the text that the model writes for each row, by beams or greedily: nothing is drawn at random."""
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

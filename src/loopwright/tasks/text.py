@@ -434,6 +434,11 @@ class PadsToBuckets:
 
         self._pad = with_buckets(self._pad, lengths)
 
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        dimensions: dict[str, int] = self._pad.padded_dimensions(batch)
+        return dimensions
+
 
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:
     """Return pairs of what was typed: two texts each, or one text each with a tab between the two.

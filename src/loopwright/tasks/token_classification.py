@@ -21,6 +21,7 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.text_samples import tokens_of
 
 AUTO_CLASS = "AutoModelForTokenClassification"
 IGNORED = -100
@@ -208,6 +209,22 @@ class TokenClassification(Task):
 
     # --- predicting ---------------------------------------------------------------------------------------------
 
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens, and the words that have a tag with theirs."""
+        names = _names(job.plan)
+        pieces: dict[int, tuple[list[int], int]] = {}
+        columns = (batch[name][index].tolist() for name in ("input_ids", "words", "labels"))
+        for token, word, label in zip(*columns, strict=True):
+            if word != _NO_WORD:
+                entry = pieces.setdefault(word, ([], label))
+                entry[0].append(token)
+        tagged = [
+            f"{job.processor.decode(tokens).strip()}/{names[label]}"
+            for tokens, label in pieces.values()
+            if label != IGNORED and names[label] != OUTSIDE
+        ]
+        return [("text", tokens_of(job, batch, index)), ("tags", "  ".join(tagged) or "none")]
+
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the tag and the score of each word of pieces of text that fit the model."""
         counts = [max(row) + 1 for row in batch["words"].tolist()]
@@ -318,6 +335,10 @@ class Collator(text.PadsToBuckets):
             longest = longest if self.bucket_lengths is None else max(longest, width)  # few shapes here too
             batch["tags"] = torch.tensor(pad_lists([row["tags"] for row in features], longest, IGNORED, "right"))
         return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {**super().padded_dimensions(batch), "words": 1, "tags": 1}
 
 
 def _inner_labels(names: Sequence[str]) -> list[int]:

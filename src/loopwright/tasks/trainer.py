@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
+from loopwright.data.cutting import cut_rows
 from loopwright.engine import create_accelerator
 from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
 from loopwright.evaluation import run_eval_epoch, swapped
+from loopwright.memory import Saving, told_savings
 from loopwright.results import EvaluationResult
 from loopwright.settings import RunSettings
 from loopwright.tasks.base import Job
@@ -22,6 +25,8 @@ from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_in
 from loopwright.trainer import Trainer
 
 TRAIN_LOSS = "train_eval_loss"
+LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
+_NUM_FIRST = 3
 
 
 class TaskTrainer(Trainer):
@@ -37,6 +42,9 @@ class TaskTrainer(Trainer):
     Attributes:
         intervals: (low, high) of the metrics of the last evaluation.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
+        around_saves: called for a context that every save is made in.
+        first_samples: the first few samples of the last evaluation, as far as this process has scored them.
+        look_at_first_batch: called with the next micro-batch that is trained on, and then forgotten.
     """
 
     def __init__(
@@ -52,6 +60,9 @@ class TaskTrainer(Trainer):
         self._evaluates_training = job.args.eval_on_train and not is_rehearsal
         self.intervals: dict[str, tuple[float, float]] = {}
         self.examples = Examples()
+        self.first_samples: list[dict[str, Any]] = []
+        self.look_at_first_batch: Callable[[Any], None] | None = None
+        self.around_saves: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._say = say
         self._prefix = "eval_"
         self._scorer: Scorer = job.task.create_scorer(job)
@@ -69,6 +80,9 @@ class TaskTrainer(Trainer):
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return the task's loss."""
+        if self.look_at_first_batch is not None:
+            look, self.look_at_first_batch = self.look_at_first_batch, None
+            look(batch)
         loss, outputs = self.job.task.compute_loss(self.job, self.model, batch)
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
 
@@ -84,6 +98,7 @@ class TaskTrainer(Trainer):
             loss, outputs = task.compute_loss(self.job, self.model, batch)
             samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
         complete = self._scorer.add(samples)
+        self.first_samples += [sample for sample in complete if sample["position"] < _NUM_FIRST]
         if self._is_full:
             self._keep(complete)
         return {"loss": loss, "model_outputs": None, "batch_size": num_rows(batch)}
@@ -106,6 +121,7 @@ class TaskTrainer(Trainer):
         """Begin to score."""
         super().eval_epoch_start()
         self._scorer = self.job.task.create_scorer(self.job)
+        self.first_samples = []
 
     def eval_epoch_end(self) -> None:
         """Put the metrics of all processes together, and into the history."""
@@ -126,6 +142,13 @@ class TaskTrainer(Trainer):
             for name, (low, high) in self.intervals.items():
                 self.run_history.update_metric(f"eval_{name}_low", low)
                 self.run_history.update_metric(f"eval_{name}_high", high)
+
+    def _ask_for_what_is_due(self) -> None:
+        """Leave out an evaluation by steps that the one at the end of the epoch would only repeat."""
+        super()._ask_for_what_is_due()
+        ends_epoch = self.progress.batch == self._train_dataloader.num_batches or self._is_complete()
+        if ends_epoch and self._evaluation_is_due():
+            self.requests.evaluate = False
 
     def training_run_epoch_end(self) -> None:
         """Evaluate on the training data too, where that is asked for."""
@@ -172,11 +195,53 @@ class TaskTrainer(Trainer):
         """Whether this is the first process, which writes files."""
         return self._engine.rank == 0
 
+    # --- too little memory --------------------------------------------------------------------------------------
+
+    def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
+        """Return some rows of a batch; its lists have an entry per sample."""
+        return cut_rows(batch, rows, start, stop, lists_are_rows=True)
+
+    def why_not_cut(self) -> str | None:
+        """Return why the task's batches may not be run in parts."""
+        return self.job.task.why_not_cut(self.job)
+
+    def remedy_of_policy(self) -> str:
+        """Return the flag."""
+        return "--oom split"
+
+    def remedies_of_step(self) -> str:
+        """Return flags that make the optimizer's state smaller."""
+        return "--optim adafactor   or   --lora   or   a smaller --model"
+
+    def remedies_of_batch(self, rows: int, length: int | None, savings: list[Saving]) -> str:
+        """Return flags that make activations smaller, each with what it saves."""
+        training, args = self.job.training, self.job.args
+        accumulation = training.gradient_accumulation_steps
+        words = {
+            "half_batch": f"--batch {rows // 2} --gradient_accumulation_steps {2 * accumulation}",
+            "bf16": "--bf16",
+            "checkpointing": "--gradient_checkpointing",
+        }
+        flag = next((name for name in LENGTH_FLAGS if getattr(args, name, None)), None)
+        if flag is not None and length is not None:
+            words["half_length"] = f"--{flag} {length // 2}"
+        known = [saving for saving in savings if saving.name in words]
+        return told_savings(words, known) or "a smaller --batch   or   --bf16   or   --gradient_checkpointing"
+
+    def remedies_of_evaluation(self) -> str:
+        """Return flags that make evaluation batches smaller."""
+        smaller = max(self.job.training.eval_batch_size // 2, 1)
+        return f"--per_device_eval_batch_size {smaller}   or   --bf16   or   shorter samples"
+
     # --- what the core offers to override -----------------------------------------------------------------------
 
     def checkpoint_path(self) -> Path | None:
         """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
         return None if self._saver is None else self._saver.path(self.progress.update)
+
+    def _serve_saves(self) -> None:
+        with self.around_saves() if self.requests.saves else nullcontext():
+            super()._serve_saves()
 
     def improves(self) -> bool:
         """Whether the latest evaluation is the best so far; asked right after it."""

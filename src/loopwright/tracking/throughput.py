@@ -60,6 +60,9 @@ class Throughput:
         device: of the run.
         num_parameters: of the model; None leaves the utilisation out.
         peak_flops: of one device in FLOP/s; None leaves the utilisation out.
+
+    Attributes:
+        waited_seconds: how long windows were waited for, since it was made.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Throughput:
         self._num_parameters = num_parameters
         self._peak_flops = peak_flops
         self._started: float | None = None
-        self._waited = 0.0
+        self._waited = self.waited_seconds = 0.0
         self._samples = self._tokens = self._slots = 0
 
     def watch(self, windows: Iterator[W]) -> Iterator[W]:
@@ -87,7 +90,9 @@ class Throughput:
                 window = next(windows)
             except StopIteration:
                 return
-            self._waited += clock() - begin
+            waited = clock() - begin
+            self._waited += waited
+            self.waited_seconds += waited
             self._count(window)
             yield window
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loopwright.data.images.pillow import pillow
 from loopwright.data.images.scene import Scene
 from loopwright.data.images.transforms import Compose, Transform
+from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError, InputError
 
 Row = Mapping[str, Any]

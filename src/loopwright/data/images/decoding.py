@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.data.images.pillow import pillow
+from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes"

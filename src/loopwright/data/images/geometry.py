@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.data.images.pillow import pillow
 from loopwright.data.images.scene import IGNORED_CLASS, Scene, boxes_of_masks
+from loopwright.data.vision_extra import pillow
 
 Boxes: TypeAlias = "NDArray[np.float32]"
 Matrix: TypeAlias = "NDArray[np.float64]"

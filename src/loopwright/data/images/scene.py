@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.data.images.decoding import decode_image, decode_mask
-from loopwright.data.images.pillow import extra_module
+from loopwright.data.vision_extra import vision_module
 from loopwright.errors import DataError
 
 IGNORED_CLASS = 255
@@ -164,7 +164,7 @@ def boxes_of_masks(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
 
 
 def _drawn(segment: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
-    coco = extra_module("faster_coco_eval.core.mask", "faster-coco-eval", "drawing the masks of objects")
+    coco = vision_module("faster_coco_eval.core.mask", "faster-coco-eval", "drawing the masks of objects")
     height, width = size
     if isinstance(segment, Mapping):
         if list(segment["size"]) != [height, width]:

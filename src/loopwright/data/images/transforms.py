@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.data.images.geometry import MIDDLE_GREY, Color, cropped, flipped, padded, resized, warped
-from loopwright.data.images.pillow import pillow
 from loopwright.data.images.scene import IGNORED_CLASS, Scene
+from loopwright.data.vision_extra import pillow
 from loopwright.errors import ConfigError
 
 Transform: TypeAlias = Callable[[Scene, np.random.Generator], Scene]

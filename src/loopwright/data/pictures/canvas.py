@@ -1,16 +1,15 @@
-"""Images to draw on: from arrays, larger and smaller, and as bytes. Pillow is looked for here, once for all."""
+"""Images to draw on: from arrays, larger and smaller, and as bytes."""
 
 from __future__ import annotations
 
 import io
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.errors import DataError, InputError
+from loopwright.data.vision_extra import pillow
+from loopwright.errors import DataError
 
 Color: TypeAlias = tuple[int, int, int]
 # A PIL.Image.Image: Pillow is an extra, so its types are not imported.
@@ -22,17 +21,6 @@ WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
 # Smaller images than this are enlarged before something is drawn on them: a label of 11 pixels must leave room.
 LEAST_SIDE = 224
-
-
-def pillow(module: str = "Image", purpose: str = "drawing") -> Any:
-    """Return a module of Pillow; called whenever one is used.
-
-    Raises:
-        InputError: it is not installed ("install.extra"); its fix is the line that installs it.
-    """
-    if find_spec("PIL") is None:
-        raise InputError("install.extra", f"{purpose} needs the package pillow", fix="pip install 'loopwright[vision]'")
-    return import_module(f"PIL.{module}")
 
 
 def as_image(image: ImageLike) -> Image:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from loopwright.data.pictures.canvas import BLACK, WHITE, Color, Image, blank, pillow
+from loopwright.data.pictures.canvas import BLACK, WHITE, Color, Image, blank
 from loopwright.data.pictures.palette import to_lab
+from loopwright.data.vision_extra import pillow
 
 SIZE = 12
 _PADDING = 2

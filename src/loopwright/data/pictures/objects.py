@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.data.pictures.canvas import LEAST_SIDE, Color, Image, ImageLike, as_image, enlarge, pillow, scale_for
+from loopwright.data.pictures.canvas import LEAST_SIDE, Color, Image, ImageLike, as_image, enlarge, scale_for
 from loopwright.data.pictures.lettering import SIZE, line_height, write_label
 from loopwright.data.pictures.palette import NUM_COLORS, color_of, palette
+from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.embedded.images.labelled_images import LabelledImages
-from loopwright.data.pictures.canvas import pillow
 from loopwright.data.pictures.lettering import font
+from loopwright.data.vision_extra import pillow
 from loopwright.keys import key
 
 NUM_DIGITS, NUM_TRAIN = 1797, 1437

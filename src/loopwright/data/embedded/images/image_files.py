@@ -16,8 +16,8 @@ import numpy.typing as npt
 from loopwright.data.embedded.images.digits import load_digits
 from loopwright.data.embedded.images.fashion import FOLDER, load_fashion
 from loopwright.data.embedded.images.scenes import NAMES, SIDE, DigitScene, SceneParts, digit_scenes, load_parts
-from loopwright.data.pictures.canvas import pillow
 from loopwright.data.pictures.palette import palette
+from loopwright.data.vision_extra import pillow
 
 NUM_SCENES: Mapping[str, Mapping[str, int]] = {
     "semantic-segmentation": {"train": 800, "validation": 120},

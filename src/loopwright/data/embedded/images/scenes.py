@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.embedded.images.digits import has_scikit_learn, load_digits
-from loopwright.data.pictures.canvas import pillow
+from loopwright.data.vision_extra import pillow
 from loopwright.keys import key
 
 SIDE = 64

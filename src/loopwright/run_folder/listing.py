@@ -1,0 +1,142 @@
+"""The runs of a folder at a glance: how each is doing, its best metric, how long it took. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from loopwright.run_folder.files import DamagedFileError, read_json
+from loopwright.run_folder.layout import RunFolder, read_index, runs_root
+from loopwright.run_folder.lease import LEASE, LeaseError, _read_owner, _runs
+
+_STALE_SECONDS = 60.0
+_RUN = "run.json"
+_ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", "running": "interrupted"}
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a list says of a run.
+
+    Attributes:
+        id: of the run.
+        path: its folder, as it is found from here.
+        task: its task; empty if that is not known.
+        state: in words: "done", "running", "interrupted, resumable", "damaged", "moved away".
+        metric: the name of the metric that decides; None before the first evaluation.
+        value: of the best model so far.
+        is_more_better: the direction of the metric.
+        seconds: how long it has trained; None if that is not known.
+        created: when it began, in seconds since 1970; None if that is not known.
+    """
+
+    id: str
+    path: Path
+    task: str = ""
+    state: str = ""
+    metric: str | None = None
+    value: float | None = None
+    is_more_better: bool = True
+    seconds: float | None = None
+    created: float | None = None
+
+
+def list_runs(root: Path | None = None) -> list[RunSummary]:
+    """Return the runs that the index knows and those that lie beside it, the newest last; called by `loopwright runs`.
+
+    A folder that is gone or cannot be read is in the list, and its state says so.
+    """
+    root = runs_root() if root is None else root
+    entries = {entry["id"]: entry for entry in read_index(root)}
+    known = {os.path.realpath(root / entry["path"]) for entry in entries.values()}
+    found = [_summary(entry, root / entry["path"]) for entry in entries.values()]
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    for folder in folders:
+        is_run = (folder / _RUN).exists() and not folder.is_symlink()
+        if is_run and os.path.realpath(folder) not in known:
+            found.append(_summary({"id": folder.name}, folder))
+    return sorted(found, key=lambda run: run.created or 0.0)
+
+
+def is_owned(folder: Path) -> bool:
+    """Return whether a live process trains in a folder, as far as its lease tells; for whoever looks from outside."""
+    try:
+        owner = _read_owner(folder / LEASE)
+    except (LeaseError, OSError):
+        return False
+    if owner is None:
+        return False
+    can_be_seen = owner.host == platform.node() and owner.process_start > 0
+    if can_be_seen:
+        return owner.pid == os.getpid() or _runs(owner)
+    return time.time() - owner.heartbeat < _STALE_SECONDS
+
+
+def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
+    run = RunFolder(path)
+    place = Path(os.path.normpath(path))
+    told: dict[str, Any] = {"id": str(entry["id"]), "path": place, "task": str(entry.get("task", ""))}
+    known = _metric(entry, {}, {})
+    if not path.is_dir():
+        return RunSummary(**told, **known, state="moved away")
+    try:
+        about, status = _object(path / _RUN), run.status
+        result, best = _object(run.result), _object(run.checkpoints / "best.json")
+    except (DamagedFileError, OSError, ValueError):
+        return RunSummary(**told, **known, state="damaged")
+    if not about:
+        return RunSummary(**told, **known, state="damaged: no run.json")
+    told |= {"id": str(about.get("id", told["id"])), "task": str(about.get("task", told["task"]))}
+    created = _seconds_since_1970(about.get("created"))
+    seconds = result.get("seconds")
+    if seconds is None and created is not None:
+        updated = _seconds_since_1970(status.get("updated_at"))
+        seconds = None if updated is None else max(updated - created, 0.0)
+    return RunSummary(
+        **told, **_metric(entry, result, best), state=_state(run, status, result), seconds=seconds, created=created
+    )
+
+
+def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    state = str(status.get("state", "new"))
+    if state == "running" and is_owned(run.path):
+        return "running"
+    if state == "done":
+        return "done" if result else "trained, not evaluated"
+    if state not in _ENDED:
+        return "not begun" if state == "new" else state
+    return f"{_ENDED[state]}, {'resumable' if status.get('last_checkpoint') else 'nothing saved'}"
+
+
+def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metric that decides and its value: of the result, else of the best checkpoint, else of the index."""
+    for source in (
+        {**result, "value": (result.get("metrics") or {}).get(result.get("metric"))} if result else {},
+        best,
+        entry,
+    ):
+        name, value = source.get("metric"), source.get("value")
+        if isinstance(name, str) and isinstance(value, (int, float)):
+            is_more_better = source.get("direction", "max") == "max"
+            return {"metric": name.removeprefix("eval_"), "value": float(value), "is_more_better": is_more_better}
+    return {}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = read_json(path, {})
+    if not isinstance(content, dict):
+        raise ValueError(path)
+    return content
+
+
+def _seconds_since_1970(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None

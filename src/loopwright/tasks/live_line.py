@@ -1,0 +1,144 @@
+"""The one line that changes while something goes on: on a terminal, or as the bar of a notebook. No torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from tqdm.auto import tqdm as automatic
+from tqdm.std import tqdm
+
+# Called with how many are done, and the columns that there are; None for no limit, and no bar of its own.
+Compose = Callable[[int, int | None], str]
+
+_SECONDS_BETWEEN = 0.1
+_BAR_WIDTH = 18
+_FULL, _EMPTY = "━", "─"
+_FALLBACK_WIDTH = 80
+_SPARE_COLUMNS = 3  # for the ^C that a terminal writes behind the line
+
+
+class TerminalLine(tqdm):  # type: ignore[type-arg]
+    """A line of a terminal that is written anew at most ten times a second.
+
+    Args:
+        compose: returns the text.
+        total: how many there are.
+        initial: how many were done before.
+        stream: the terminal.
+    """
+
+    monitor_interval = 0  # no thread: there may be forks
+
+    def __init__(self, compose: Compose, total: int | None, initial: int, stream: TextIO) -> None:
+        self._compose = compose
+        super().__init__(
+            total=total,
+            initial=initial,
+            file=stream,
+            leave=False,
+            miniters=1,
+            mininterval=_SECONDS_BETWEEN,
+        )
+
+    def __str__(self) -> str:
+        return self._compose(int(self.n), columns_of(self.fp) - _SPARE_COLUMNS)
+
+    def clear(self, nolock: bool = False) -> None:
+        """Take the line away until it is written again, with what a terminal wrote behind it."""
+        self.fp.write("\r\x1b[K")
+
+    def nudge(self) -> None:
+        """Write the line anew if it is time, although nothing was counted."""
+        now = time.time()  # tqdm's clock
+        if now - self.last_print_t >= self.mininterval:
+            self.last_print_t = now
+            self.refresh()
+
+
+class NotebookBar:
+    """The bar of a notebook, or tqdm's text where a notebook has no widgets.
+
+    Args:
+        compose: returns the text beside the bar.
+        total: how many there are.
+        initial: how many were done before.
+    """
+
+    def __init__(self, compose: Compose, total: int | None, initial: int) -> None:
+        self._compose = compose
+        self._bar: Any = automatic(
+            total=total,
+            initial=initial,
+            leave=False,
+            miniters=1,
+            mininterval=_SECONDS_BETWEEN,
+            bar_format="{percentage:3.0f}% {bar} {desc}",
+        )
+        self.nudge()
+
+    def update(self, count: int) -> None:
+        """Count some."""
+        self._bar.update(count)
+
+    def nudge(self) -> None:
+        """Write the text anew."""
+        self._bar.set_description_str(self._compose(int(self._bar.n), None), refresh=False)
+
+    def clear(self) -> None:
+        """Do nothing: lines of a notebook do not disturb its bar."""
+
+    def refresh(self) -> None:
+        """Show it anew."""
+        self.nudge()
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Take it away."""
+        self._bar.close()
+
+
+def bar_of(share: float) -> str:
+    """Return a bar of characters."""
+    full = round(_BAR_WIDTH * min(max(share, 0.0), 1.0))
+    return _FULL * full + _EMPTY * (_BAR_WIDTH - full)
+
+
+def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> str:
+    """Return parts on one line; those of the lowest rank are left out until it fits.
+
+    Args:
+        parts: (rank, text) in the order of the line; of equal ranks the last goes first.
+        columns: how wide the line may be.
+    """
+    kept = [part for part in parts if part[1]]
+    while len(kept) > 1 and len(joint.join(text for _, text in kept)) > columns:
+        lowest = min(rank for rank, _ in kept)
+        del kept[max(index for index, (rank, _) in enumerate(kept) if rank == lowest)]
+    return joint.join(text for _, text in kept)[: max(columns, 0)]
+
+
+def columns_of(stream: Any) -> int:
+    """Return how wide a terminal is; 80 where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
+    except (AttributeError, OSError, ValueError):
+        return _FALLBACK_WIDTH
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal on which a line can be written anew."""
+    try:
+        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # closed, or none
+        return False
+
+
+def is_notebook() -> bool:
+    """Whether this runs in the kernel of a notebook."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})

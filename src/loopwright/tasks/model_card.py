@@ -1,0 +1,87 @@
+"""The model card: README.md beside the weights. What the model is, how good, on what data, how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loopwright.run_folder import RunFolder
+from loopwright.tasks.base import Job
+from loopwright.tasks.screen import metric_text
+
+_MOST_LABELS = 50
+
+
+def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
+    """Return the card; called when the model is written.
+
+    Args:
+        job: of the run.
+        run: its folder.
+        result: as result.json has it.
+    """
+    num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    direction = "more is better" if result["direction"] == "max" else "less is better"
+    lines = [
+        f"# {job.task.name}: {run.id}",
+        "",
+        f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. The best "
+        f"model by {result['metric']} ({direction}) on the validation data, after update {result['update']} of "
+        f"{result['updates']}.",
+        "",
+        *_table("validation", result["metrics"], result["intervals"], result["baselines"]),
+    ]
+    if "test_metrics" in result:
+        lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
+    lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
+    lines += [
+        f"Seed {job.training.seed}, {result['epochs']} epochs, {result['updates']} updates, learning rate "
+        f"{job.training.learning_rate:g}, batch {job.training.train_batch_size}, {job.training.mixed_precision} mixed "
+        "precision. All settings are in config.yaml of the run, all figures in report.html.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:
+    rows = [
+        f"| {name} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
+        for name, value in metrics.items()
+    ]
+    rows += [
+        f"| {name} (baseline): {metric} | {value:.4f} | |"
+        for name, values in floors.items()
+        for metric, value in values.items()
+    ]
+    return [f"| {split} | value | 95 % interval |", "|---|---|---|", *rows]
+
+
+def _data(job: Job) -> list[str]:
+    lines = [f"- {Path(file.path).name}, {file.num_rows:,} rows, sha256 {file.sha256}" for file in job.plan.files]
+    lines.append(f"- rows: {', '.join(f'{name} {len(split):,}' for name, split in job.plan.splits.items())}")
+    lines.append(f"- columns: {', '.join(f'{role} = {column}' for role, column in job.plan.columns.items())}")
+    names = list(job.plan.labels.names) if job.plan.labels is not None and job.plan.labels.names else []
+    if names:
+        more = f" and {len(names) - _MOST_LABELS} more" if len(names) > _MOST_LABELS else ""
+        lines.append(f"- labels: {', '.join(map(str, names[:_MOST_LABELS]))}{more}")
+    return lines
+
+
+def _limits(job: Job, result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "- The intervals come from resampling the rows that were evaluated: they say how much chance there is in these "
+        "figures, and nothing about data of another kind.",
+    ]
+    if "test_metrics" not in result:
+        lines.append(
+            "- The model was chosen on the validation data, so its figures there are a little too good; no test data "
+            "was given."
+        )
+    if result["num_suspects"]:
+        lines.append(f"- {result['num_suspects']} rows of the validation data look mislabelled (eval/suspects.csv).")
+    return lines
+
+
+def _interval(bounds: Any) -> str:
+    return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"

@@ -1,0 +1,184 @@
+"""How long a run is, how fast it goes, and where its time went: all of it, evaluations and saves included. No torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_LOGS_LOOKED_AT = 16
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run has before it.
+
+    Attributes:
+        updates: of the whole run.
+        epochs: of the whole run.
+        evaluates: whether there are evaluations.
+        evaluate_every: updates between evaluations within an epoch; None is at the end of epochs only.
+        update_seconds: of an update in the rehearsal; None without one.
+        evaluation_seconds: of an evaluation, as the rehearsal has it; None without one.
+    """
+
+    updates: int
+    epochs: int
+    evaluates: bool = True
+    evaluate_every: int | None = None
+    update_seconds: float | None = None
+    evaluation_seconds: float | None = None
+
+    @property
+    def updates_per_epoch(self) -> float:
+        """Updates of an epoch; of the last one there may be fewer."""
+        return max(self.updates / max(self.epochs, 1), 1e-9)
+
+    def epoch_at(self, update: int) -> float:
+        """Return how many epochs an update is from the start."""
+        return update / self.updates_per_epoch
+
+    def evaluations_after(self, update: int) -> int:
+        """Return how many evaluations are to come: at the ends of epochs, between them, and that of the best model."""
+        left = 1
+        if self.evaluates:
+            left += self.epochs - int(self.epoch_at(update) + 1e-9)
+        if self.evaluates and self.evaluate_every is not None:
+            left += self.updates // self.evaluate_every - update // self.evaluate_every
+            left -= self._shared_after(update, self.evaluate_every)
+        return left
+
+    def _shared_after(self, update: int, every: int) -> int:
+        """Return how many evaluations by updates are those of ends of epochs, and not made twice."""
+        per_epoch = self.updates / max(self.epochs, 1)
+        if per_epoch >= 1 and per_epoch.is_integer():
+            both = math.lcm(int(per_epoch), every)
+            return self.updates // both - update // both
+        return int(update < self.updates and self.updates % every == 0)
+
+    def expected_seconds(self) -> float | None:
+        """Return how long the run takes by its rehearsal; None without one."""
+        if self.update_seconds is None or self.evaluation_seconds is None:
+            return None
+        return self.updates * self.update_seconds + self.evaluations_after(0) * self.evaluation_seconds
+
+
+@dataclass
+class TimeSpent:
+    """Seconds of a run in this process by what they went into."""
+
+    start: float = 0.0
+    train: float = 0.0
+    wait: float = 0.0
+    evaluation: float = 0.0
+    save: float = 0.0
+
+    def text(self, total: float) -> str:
+        """Return the shares of the whole in words; what is less than half a per cent is left out."""
+        named = {
+            "start": self.start,
+            "train": self.train,
+            "data-wait": self.wait,
+            "eval": self.evaluation,
+            "save": self.save,
+        }
+        named["other"] = total - sum(named.values())
+        shares = {name: 100 * seconds / total for name, seconds in named.items() if total > 0}
+        return " · ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
+
+
+@dataclass
+class Pace:
+    """Measures a run while it goes on.
+
+    Args:
+        course: what the run has before it.
+        spent: filled while the run goes on.
+    """
+
+    course: Course
+    spent: TimeSpent = field(default_factory=TimeSpent)
+    _trained: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOGS_LOOKED_AT))
+    _evaluations: list[float] = field(default_factory=list)
+    _resumed_at: float = 0.0
+    _is_paused: bool = False
+
+    def begin(self, update: int) -> None:
+        """Start the clock; called when the run begins to train."""
+        self._resumed_at = time.monotonic()
+        self._trained.append((update, 0.0))
+
+    def log(self, update: int, waiting: float) -> None:
+        """Take in a log.
+
+        Args:
+            update: so many are done.
+            waiting: the share of the time since the last log that went into waiting for data.
+        """
+        before = self.spent.train + self.spent.wait
+        self._count()
+        passed = self.spent.train + self.spent.wait - before
+        waited = min(waiting, 1.0) * passed
+        self.spent.wait += waited
+        self.spent.train -= waited
+        self._trained.append((update, self.spent.train + self.spent.wait))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the block as saving; it may be anywhere in the run."""
+        self._count()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._resumed_at = time.monotonic()
+            self.spent.save += self._resumed_at - began
+
+    def begin_evaluation(self) -> None:
+        """Stop counting as training; called when an evaluation begins."""
+        self._count()
+        self._is_paused = True
+
+    def end_evaluation(self) -> float:
+        """Count as training again, and return how long the evaluation took."""
+        now = time.monotonic()
+        took, self._resumed_at, self._is_paused = now - self._resumed_at, now, False
+        self._evaluations.append(took)
+        self.spent.evaluation += took
+        return took
+
+    def end(self) -> None:
+        """Stop counting as training; called at the end of the run, when only its last save is still to be written."""
+        self._count()
+        self._is_paused = True
+
+    def end_saves(self) -> float:
+        """Count the time since `end` as saving, and return it; called when the last save is written."""
+        took = time.monotonic() - self._resumed_at if self._is_paused else 0.0
+        self.spent.save += took
+        return took
+
+    def seconds_left(self, update: int) -> float | None:
+        """Return how long the rest takes: updates and evaluations; None while nothing is known."""
+        per_update = self._update_seconds()
+        if per_update is None:
+            return None
+        evaluations = self._evaluations[-_LOGS_LOOKED_AT:]
+        known = sum(evaluations) / len(evaluations) if evaluations else self.course.evaluation_seconds or 0.0
+        now_evaluating = max(known - (time.monotonic() - self._resumed_at), 0.0) if self._is_paused else 0.0
+        rest = max(self.course.updates - update, 0) * per_update
+        return rest + now_evaluating + self.course.evaluations_after(update) * known
+
+    def _update_seconds(self) -> float | None:
+        (first, began), (last, ended) = self._trained[0], self._trained[-1]
+        return (ended - began) / (last - first) if last > first else self.course.update_seconds
+
+    def _count(self) -> None:
+        """Count the time since the last look as training."""
+        now = time.monotonic()
+        if not self._is_paused:
+            self.spent.train += now - self._resumed_at
+        self._resumed_at = now

@@ -1,0 +1,78 @@
+"""What a run leaves for people who did not see it: the model card, and what a notebook shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+from loopwright import api
+
+
+class Checked(HTMLParser):
+    """Refuses elements that are not closed in their order; collects the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.attributes = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def shown_by(run):
+    page = Checked()
+    page.feed(run._repr_html_())
+    assert page.open == []
+    return page, " ".join(" ".join(page.words).split())
+
+
+def test_the_card_has_the_data_hash_the_metrics_with_their_intervals_the_floors_and_what_chose_it(finished):
+    card = (finished.path / "model" / "README.md").read_text()
+    plan = json.loads((finished.path / "data.json").read_text())
+    result = finished.result
+    assert [file["sha256"] in card for file in plan["files"]] == [True]
+    low, high = result["intervals"]["accuracy"]
+    value = f"{result['metrics']['accuracy']:.4f} ±{(high - low) / 2:.3f}"
+    assert f"| accuracy | {value} | {low:.4f} to {high:.4f} |" in card
+    for name, floors in result["baselines"].items():
+        for metric, floor in floors.items():
+            assert f"| {name} (baseline): {metric} | {floor:.4f} | |" in card
+    assert f"The best model by {result['metric']} (more is better) on the validation data" in card
+    assert "labels: neg, pos" in card and "no test data was given" in card
+    assert str(finished.path) not in card
+
+
+def test_a_notebook_shows_the_top_of_the_report(finished):
+    page, words = shown_by(finished)
+    assert f"{finished.metrics['accuracy']:.4f}" in words and finished.id in words and "done" in words
+    assert "this run" in words and "majority" in words
+    # It stands by itself in light and dark: no sheet, no script, the colour of the notebook for texts.
+    assert {name for name, _ in page.attributes} == {"style"}
+    assert "color:inherit" in finished._repr_html_() and "<script" not in finished._repr_html_()
+
+
+def test_what_a_run_is_called_cannot_become_markup_in_a_notebook(finished, tmp_path):
+    folder = shutil.copytree(finished.path, tmp_path / "copy")
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**about, "id": "<script>alert(1)</script>", "task": "<b>"}))
+    text = api.Run.find(folder)._repr_html_()
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert shown_by(api.Run.find(folder))
+
+
+def test_a_run_that_has_not_ended_is_shown_with_what_there_is(finished, tmp_path):
+    folder = shutil.copytree(finished.path, tmp_path / "copy")
+    (folder / "result.json").unlink()
+    assert "So far, at the best evaluation" in shown_by(api.Run.find(folder))[1]
+    (folder / "metrics.jsonl").write_text("")
+    words = shown_by(api.Run.find(folder))[1]
+    assert "nothing was logged" in words and re.search(r"train rows \d+", words)
