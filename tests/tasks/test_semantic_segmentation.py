@@ -242,7 +242,7 @@ def test_losses_by_name_leave_ignored_pixels_out_and_count_what_they_are_a_mean_
 
 
 def test_adapters_of_a_segformer_are_trained_with_its_whole_head_and_the_run_predicts(shapes, segformer, tmp_path):
-    flags = {**FLAGS, "max_steps": 2, "rehearsal": False}
+    flags = {**FLAGS, "image_size": 32, "max_steps": 2, "rehearsal": False}
     run = api.train(
         "semantic-segmentation", data=shapes, model=segformer, output_dir=tmp_path / "run", lora=True, **flags
     )
@@ -314,7 +314,7 @@ def test_class_weights_are_checked_and_balanced_by_the_pixels(shapes, segformer,
 def test_reduced_labels_are_learnt_from_0_and_written_as_the_masks_have_them(tmp_path):
     data = write_shapes(tmp_path / "data", first_id=1, number=12)
     (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
-    flags = {**FLAGS, "reduce_labels": True, "epochs": 3, "augmentation": "none", "rehearsal": False}
+    flags = {**FLAGS, "reduce_labels": True, "epochs": 12, "augmentation": "none", "rehearsal": False}
     run = api.train("semantic-segmentation", data=data, output_dir=tmp_path / "run", **flags)
     assert run.result["baselines"]["majority"]["overall_accuracy"] > 0.9
     predicted = run.predict(data / "train" / "images", overlays=tmp_path / "drawn")

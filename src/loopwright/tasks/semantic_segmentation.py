@@ -85,12 +85,12 @@ class SemanticSegmentation(VisionTask):
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
     demo = MappingProxyType(
         {
-            **{"epochs": 13, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
-            **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.15", *["1"] * 10]},
+            **{"epochs": 16, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
+            **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.2", *["1"] * 10]},
             "threads": 1,
         }
     )
-    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.60 (most common class 0.08), 125 s"
+    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.71 (most common class 0.08), 125 s"
     sheet_columns = 4
     sheet_size = 320
 

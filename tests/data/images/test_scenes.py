@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -106,10 +106,7 @@ def test_an_encoding_of_another_size_than_the_image_is_refused():
 
 
 def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "loopwright.data.images.pillow.find_spec", lambda name: None if name == "faster_coco_eval" else find(name)
-    )
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"needs the package faster-coco-eval") as raised:
         rasterize([{"size": [HEIGHT, WIDTH], "counts": [HEIGHT * WIDTH]}], (HEIGHT, WIDTH))
     assert raised.value.code == "install.extra" and raised.value.fix == "pip install 'loopwright[vision]'"
