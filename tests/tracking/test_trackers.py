@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -262,6 +263,7 @@ def test_a_new_run_in_the_folder_takes_the_place_of_the_old_one(tmp_path):
     pytest.importorskip("tensorboard")
     callback = TrackerCallback("tensorboard", tmp_path / "trackers")
     trained(tmp_path, callback)
+    time.sleep(1.1)  # TensorBoard reads files in the order of their names, which have the second
     trained(tmp_path, callback, num_epochs=1)
     assert [update for update, _ in scalars(tmp_path / "trackers" / "tensorboard")["train/loss"]] == [1, 2, 3, 4]
 
