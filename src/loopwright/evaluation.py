@@ -16,6 +16,7 @@ from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.processes import gather_parts, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
+from loopwright.errors import DataError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.losses import check_batch_output, reduced_mean
@@ -28,7 +29,7 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
     It draws its random numbers under keys of its own and leaves the generators as it found them.
     """
     event = trainer.call_event
-    modes = _training_modes(trainer.model) if is_intermediate else []
+    modes = training_modes(trainer.model) if is_intermediate else []
     trainer.eval_epoch_start()
     tracker = LossTracker()
     event("on_eval_epoch_start", is_intermediate=is_intermediate)
@@ -37,7 +38,7 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
         event("on_eval_step_start")
         return trainer.calculate_eval_batch_loss(batch)
 
-    with closing(_results(trainer, engine, loader, compute)) as results:
+    with closing(_results(trainer, engine, loader, compute, has_loss=True)) as results:
         for piece, batch, output in results:
             if piece.rows:
                 check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
@@ -54,7 +55,8 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
 def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, int]:
     """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
     outputs, rows = [], 0
-    with torch.no_grad(), closing(_results(trainer, engine, loader, trainer.calculate_prediction)) as results:
+    predicted = _results(trainer, engine, loader, trainer.calculate_prediction, has_loss=False)
+    with torch.no_grad(), closing(predicted) as results:
         for piece, _, output in results:
             if piece.rows == 0:
                 output = map_tensors(output, lambda tensor: tensor[:0])
@@ -77,31 +79,31 @@ def swapped(trainer: Any, model: Any, handler: Any, metric_prefix: str) -> Itera
         history.set_metric_name_prefix(before[2])
 
 
-def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[tuple[Piece, Any], None, None]:
+def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[Piece, None, None]:
     with preserved_generators(engine.device), engine.independent_forward(trainer.model):
         try:
             for window in loader.windows():
                 for piece in window.pieces:
                     trainer._during_evaluation()
                     trainer.current_rows = piece.rows
-                    batch = to_device(piece.batch, engine.device)
                     seed_torch(forward_key(piece.key), engine.device)
                     failpoint("mid_eval")
-                    yield piece, batch
+                    yield piece
         finally:
             trainer.current_rows = None
 
 
 def _results(
-    trainer: Any, engine: Engine, loader: Loader, compute: Callable[[Any], Any]
+    trainer: Any, engine: Engine, loader: Loader, compute: Callable[[Any], Any], has_loss: bool
 ) -> Generator[tuple[Piece, Any, Any], None, None]:
     """Yield every batch with what is computed of it; where memory runs out, in parts, each sample once."""
     with closing(_pieces(trainer, engine, loader)) as pieces:
-        for piece, batch in pieces:
-            done = 0
+        for piece in pieces:
+            done, may_be_whole = 0, True
             while done < max(piece.rows, 1):
-                part, inputs = _part(trainer, engine, piece, batch, done)
+                part = _part(trainer, engine, piece, done, may_be_whole)
                 try:
+                    inputs = to_device(part.batch, engine.device)
                     output = compute(inputs)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
@@ -112,19 +114,28 @@ def _results(
                     yield part, inputs, output
                     done += max(part.rows, 1)
                     continue
-                trainer._cut_evaluation(part, failure)
+                inputs, may_be_whole = None, False
+                trainer._cut_evaluation(part, failure, has_loss)
 
 
-def _part(trainer: Any, engine: Engine, piece: Piece, batch: Any, start: int) -> tuple[Piece, Any]:
-    """Return a batch, or the part of it that begins at a row, and the same on the device, under a key of its own."""
+def _part(trainer: Any, engine: Engine, piece: Piece, start: int, may_be_whole: bool) -> Piece:
+    """Return a batch, or the part of it that begins at a row, under a key of its own.
+
+    A batch that cannot be cut stays whole, unless it is known not to fit.
+    """
     most = -(-piece.rows // trainer._parts.evaluation)
     stop = min(start + most, piece.rows)
     if stop - start == piece.rows:
-        return piece, batch
-    part = part_of(piece._replace(moved=batch), start, stop, trainer.cut_batch)
+        return piece
+    try:
+        part = part_of(piece, start, stop, trainer.cut_batch)
+    except DataError:
+        if start or not may_be_whole:
+            raise
+        return piece
     trainer.current_rows = part.rows
     seed_torch(forward_key(part.key), engine.device)
-    return part, part.moved
+    return part
 
 
 def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
@@ -148,7 +159,8 @@ def _items(trainer: Any, output: dict[str, Any], piece: Piece) -> Any:
     return output.get("num_items_in_batch", output["batch_size"])
 
 
-def _training_modes(model: Any) -> list[tuple[nn.Module, bool]]:
+def training_modes(model: Any) -> list[tuple[nn.Module, bool]]:
+    """Return the modules of a model, each with its mode, to put them back after an evaluation."""
     return [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
 
 

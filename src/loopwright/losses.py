@@ -68,8 +68,16 @@ class EpochLosses:
             return None
         return [count if piece.rows else 0.0 for count, piece in zip(known, window.pieces, strict=True)]
 
-    def weighted(self, output: dict[str, Any], index: int) -> Tensor:
-        """Return what goes to backward for the update's micro-batch of this index, and remember its loss."""
+    @property
+    def counts_items(self) -> bool:
+        """Whether the items of the current update were counted before its forward passes."""
+        return self._counts is not None
+
+    def weighted(self, output: dict[str, Any], index: int) -> Tensor | None:
+        """Return what goes to backward for the update's micro-batch of this index, and remember its loss.
+
+        None for a part of a micro-batch without any item: its mean of nothing has no gradient.
+        """
         loss: Tensor = output["loss"]
         rows = self._window.pieces[index].rows
         items = output.get("num_items_in_batch") if self._counts is None else None
@@ -79,6 +87,8 @@ class EpochLosses:
         if self._is_alone:
             return loss
         if items is not None:
+            if self._window.numbers is not None and self._is_empty_part(items, index):
+                return None
             if isinstance(items, Tensor):
                 # An integer count would be divided in float32, whatever the loss is.
                 precise = torch.promote_types(loss.dtype, torch.float32)
@@ -87,6 +97,11 @@ class EpochLosses:
             return loss * (self._late_items[-1] / self._window.samples)
         weight = self._weight_of_piece(index)
         return loss if weight == 1.0 else loss * weight
+
+    def _is_empty_part(self, items: float | Tensor, index: int) -> bool:
+        """Whether a part of a split run is without items; this waits for the device. One of an update is always run."""
+        is_needed = index == len(self._window.pieces) - 1 and not self._late_items
+        return not is_needed and not items
 
     def weight_of(self, index: int) -> float | None:
         """Return what the loss of a micro-batch of the update is multiplied by before backward; None leaves it alone.
@@ -122,13 +137,16 @@ class EpochLosses:
     def count_update(self) -> None:
         """Keep the losses of the update, once its weights are in the model."""
         failpoint("after_optimizer_step")
-        numbers = self._window.numbers
-        for loss, items in self._entries if numbers is None else self._joined_entries(numbers):
+        for loss, items in self._joined_entries():
             self._tracker.update(loss, items, is_ours=True)
         self._entries = []  # what led to a loss goes with it: recording a graph must not meet it again
 
-    def _joined_entries(self, numbers: list[int]) -> list[tuple[Tensor, float | Tensor]]:
-        """Return an entry per micro-batch of an update that was run in parts: they are what an epoch counts."""
+    def _joined_entries(self) -> list[tuple[Tensor, float | Tensor]]:
+        """Return an entry per micro-batch, also of an update that was run in parts: they are what an epoch counts."""
+        window = self._window
+        if window.numbers is None or not self._entries:
+            return self._entries
+        numbers = [number for number, piece in zip(window.numbers, window.pieces, strict=True) if piece.rows]
         by_batch: dict[int, list[tuple[Tensor, float | Tensor]]] = {}
         for number, entry in zip(numbers, self._entries, strict=True):
             by_batch.setdefault(number, []).append(entry)
@@ -136,7 +154,7 @@ class EpochLosses:
 
     def update_is_finite(self, gradients: list[Tensor]) -> bool:
         """Whether the losses of the current update and these gradients are all finite; this waits for the device."""
-        values = [loss.detach() for loss, _ in self._entries] + gradients
+        values = [loss.detach() for loss, _ in self._joined_entries()] + gradients
         return not values or bool(torch.stack([value.isfinite().all() for value in values]).all())
 
     def drop_update(self) -> None:
@@ -200,7 +218,7 @@ def _joined(entries: list[tuple[Tensor, float | Tensor]]) -> tuple[Tensor, float
         counted = [loss.detach() * (items / total) for loss, items in entries if items]
         return (sum(counted[1:], counted[0]) if counted else entries[0][0]), total
     sums = [torch.where(torch.as_tensor(items) > 0, loss.detach() * items, 0.0) for loss, items in entries]
-    return sum(sums[1:], sums[0]) / total, total
+    return sum(sums[1:], sums[0]) / (total + (total == 0)), total
 
 
 def reduced_mean(tracker: LossTracker, engine: Engine) -> tuple[float, bool]:

@@ -2,14 +2,17 @@
 
 An update that does not fit is given up (gradients, buffers, losses), and run again with each micro-batch cut into two
 parts, then four, and so on. Each part is weighed by its items over those of the update, as micro-batches always are, so
-loss and gradient are the same up to rounding. What is computed within one forward pass is computed per part: batch
-norm's means, and dropout, which is drawn anew. The number of parts holds for the rest of the run, and is saved with it.
+loss and gradient are the same up to rounding. Where nobody counts items it is weighed by its samples; a loss that is a
+mean over something else is another one then, which is looked for on a few rows, and told. What is computed within one
+forward pass is computed per part: batch norm's means, and dropout, which is drawn anew. The number of parts holds for
+the rest of the run, and is saved with it.
 
 Evaluation batches are cut on their own account, whatever is done about training.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,13 +32,19 @@ from loopwright.engine.memory import (
     is_out_of_memory,
     release_memory,
 )
-from loopwright.engine.nested import iter_tensors, map_tensors
+from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.seeding import preserved_generators
 from loopwright.errors import DataError, MemoryLimitError
+from loopwright.evaluation import training_modes
+from loopwright.hooks import TrainerHooks
+from loopwright.quantities import size
+from loopwright.settings import is_overridden
 from loopwright.updates import TrainerUpdates
 
 _SECONDS_FOR_MEASURING = 20.0
 _ROWS_MEASURED = (2, 4)  # what batches keep grows by the same for each row, and batch norm needs two
+_MOST_ROWS_COMPARED = 8
+_ROUNDING, _COARSE_ROUNDING = 2e-3, 5e-2  # of a loss, relative to it; coarse where something has 16 bits or fewer
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,31 @@ class Saving:
 
     name: str
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The loss of some rows at once and in parts of one row, which show best what a loss is a mean of.
+
+    Attributes:
+        weighed_by: "its items" or "its samples", of a part; None if that is not known.
+        rows: how many were looked at; 0 if none were, since items are counted or it could not be done.
+        whole: their loss at once; nan if it is another one each time.
+        parts: the mean of their losses one by one.
+    """
+
+    weighed_by: str | None = None
+    rows: int = 0
+    whole: float = 0.0
+    parts: float = 0.0
+
+    def is_same(self, rounding: float) -> bool:
+        """Whether both losses are the same up to this much rounding, relative to them, or cannot be compared."""
+        return not math.isfinite(self.whole) or _is_close(self.whole, self.parts, rounding)
+
+    def keeps_maths(self, rounding: float) -> bool:
+        """Whether it is known that the loss in parts is that of the whole."""
+        return self.weighed_by == "its items" or (self.rows > 0 and _is_close(self.whole, self.parts, rounding))
 
 
 class TrainerMemory(TrainerUpdates):
@@ -90,11 +124,15 @@ class TrainerMemory(TrainerUpdates):
         smaller = self._begin_update(window)
         rows = max(piece.rows for piece in smaller.pieces)
         asked, update = asked_bytes(error), self.progress.update + 1
+        told = _told_size(max(window.pieces, key=lambda piece: piece.rows))
+        is_first = self._parts.train == 2
+        comparison = self._compare(smaller) if is_first else None
         self.print(
-            f"Out of memory in update {update} ({self._told_size(window)}{_told_bytes(asked, free)}): "
-            f"run again in {self._parts.train} parts of up to {rows}, each weighed by its items, as all updates from "
-            "here on"
+            f"Out of memory in update {update} ({told}{_told_bytes(asked, free)}): "
+            f"run again in {self._parts.train} parts of up to {rows}{_told_weighing(comparison)}, "
+            "as all updates from here on"
         )
+        self._warn_of_another_loss("training", comparison)
         self._record.write(
             "oom_split",
             update=update,
@@ -103,7 +141,7 @@ class TrainerMemory(TrainerUpdates):
             rows=rows,
             **_known(asked_bytes=asked, free_bytes=free),
         )
-        self._lower_guarantee()
+        self._lower_guarantee(update)
         return smaller
 
     def _give_up_update(self) -> int:
@@ -116,35 +154,42 @@ class TrainerMemory(TrainerUpdates):
 
     def _why_not_split(self, window: Window) -> str | None:
         """Return why an update is not run again in parts, or None if it is."""
-        settings = self._settings
-        policy = settings.checkpoints
-        if settings.oom == "stop":
+        if self._settings.oom == "stop":
             return "that was not asked for"
         if self._engine.is_distributed:
             return "several processes take part, and the others are past the point where they could split too"
-        if settings.reduction == "exact":
+        largest = max(window.pieces, key=lambda piece: piece.rows)
+        return self._why_exact() or self._why_uncut(largest)
+
+    def _why_exact(self) -> str | None:
+        """Return what forbids parts, since it promises that the bits of a run do not depend on its memory, or None."""
+        policy = self._settings.checkpoints
+        if self._settings.reduction == "exact":
             return 'reduction="exact" promises the same sums whatever the memory'
         if policy is not None and policy.require_exact:
             return "require_exact promises the same bits whatever the memory"
-        largest = max(window.pieces, key=lambda piece: piece.rows)
-        if largest.rows < 2:
-            return "a single sample does not fit"
-        return self.why_not_cut() or self._why_uncut(largest)
+        return None
 
     def _why_uncut(self, piece: Piece) -> str | None:
+        """Return why a batch cannot be cut, or None if it can."""
+        if piece.rows < 2:
+            return "a single sample does not fit"
+        reason = self.why_not_cut()
+        if reason is not None:
+            return reason
         try:
             self.cut_batch(piece.batch, piece.rows, 0, piece.rows // 2)
         except DataError as error:
             return str(error)
         return None
 
-    def _lower_guarantee(self) -> None:
-        """Write down that the bits of this run depend on the memory there was."""
+    def _lower_guarantee(self, update: int) -> None:
+        """Write down that from an update on the bits of this run depend on the memory there was."""
         if self._about["tier"] >= "T2":
             return
         self._about["tier"] = "T2"
         self.print("Resume guarantee T2 from here on: where memory runs out is not the same everywhere")
-        self._record.write("tier", update=self.progress.update + 1, tier="T2", reason="out of memory: run in parts")
+        self._record.write("tier", update=update, tier="T2", reason="out of memory: run in parts")
 
     def _step_optimizer(self) -> None:
         """Step the optimizer; memory that runs out there is not helped by smaller batches.
@@ -174,14 +219,15 @@ class TrainerMemory(TrainerUpdates):
         saw = [_first_line(error), f"not run again in smaller parts: {reason}"]
         needed, savings = self._measure(piece)
         if needed is not None:
-            saw.append(f"the activations of a micro-batch need about {told(needed)}; {told(free)} are free for them")
+            saw.append(f"the activations of a micro-batch need about {size(needed)}; {size(free)} are free for them")
         fix = self.remedies_of_batch(piece.rows, _length(piece.batch), savings)
         if self._settings.oom == "stop" and not self._engine.is_distributed:
-            fix = f"{self.remedy_of_policy()}, which keeps the maths   or   {fix}"
-        update, size = self.progress.update + 1, self._told_size(window)
+            keeps = ", which keeps the maths" if self._compare(window).keeps_maths(self._rounding()) else ""
+            fix = f"{self.remedy_of_policy()}{keeps}   or   {fix}"
+        update, told = self.progress.update + 1, _told_size(piece)
         told_bytes = _told_bytes(asked_bytes(error), None)
         return TorchMemoryLimitError(
-            "memory.train", f"out of memory in update {update} ({size}{told_bytes})", saw=saw, fix=fix
+            "memory.train", f"out of memory in update {update} ({told}{told_bytes})", saw=saw, fix=fix
         )
 
     def remedy_of_policy(self) -> str:
@@ -208,18 +254,16 @@ class TrainerMemory(TrainerUpdates):
         }
         return told_savings(words, savings) or 'a smaller per_device_batch_size, or mixed_precision="bf16"'
 
-    def _told_size(self, window: Window) -> str:
-        piece = max(window.pieces, key=lambda each: each.rows)
-        length = _length(piece.batch)
-        return f"batch {piece.rows}" + ("" if length is None else f" × length {length}")
-
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def _measure(self, piece: Piece) -> tuple[int | None, list[Saving]]:
         """Return how much the forward pass of a micro-batch keeps, and what changes would save, as far as can be told.
 
-        Measured on a few rows and multiplied, since all of them do not fit.
+        Measured on a few rows and multiplied, since all of them do not fit. Nothing is measured where other processes
+        would have to take part in each forward pass.
         """
+        if self._engine.is_distributed:
+            return None, []
         ends_at = time.monotonic() + _SECONDS_FOR_MEASURING
         try:
             with preserved_generators(self.device):
@@ -277,40 +321,121 @@ class TrainerMemory(TrainerUpdates):
             return found[0] * piece.rows // sizes[0]
         return found[0] + (found[1] - found[0]) * (piece.rows - sizes[0]) // (sizes[1] - sizes[0])
 
-    def _run_forward(self, batch: Any) -> None:
-        """Run the forward pass of a micro-batch, to see what it keeps."""
-        self.calculate_train_batch_loss(batch)
+    def _run_forward(self, batch: Any) -> Mapping[str, Any]:
+        """Run the forward pass of a micro-batch to see what it keeps, or how large its `loss` is, which is returned."""
+        return self.calculate_train_batch_loss(batch)
+
+    # --- comparing ----------------------------------------------------------------------------------------------
+
+    def _compare(self, window: Window) -> Comparison:
+        """Return what the parts of an update are weighed by, and the losses of some rows, whole and in parts.
+
+        Called when a run is first split, once the update in parts has begun, and for the error of one that is not.
+        """
+        if self._losses.counts_items:
+            return Comparison("its items")
+        whole = window.pieces if window.whole is None else window.whole
+        try:
+            return self._compare_rows(max(whole, key=lambda piece: piece.rows), self._run_forward)
+        finally:
+            self._buffers.restore()
+
+    def _compare_evaluation(self, piece: Piece) -> Comparison:
+        """Return the same of an evaluation batch."""
+        if self.count_batch_items(piece.batch) is not None:
+            return Comparison("its items")
+        if is_overridden(self, TrainerHooks, "calculate_eval_batch_loss"):
+            return Comparison()  # it may count what it sees
+        return self._compare_rows(piece, self.calculate_eval_batch_loss)
+
+    def _compare_rows(self, piece: Piece, compute: Callable[[Any], Mapping[str, Any]]) -> Comparison:
+        """Compare some rows, without dropout and the like, and put everything back.
+
+        Without gradients more rows fit than are trained on, but not always: then half as many are looked at.
+        """
+        before, modes = self.current_rows, training_modes(self.model)
+        try:
+            with preserved_generators(self.device), torch.no_grad():
+                self.model.eval()
+                for most in (piece.rows, piece.rows // 2):
+                    found = self._try_to_compare(piece, max(2, min(most, _MOST_ROWS_COMPARED)), compute)
+                    if found is not None:
+                        return found
+            return Comparison()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            self.current_rows = before
+            release_memory(self.device)
+
+    def _try_to_compare(
+        self, piece: Piece, rows: int, compute: Callable[[Any], Mapping[str, Any]]
+    ) -> Comparison | None:
+        """Compute the loss of some rows at once, twice, and one by one; None if that fails."""
+        bounds, losses = [(0, rows), (0, rows), *bounds_of(rows, rows)], []
+        try:
+            for start, stop in bounds:
+                self.current_rows = stop - start
+                output = compute(to_device(self.cut_batch(piece.batch, piece.rows, start, stop), self.device))
+                if "num_items_in_batch" in output:
+                    return Comparison("its items")
+                losses.append(float(output["loss"].detach().mean()))
+        except Exception as error:  # noqa: BLE001 - what cannot be run this way is not compared
+            forget_frames(error)
+            return None
+        first, second, *others = losses
+        is_drawn = not _is_close(first, second, self._rounding() / 100)  # such as one that masks at random
+        return Comparison("its samples", rows, math.nan if is_drawn else first, sum(others) / rows)
+
+    def _rounding(self) -> float:
+        """Return how much of a loss may be rounding."""
+        is_coarse = self._accelerator.mixed_precision != "no"
+        is_coarse = is_coarse or any(each.is_floating_point() and each.itemsize < 4 for each in self._engine.parameters)
+        return _COARSE_ROUNDING if is_coarse else _ROUNDING
+
+    def _warn_of_another_loss(self, name: str, comparison: Comparison | None) -> None:
+        """Say it if a loss is another one in parts."""
+        if comparison is None or comparison.is_same(self._rounding()):
+            return
+        self.print(
+            f"Warning: in parts the {name} loss is another loss: {comparison.whole:.6g} for {comparison.rows} rows at "
+            f"once, {comparison.parts:.6g} as the mean of theirs one by one. Is it a mean over something else? "
+            "Then say over how many, by count_batch_items or num_items_in_batch. Does it compare samples with each "
+            "other? Then say so by why_not_cut."
+        )
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
-    def _cut_evaluation(self, piece: Piece, error: Exception) -> None:
+    def _cut_evaluation(self, piece: Piece, error: Exception, has_loss: bool) -> None:
         """Let evaluation batches be run in smaller parts from here on; called when one does not fit.
 
         Args:
             piece: the batch, or the part of one, that does not fit.
             error: what was raised.
+            has_loss: a loss is computed; not of predictions.
 
         Raises:
             MemoryLimitError: it cannot be cut, or may not be.
         """
         release_memory(self.device)
         free, asked = free_bytes(self.device), asked_bytes(error)
-        told_bytes, length = _told_bytes(asked, free), _length(piece.batch)
-        size = f"batch {piece.rows}" + ("" if length is None else f" × length {length}")
+        told, told_bytes = _told_size(piece), _told_bytes(asked, free)
         reason = self._why_not_cut_evaluation(piece)
         if reason is not None:
             raise TorchMemoryLimitError(
                 "memory.eval",
-                f"out of memory while evaluating ({size}{told_bytes})",
+                f"out of memory while evaluating ({told}{told_bytes})",
                 saw=[_first_line(error), f"not run again in smaller parts: {reason}"],
                 fix=self.remedies_of_evaluation(),
             ) from error
         self._parts.evaluation *= 2
         rows = max(stop - start for start, stop in bounds_of(piece.rows, 2))
+        comparison = self._compare_evaluation(piece) if has_loss and self._parts.evaluation == 2 else None
         self.print(
-            f"Out of memory while evaluating ({size}{told_bytes}): evaluated in parts of up to {rows} from here on; "
-            "training is not touched"
+            f"Out of memory while evaluating ({told}{told_bytes}): evaluated in parts of up to {rows} from here on"
+            f"{_told_weighing(comparison)}; training is not touched"
         )
+        self._warn_of_another_loss("evaluation", comparison)
         self._record.write(
             "oom_eval_split",
             update=self.progress.update,
@@ -319,13 +444,13 @@ class TrainerMemory(TrainerUpdates):
             rows=rows,
             **_known(asked_bytes=asked, free_bytes=free),
         )
+        if self._run.is_running:
+            self._lower_guarantee(self.progress.update)
 
     def _why_not_cut_evaluation(self, piece: Piece) -> str | None:
         if self._engine.is_distributed:
             return "several processes take part, and the others wait for this one's results"
-        if piece.rows < 2:
-            return "a single sample does not fit"
-        return self.why_not_cut() or self._why_uncut(piece)
+        return self._why_exact() or self._why_uncut(piece)
 
     def remedies_of_evaluation(self) -> str:
         """Return what needs less memory in an evaluation; called for an error."""
@@ -338,22 +463,28 @@ class TrainerMemory(TrainerUpdates):
 def told_savings(words: Mapping[str, str], savings: list[Saving]) -> str:
     """Return changes on one line, each by its word and with what it saves, the largest first."""
     ordered = sorted(savings, key=lambda saving: -saving.num_bytes)
-    return "   or   ".join(f"{words[saving.name]} (−{told(saving.num_bytes)})" for saving in ordered)
-
-
-def told(num_bytes: float) -> str:
-    """Return bytes in the unit that reads best."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+    return "   or   ".join(f"{words[saving.name]} (−{size(saving.num_bytes)})" for saving in ordered)
 
 
 def _told_bytes(asked: int | None, free: int | None) -> str:
     if asked is None:
         return ""
-    return f"; {told(asked)} more did not fit" + ("" if free is None else f", {told(free)} are free without it")
+    return f"; {size(asked)} more did not fit" + ("" if free is None else f", {size(free)} are free without it")
+
+
+def _is_close(one: float, other: float, rounding: float) -> bool:
+    return math.isclose(one, other, rel_tol=rounding, abs_tol=1e-6)
+
+
+def _told_size(piece: Piece) -> str:
+    length = _length(piece.batch)
+    return f"batch {piece.rows}" + ("" if length is None else f" × length {length}")
+
+
+def _told_weighing(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return f", each weighed by {comparison.weighed_by or 'its items where they are counted, else by its samples'}"
 
 
 def _known(**values: int | None) -> dict[str, int]:

@@ -185,7 +185,7 @@ class TrainerPersistence(TrainerServices):
         self._losses.load_process_states(run["losses"])
         self._run.first_epoch, self.seed, self._run.run_id = run["first_epoch"], run["seed"], run["run_id"]
         self._run.skipped_in_a_row = run["skipped_in_a_row"]
-        self._parts = Parts(**run.get("parts", {}))  # older states have none
+        self._parts = self._restored_parts(run.get("parts", {}))  # older states have none
         self.gradient_norm = run["gradient_norm"]  # of the last update: the log of an epoch's end tells it
         for loader in (self._train_dataloader, self._eval_dataloader):
             if loader is not None:
@@ -195,6 +195,17 @@ class TrainerPersistence(TrainerServices):
         self.run_history._set_epoch(self._run.first_epoch + self.progress.epoch)
         world_process_zero_only(leave_newer_behind)(path, self._settings.checkpoints, self.print)
         self.print(f"Resumed training state from {path} (epoch {self.run_history.current_epoch})")
+
+    def _restored_parts(self, saved: dict[str, int]) -> Parts:
+        """Return the parts that a saved run was run in; whole batches where parts would be refused."""
+        parts = Parts(**saved)
+        is_exact = self._settings.reduction == "exact"
+        if parts == Parts() or not (is_exact or self._engine.is_distributed):
+            return parts
+        reason = 'reduction="exact" does not allow them' if is_exact else "several processes take part now"
+        self.print(f"Resuming with whole batches, not in parts as since memory ran out: {reason}")
+        self._about["tier"] = max(self._about["tier"], "T2")
+        return Parts()
 
     def _check_continuity(self, path: Path, saved: dict[str, Any]) -> None:
         """Refuse other data; say what else differs, and which guarantee is left."""

@@ -19,6 +19,7 @@ from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.buffers import BufferShadow
 from loopwright.engine.compiling import compile_model
 from loopwright.engine.engine import check_reduction
+from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import iter_tensors, map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
 from loopwright.engine.sharding import is_sharded
@@ -94,6 +95,9 @@ class TrainerServices(TrainerHooks):
             if not self._engine.is_distributed:
                 raise
             self.request_stop(str(error))
+        except (RuntimeError, MemoryError) as error:
+            leave_alone(error)
+            raise
 
     def _log(self) -> None:
         """Bring the losses since the last log to the host and hand them to the callbacks."""
@@ -364,9 +368,9 @@ class TrainerServices(TrainerHooks):
         if not may_be_empty:
             self._check_dataset("eval", dataset, kwargs, batch_size, "dataset")
         # A training state may still be saved after it: where the last training run stood is kept.
-        kept = self.progress, self.scheduler, self._run.first_epoch
+        kept = self.progress, self.scheduler, self._run.first_epoch, self._parts.train
         self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
-        self.progress, self.scheduler, self._run.first_epoch = kept
+        self.progress, self.scheduler, self._run.first_epoch, self._parts.train = kept
         self.eval_dataset, self.collate_fn = dataset, collate_fn
         self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
         self._prepare()

@@ -338,7 +338,9 @@ class Trainer(TrainerTuning):
             check_batch_output(output, "calculate_train_batch_loss", is_training=True)
             self._run.is_first_batch = False
         self.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
-        self.backward_step(self._losses.weighted(output, self._run.piece_index))
+        loss = self._losses.weighted(output, self._run.piece_index)
+        if loss is not None:
+            self.backward_step(loss)
 
     def _finish_update(self, window: Window) -> None:
         """Count an update, and serve what was asked for."""
@@ -464,6 +466,7 @@ class Trainer(TrainerTuning):
         if self._saver is not None:
             world_process_zero_only(self._saver.finish)()
             self._report_saves()
+            self._signals.say_saved(interruption, self._saver.newest, self.print)
         if self.requests.load is not None:
             self.load_checkpoint(self.requests.load)
         self._signals.raise_for(interruption)

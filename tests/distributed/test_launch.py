@@ -93,7 +93,7 @@ def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_told_o
 
 def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
     assert main(["launch", "-n", "2", "train"]) == 2
-    assert "fix: loopwright launch -n 2 -- train" in capsys.readouterr().err
+    assert "fix: lw launch -n 2 -- train" in capsys.readouterr().err
     assert main(["launch", "-n", "2", "--"]) == 2
     assert "nothing to run" in capsys.readouterr().err
     assert main(["launch", "-n", "2", "--unheard-of", "--", "train"]) == 2
@@ -101,7 +101,7 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
     for wrong in (["-n", "two"], ["-n", "0"], ["-n", "1", "--nnodes", "many"]):
         assert main(["launch", *wrong, "--", "train"]) == 2
         told = capsys.readouterr().err
-        assert "error[args.value]" in told and "fix: loopwright launch -n 2" in told and "Traceback" not in told
+        assert "error[args.value]" in told and "fix: lw launch -n 2" in told and "Traceback" not in told
     words = ["launch", "--nnodes", "2", "--max-restarts", "1", "--", "train", "text-classification"]
     assert main(words) == 2
     assert "--output_dir" in capsys.readouterr().err

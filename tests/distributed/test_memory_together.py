@@ -1,4 +1,7 @@
-"""Memory that runs out on one of several processes: nothing is split there, and both end with the reason."""
+"""Memory that runs out on one of several processes: nothing is split there, and both end with the reason.
+
+A run that was split on one process goes on whole on two.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.launcher import Results, run
+from distributed.launcher import Results, launch, run
 from flaws import subject
-from loopwright import Trainer
+from loopwright import Checkpointing, Trainer
 
 pytestmark = pytest.mark.distributed
 
@@ -37,3 +40,66 @@ def test_memory_that_runs_out_on_one_process_ends_both_with_the_reason(tmp_path)
     assert "error[memory.train]: out of memory in update 3 (batch 4)" in second.output
     assert "not run again in smaller parts: several processes take part" in second.output
     assert "rank 1 of 2 failed" in first.output
+
+
+class FullOnce(Trainer):
+    """Has no room left on the second process for once, and buffers that the processes share in each forward pass."""
+
+    is_full = True
+
+    def calculate_train_batch_loss(self, batch):
+        if self.progress.update == 2 and os.environ["RANK"] == "1":
+            is_full, self.is_full = self.is_full, False
+            if is_full:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().calculate_train_batch_loss(batch)
+
+
+def fit_with_buffers(results: Results) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    trainer = FullOnce(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
+    trainer.train(subject.data(48), 1, per_device_batch_size=4, seed=2)
+
+
+def test_a_process_without_memory_runs_no_forward_pass_that_the_others_would_have_to_join(tmp_path):
+    first, second = run(fit_with_buffers, tmp_path, timeout_seconds=30)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert "error[memory.train]: out of memory in update 3 (batch 4)" in second.output
+    assert "the activations of a micro-batch" not in second.output
+
+
+class Small(nn.Linear):
+    """A model with room for two rows."""
+
+    largest = 0
+
+    def forward(self, inputs):
+        if len(inputs) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.largest = max(self.largest, len(inputs))
+        return super().forward(inputs)
+
+
+def go_on(folder, room: int, accumulation: int, updates: int | None = None) -> list:
+    torch.manual_seed(0)
+    model = Small(4, 1)
+    model.room = room
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
+    result = trainer.train(
+        subject.data(17), 1, subject.data(5), per_device_batch_size=6, gradient_accumulation_steps=accumulation,
+        max_num_train_steps=updates, seed=2, oom="split", checkpoints=Checkpointing(folder), resume_from="auto",
+    )  # fmt: skip
+    return [result.updates, model.largest, result.metrics["eval_loss_epoch"], trainer.num_parts]
+
+
+def resume_on_two() -> list:
+    return go_on(os.environ["SPLIT_FOLDER"], 1000, 1)
+
+
+def test_a_run_that_was_split_on_one_process_goes_on_whole_on_two(tmp_path, monkeypatch):
+    updates, _, _, parts = go_on(tmp_path / "split", 2, 2, updates=1)
+    assert (updates, parts) == (1, 4)
+    monkeypatch.setenv("SPLIT_FOLDER", str(tmp_path / "split"))
+    first, second = launch(resume_on_two, tmp_path)  # the second process has a pad in the last update
+    assert first[:2] == second[:2] == [2, 5] and first[2] == second[2] and first[3] == second[3] == 1

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from loopwright.errors import ConfigError
-from loopwright.hf import CallbackHandler, ExportableState, Trainer, TrainerCallback, TrainerControl, TrainerState
+from loopwright.hf import (
+    CallbackHandler,
+    ExportableState,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from .tiny import Classifier, arguments, losses, rows
 
@@ -175,3 +185,19 @@ def test_long_texts_in_logs_are_cut_in_the_bar(tmp_path, capsys):
     trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     output = capsys.readouterr()
     assert "x" * 100 + "..." in output.out and "x" * 101 not in output.out
+
+
+def test_the_bar_of_an_evaluation_counts_the_batches_of_its_own_process():
+    bar, state = ProgressCallback(), TrainerState()
+    for _ in range(4):
+        bar.on_prediction_step(SimpleNamespace(world_size=2), state, TrainerControl(), eval_dataloader=range(7))
+    assert (bar.prediction_bar.n, bar.prediction_bar.total) == (4, 4)
+    bar.on_evaluate(None, state, TrainerControl())
+
+
+def test_where_nothing_is_padded_no_share_of_padding_is_shown(tmp_path):
+    core = fit(tmp_path, eval_strategy="no").core
+    core.speed = {"padding_waste": 0.0}
+    assert core.shown({"loss": 1.0}) == {"loss": 1.0}
+    core.speed = {"padding_waste": 0.25}
+    assert core.shown({"loss": 1.0}) == {"loss": 1.0, "padding_waste": 0.25}

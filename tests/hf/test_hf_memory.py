@@ -100,3 +100,35 @@ def test_an_evaluation_in_parts_has_the_metrics_of_a_whole_one(tmp_path):
     assert second["eval_loss"] == pytest.approx(first["eval_loss"], abs=1e-12)
     assert parts.predict(parts.eval_dataset).predictions.shape == (24, 3)
     assert isinstance(parts.model, nn.Module)
+
+
+def test_a_batch_whose_logits_do_not_fit_twice_is_counted_once(tmp_path):
+    whole, _ = fit(tmp_path / "whole")
+    parts, _ = fit(tmp_path / "parts")
+
+    def narrowed(logits, labels):
+        if len(logits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return logits.clone()
+
+    parts.preprocess_logits_for_metrics = narrowed
+    outcomes = [each.evaluation_loop(each.get_eval_dataloader(), "Evaluation") for each in (whole, parts)]
+    assert [outcome.num_samples for outcome in outcomes] == [24, 24]
+    assert outcomes[1].predictions.shape == (24, 3)
+    assert outcomes[1].metrics["eval_hits"] == outcomes[0].metrics["eval_hits"]
+
+
+@pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end", "on_prediction_step"])
+def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too_large(tmp_path, event):
+    class Greedy(TrainerCallback):
+        pass
+
+    def fail(self, args, state, control, **kwargs):
+        raise MemoryError("of the callback")
+
+    setattr(Greedy, event, fail)
+    trainer, _ = fit(tmp_path, auto_find_batch_size=True)
+    trainer.add_callback(Greedy())
+    with pytest.raises(MemoryError, match="^of the callback$"):
+        trainer.evaluate() if event == "on_prediction_step" else trainer.train()
+    assert trainer.core.num_parts == trainer.core._parts.evaluation == 1

@@ -38,7 +38,8 @@ class Limited(nn.Module):
         hidden = self.layers(inputs)  # what moves buffers has been done when memory runs out
         if len(inputs) > (self.room if self.training else self.eval_room):
             raise torch.OutOfMemoryError(NO_ROOM)
-        self.counts.append(len(inputs))
+        if torch.is_grad_enabled():  # not where a few rows are compared
+            self.counts.append(len(inputs))
         return hidden
 
 
@@ -75,15 +76,19 @@ class PerToken(Quiet):
 
 
 class LateItems(PerToken):
-    """The same, where the items are known after the forward pass only."""
+    """The same, where the items are known after the forward pass only; a mean of nothing is nan."""
 
     count_batch_items = Trainer.count_batch_items
 
     def calculate_train_batch_loss(self, batch):
-        mask = self._mask(batch)
-        losses = nn.functional.cross_entropy(self.model(batch[0]), batch[1], reduction="none")
-        mean = (losses * mask).sum() / mask.sum().clamp(min=1)
-        return {"loss": mean, "model_outputs": None, "batch_size": len(mask), "num_items_in_batch": mask.sum()}
+        output = super().calculate_train_batch_loss(batch)
+        return {**output, "num_items_in_batch": self._mask(batch).sum()}
+
+
+class Uncounted(PerToken):
+    """The same, where nobody says how many items there are."""
+
+    count_batch_items = Trainer.count_batch_items
 
 
 def make(room: int = 1000, eval_room: int = 1000, *layers: nn.Module, kind: type = Quiet, **kwargs) -> Trainer:
@@ -146,6 +151,23 @@ def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
     first, second = (read(tmp_path / name / "step-0000000004") for name in "ab")
     assert first.about["tier"] == second.about["tier"] == "T2"
     assert first.state["run"]["parts"] == second.state["run"]["parts"] == {"train": 4, "evaluation": 1}
+
+
+def test_a_split_run_that_goes_on_with_exact_sums_goes_on_whole(tmp_path):
+    fit(make(2), eval_dataset=data(6), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
+    goes_on = fit(make(), resume_from="auto", reduction="exact", checkpoints=Checkpointing(tmp_path))
+    assert goes_on.num_parts == 1 and goes_on.model.counts == [6, 6, 6, 4]
+    said = " ".join(goes_on.said)
+    assert "Resuming with whole batches" in said and "Resume guarantee T2" in said
+    assert goes_on.progress.update == 4
+
+
+def test_a_state_that_is_saved_after_an_evaluation_has_the_parts_of_the_run(tmp_path):
+    trainer = fit(make(2))
+    trainer.evaluate(data(9))
+    trainer.predict(data(9))
+    trainer.save_training_state(tmp_path / "state")
+    assert read(tmp_path / "state").state["run"]["parts"] == {"train": 4, "evaluation": 1}
 
 
 def test_states_of_before_there_were_parts_are_resumed(tmp_path, monkeypatch):
@@ -216,7 +238,7 @@ def test_what_the_failed_attempt_kept_is_gone_before_the_next():
     torch.manual_seed(0)
     model = Watching(3).double()
     fit(Quiet(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)))
-    assert len(kept) == 1
+    assert len(kept) == 2  # the update, and as many rows as are compared with their parts
 
 
 def test_a_loss_that_is_not_finite_is_found_at_its_update_also_in_parts():
@@ -227,6 +249,106 @@ def test_a_loss_that_is_not_finite_is_found_at_its_update_also_in_parts():
 
     trainer = fit(make(2, kind=Poisoned), num_epochs=3, log_every=100, gradient_accumulation_steps=1)
     assert "the loss of update 3 is not finite" in trainer.result.stop_reason
+
+
+@pytest.mark.parametrize("kind", [Quiet, LateItems])
+def test_updates_that_are_not_finite_are_left_out_of_a_split_run_too(kind):
+    class Poisoned(kind):
+        def calculate_train_batch_loss(self, batch):
+            output = super().calculate_train_batch_loss(batch)
+            return {**output, "loss": output["loss"] * float("nan")} if self.progress.update == 2 else output
+
+    options = {"nan": "skip", "gradient_accumulation_steps": 1}
+    whole, split = fit(make(kind=Poisoned), **options), fit(make(1, kind=Poisoned), **options)
+    assert split.num_parts == 8 and torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    for trainer in (whole, split):  # a part without items, whose mean is nan, is no reason
+        assert [line.split(":")[0] for line in trainer.said if "Skipping" in line] == ["Skipping update 3"]
+
+
+def test_a_micro_batch_of_bad_samples_alone_has_no_say_in_a_split_run():
+    class Torn(TensorDataset):
+        def __getitem__(self, index):
+            if 6 <= index < 12:
+                raise ValueError("torn")
+            return super().__getitem__(index)
+
+    found = []
+    for room in (1000, 3):
+        trainer = make(room)
+        trainer.train(
+            Torn(*data().tensors),
+            num_epochs=1,
+            per_device_batch_size=6,
+            gradient_accumulation_steps=2,
+            seed=5,
+            oom="split",
+            bad_samples="skip",
+            train_dataloader_kwargs={"shuffle": False},
+        )
+        found.append(trainer)
+    whole, split = found
+    assert split.num_parts == 2 and torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "word"), [(Quiet, "samples"), (PerToken, "items"), (LateItems, "items")])
+def test_what_parts_are_weighed_by_is_said_as_it_is(kind, word):
+    split = fit(make(3, kind=kind))
+    assert f"each weighed by its {word}, as all updates" in " ".join(split.said)
+    assert not any("another loss" in line for line in split.said)
+
+
+def test_a_loss_that_is_another_one_in_parts_is_told():
+    split = fit(make(3, kind=Uncounted), nan="skip", gradient_accumulation_steps=1)
+    (told,) = [line for line in split.said if "another loss" in line]
+    assert told.startswith("Warning: in parts the training loss is another loss: ") and "count_batch_items" in told
+    assert all(module.training for module in split.model.modules())
+
+
+def test_a_loss_that_is_drawn_anew_each_time_is_not_taken_for_another_one():
+    class Masked(Quiet):
+        def calculate_train_batch_loss(self, batch):
+            return super().calculate_train_batch_loss((batch[0] * (torch.rand_like(batch[0]) < 0.5), batch[1]))
+
+    split = fit(make(3, kind=Masked))
+    assert split.num_parts == 2 and not any("another loss" in line for line in split.said)
+
+
+def test_the_same_maths_are_promised_only_where_parts_have_the_same_loss():
+    keeps = ", which keeps the maths"
+    for kind, words in ((PerToken, keeps), (LateItems, keeps), (Quiet, keeps), (Uncounted, "")):
+        with pytest.raises(MemoryLimitError) as caught:
+            fit(make(4, kind=kind), oom="stop")
+        assert caught.value.fix.startswith(f'oom="split"{words}   or   ')
+
+
+@pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end", "on_eval_step_start"])
+def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too_large(event):
+    class Greedy(TrainerCallback):
+        pass
+
+    def fail(self, trainer, **kwargs):
+        raise MemoryError("of the callback")
+
+    setattr(Greedy, event, fail)
+    trainer = make(callbacks=[Greedy()])
+    with pytest.raises(MemoryError, match="^of the callback$"):
+        fit(trainer, eval_dataset=data(6), num_epochs=1)
+    assert trainer.num_parts == 1 and not any("Out of memory" in line for line in trainer.said)
+
+
+def test_an_evaluation_batch_that_cannot_be_copied_to_the_device_is_copied_in_parts(monkeypatch):
+    import loopwright.evaluation as evaluation
+
+    def copied(batch, device):
+        if len(batch[0]) > 3:
+            raise torch.OutOfMemoryError(NO_ROOM)
+        return batch
+
+    expected = make().evaluate(data(17), 6).metrics["evaluation_loss"]
+    monkeypatch.setattr(evaluation, "to_device", copied)  # for a device that is full
+    parts = make()
+    assert parts.evaluate(data(17), 6).metrics["evaluation_loss"] == pytest.approx(expected, rel=0, abs=1e-12)
+    assert parts._parts.evaluation == 2
 
 
 def test_the_bar_counts_each_micro_batch_once():
@@ -359,6 +481,79 @@ def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
     ]
     assert [event["parts"] for event in events] == {5: [2], 1: [2, 4, 8]}[room]
     assert "training is not touched" in " ".join(parts.said)
+
+
+def test_an_evaluation_batch_that_cannot_be_cut_stays_whole_where_others_were_cut():
+    class Odd(Quiet):
+        def cut_batch(self, batch, rows, start, stop):
+            if rows == 5:
+                raise DataError("graphs have no rows")
+            return super().cut_batch(batch, rows, start, stop)
+
+    whole, parts = make(), make(1000, 5, kind=Odd)
+    expected = whole.evaluate(data(17), 6).metrics["evaluation_loss"]
+    assert parts.evaluate(data(17), 6).metrics["evaluation_loss"] == pytest.approx(expected, rel=0, abs=1e-12)
+    assert parts._parts.evaluation == 2
+
+
+def test_an_evaluation_batch_that_fits_neither_whole_nor_in_parts_that_can_be_cut_is_an_error():
+    class Halves(Quiet):
+        def cut_batch(self, batch, rows, start, stop):
+            if rows == 6 and stop - start < 3:
+                raise DataError("only halves can be had")
+            return super().cut_batch(batch, rows, start, stop)
+
+    with pytest.raises(DataError, match="only halves can be had"):
+        make(1000, 1, kind=Halves).evaluate(data(6), 6)
+
+
+def test_an_evaluation_in_parts_leaves_buffers_and_modes_as_they_are():
+    options = {"eval_dataset": data(17), "evaluate_every": 1}
+    whole, parts = (fit(make(1000, room, nn.BatchNorm1d(8)), **options) for room in (1000, 5))
+    assert parts._parts.evaluation == 2
+    for one, other in zip(whole.model.state_dict().values(), parts.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_evaluation_in_parts_lowers_the_guarantee(tmp_path):
+    trainer = fit(make(1000, 5), eval_dataset=data(17), checkpoints=Checkpointing(tmp_path))
+    events = [event for event in read_metrics(tmp_path / "metrics.jsonl") if event["event"] == "tier"]
+    assert [(event["update"], event["tier"]) for event in events] == [(2, "T2")]
+    assert read(tmp_path / "step-0000000004").about["tier"] == "T2"
+    assert sum("Resume guarantee T2 from here on" in line for line in trainer.said) == 1
+
+
+@pytest.mark.parametrize("name", ["reduction", "require_exact"])
+def test_runs_that_promise_the_same_bits_are_not_evaluated_in_parts(name, tmp_path):
+    exact = {"checkpoints": Checkpointing(tmp_path, require_exact=True)}
+    options = {"reduction": {"reduction": "exact"}, "require_exact": exact}[name]
+    with pytest.raises(MemoryLimitError, match=f"{name}.* promises the same") as caught:
+        fit(make(1000, 5), eval_dataset=data(17), **options)
+    assert caught.value.code == "memory.eval"
+
+
+class SomeLabels(nn.CrossEntropyLoss):
+    """A mean over the samples of some classes alone."""
+
+    def __init__(self):
+        super().__init__(ignore_index=0)
+
+
+def test_an_evaluation_loss_that_is_another_one_in_parts_is_told():
+    for loss_func, num_told in ((SomeLabels(), 1), (nn.CrossEntropyLoss(), 0)):
+        trainer = make(1000, 5)
+        trainer.loss_func = loss_func
+        trainer.evaluate(data(17), 6)
+        assert sum("another loss" in line for line in trainer.said) == num_told
+        assert any("weighed by its samples" in line for line in trainer.said)
+
+
+def test_a_prediction_in_parts_says_nothing_about_losses():
+    trainer = make(1000, 5)
+    trainer.loss_func = SomeLabels()
+    trainer.predict(data(17), 6)
+    said = " ".join(trainer.said)
+    assert "in parts of up to 3" in said and "weighed" not in said and "loss" not in said
 
 
 def test_evaluate_and_predict_work_in_parts_by_themselves():

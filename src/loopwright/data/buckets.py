@@ -24,7 +24,7 @@ from torch.utils.data import Sampler
 from tqdm.auto import tqdm
 
 from loopwright.data.order import Ids, Permutation, Shuffled
-from loopwright.engine.nested import iter_tensors
+from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import key
 from loopwright.run_folder.files import write_atomically
@@ -288,7 +288,8 @@ class PlannedShapes:
     """The shapes of the batches of a collator that pads to bucket lengths: `batch in shapes`.
 
     A batch has a planned shape if everything that the collator pads has one of its lengths, and all other sizes are
-    those of the first batch of the data: as many classes, as many choices. What is padded the collator says itself, by
+    those of the first batch of the data: as many classes, as many choices. The number of samples is not looked at: the
+    first batch may have one less, where bad samples are skipped. What is padded the collator says itself, by
     `padded_dimensions`. Of one that does not say it, that is the second dimension of every tensor that has one.
 
     Args:
@@ -311,17 +312,25 @@ class PlannedShapes:
         )
 
     def _split(self, batch: Any) -> tuple[dict[Any, Any], dict[Any, int]]:
-        """Return the sizes and the type of every tensor without its length, and the lengths, by place in the batch."""
+        """Return the sizes and the type of every tensor, and the lengths, by place in the batch.
+
+        Sizes are without the length, and without the samples where they are the first dimension.
+        """
         tell = self._padded_dimensions if isinstance(batch, Mapping) else None
         dimensions = {} if tell is None else tell(batch)
+        rows = num_rows(batch)
         sizes: dict[Any, Any] = {}
         lengths: dict[Any, int] = {}
         for name, value in batch.items() if isinstance(batch, Mapping) else [(None, batch)]:
             for number, tensor in enumerate(iter_tensors(value)):
-                place, size = (name, number), list(tensor.shape)
+                place = (name, number)
+                size: list[int | None] = list(tensor.shape)
                 dimension = 1 if tell is None else dimensions.get(name)
+                if size and size[0] == rows and dimension != 0:
+                    size[0] = None
                 if dimension is not None and dimension < len(size):
-                    lengths[place] = size.pop(dimension)
+                    del size[dimension]
+                    lengths[place] = tensor.shape[dimension]
                 sizes[place] = (size, tensor.dtype)
         return sizes, lengths
 

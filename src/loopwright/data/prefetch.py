@@ -3,7 +3,8 @@
 Only for CUDA. On any other device `prefetched` returns the iterator that it was given.
 
 What is ahead is not state: a window counts when the loop has trained on it, so a run that is resumed reads it again,
-under the same keys. An error in reading a window is raised when its turn comes, not an update earlier.
+under the same keys. An error in reading a window is raised when its turn comes, not an update earlier. A window that
+does not fit beside the one in use is copied when its turn comes, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.loader import Window
+from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 
 
@@ -91,18 +93,26 @@ def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
             coming = _started(windows, copier)
         except Exception as raised:  # noqa: BLE001 - raised again below, when its turn comes
             error = raised
-        copier.await_copies([piece.moved for piece in window.pieces], ticket)
+        moved = [piece.moved for piece in window.pieces]
+        if any(batch is not None for batch in moved):
+            copier.await_copies(moved, ticket)
         yield window
         if error is not None:
             raise error
 
 
 def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | None:
-    """Read the next window and begin to copy it; None at the end."""
+    """Read the next window and begin to copy it, if memory suffices; None at the end."""
     window = next(windows, None)
     if window is None:
         return None
-    moved, ticket = copier.start([piece.batch for piece in window.pieces])
+    try:
+        moved, ticket = copier.start([piece.batch for piece in window.pieces])
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        forget_frames(error)  # they hold what was copied so far
+        return window, None
     pieces = [piece._replace(moved=batch) for piece, batch in zip(window.pieces, moved, strict=True)]
     return window._replace(pieces=pieces), ticket
 

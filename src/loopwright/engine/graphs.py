@@ -193,6 +193,7 @@ class UpdateGraphs:
     _rates: list[Tensor] = field(default_factory=list)
     _rate_values: list[float] = field(default_factory=list)
     _recorded_for: Any = None
+    _has_collected: bool = False
 
     def __len__(self) -> int:
         """Return how many graphs there are."""
@@ -295,7 +296,8 @@ class UpdateGraphs:
         Recording runs nothing, and warming up steps no optimizer, so weights and its state are never touched.
         """
         self.step.begin()
-        if not len(self):
+        if not self._has_collected:
+            self._has_collected = True
             gc.collect()  # a backward pass that somebody has dropped in a cycle would take part, on its own stream
         with preserved_generators(self.step.device):
             try:

@@ -19,6 +19,7 @@ from loopwright.errors import MemoryLimitError
 _SIGNS = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 _ASKED = re.compile(r"ried to allocate ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_LEFT_ALONE = "is_not_of_a_batch"
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -30,10 +31,17 @@ class TorchMemoryLimitError(MemoryLimitError, torch.OutOfMemoryError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out."""
+    """Whether an error says that memory has run out, for what is computed of a batch (see `leave_alone`)."""
+    if getattr(error, _LEFT_ALONE, False):
+        return False
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def leave_alone(error: BaseException) -> None:
+    """Mark an error that comes from a callback: whatever it says, a smaller batch is no answer to it."""
+    setattr(error, _LEFT_ALONE, True)
 
 
 def asked_bytes(error: BaseException) -> int | None:

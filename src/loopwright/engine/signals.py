@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from loopwright.errors import Preempted
 
 _WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+
+SAVED = "Saved "  # what is said of an interrupted run begins so
 
 
 class SignalWatch:
@@ -40,6 +43,13 @@ class SignalWatch:
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
+
+    def say_saved(
+        self, interruption: BaseException | None, checkpoint: Path | None, say: Callable[[str], None]
+    ) -> None:
+        """Say where an interrupted run goes on from, if something was saved; called before `raise_for`."""
+        if checkpoint is not None and (interruption is not None or self.received is not None):
+            say(f"{SAVED}{checkpoint}; start the run again from there to go on")
 
     def raise_for(self, interruption: BaseException | None) -> None:
         """Raise what interrupted the run, now that it has ended in order: an exception, or a signal as one."""

@@ -48,7 +48,7 @@ class TrackedRun:
         config: its settings; numbers, texts, booleans and None.
         is_resumed: whether the trackers know this run already.
         replaces: whether the folder holds another run, which this one takes the place of.
-        identities: what `Trackers.start` returned when the run began.
+        identities: what `Trackers.start` has returned for this run so far.
     """
 
     project: str
@@ -158,7 +158,8 @@ class Trackers:
         for name in self._names:
             given, named = _arguments(name, run)
             if not self._try(name, "start", partial(self._start, name, given, named, identities)):
-                self._open.pop(name, None)
+                if name in self._open:  # it has started, and could not say what it calls the run
+                    self._finish(name)
             elif "config" not in named and not run.is_resumed:
                 self._try(name, "config", partial(self._open[name].store_init_configuration, dict(run.config)))
         return identities

@@ -6,11 +6,13 @@ Callbacks written against `transformers.TrainerCallback` work as well: an event 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tqdm.auto import tqdm
 
+from loopwright.engine.memory import leave_alone
 from loopwright.errors import ConfigError
 from loopwright.hf.state import ExportableState, TrainerControl, TrainerState, checked_control
 
@@ -164,19 +166,23 @@ class CallbackHandler:
             method = getattr(callback, event, None)
             if method is None or getattr(method, "__func__", None) is nothing:
                 continue
-            result = method(
-                args,
-                state,
-                control,
-                model=self.model,
-                processing_class=self.processing_class,
-                tokenizer=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
-                **kwargs,
-            )
+            try:
+                result = method(
+                    args,
+                    state,
+                    control,
+                    model=self.model,
+                    processing_class=self.processing_class,
+                    tokenizer=self.processing_class,
+                    optimizer=self.optimizer,
+                    lr_scheduler=self.lr_scheduler,
+                    train_dataloader=self.train_dataloader,
+                    eval_dataloader=self.eval_dataloader,
+                    **kwargs,
+                )
+            except (RuntimeError, MemoryError) as error:
+                leave_alone(error)
+                raise
             if result is not None:
                 control = checked_control(result, event, callback)
         return control
@@ -255,7 +261,7 @@ class ProgressCallback(TrainerCallback):
             return
         if self.prediction_bar is None:
             try:
-                total = len(eval_dataloader)
+                total = math.ceil(len(eval_dataloader) / args.world_size)  # of this process
             except TypeError:
                 total = None
             self.prediction_bar = tqdm(total=total, leave=self.training_bar is None, dynamic_ncols=True)

@@ -240,9 +240,10 @@ class Core(CoreTrainer):
         """Return the arguments that make evaluation batches smaller."""
         return "a smaller per_device_eval_batch_size, shorter samples, or bf16=True"
 
-    def _run_forward(self, batch: Any) -> None:
+    def _run_forward(self, batch: Any) -> dict[str, Any]:
         items = self.owner.item_counter.count(batch)
-        LossCall(self.owner.compute_loss)(self.model, batch, torch.tensor(num_rows(batch)) if items is None else items)
+        given = torch.tensor(num_rows(batch)) if items is None else items
+        return {"loss": LossCall(self.owner.compute_loss)(self.model, batch, given)}
 
     # --- the loop's steps ---------------------------------------------------------------------------------------
 
@@ -417,9 +418,11 @@ class Core(CoreTrainer):
     def shown(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return what callbacks are given to show: logs, and of a loss the share of pad tokens since the last one.
 
+        Where there is no padding there is no such share.
+
         The history has no such figure: a resumed run, which begins to count in between, would have another one.
         """
-        if "loss" not in logs or "padding_waste" not in self.speed:
+        if "loss" not in logs or not self.speed.get("padding_waste"):
             return logs
         return {**logs, "padding_waste": self.speed["padding_waste"]}
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors, num_rows
 from loopwright.engine.processes import sum_over_processes
 from loopwright.errors import ConfigError, DataError
@@ -31,8 +32,8 @@ class Collected:
         self._batches: list[Any] = []
 
     def add(self, value: Any) -> None:
-        """Take up a batch's value."""
-        self._batches.append(map_tensors(value, as_array))
+        """Take up a batch's value, arrays as `as_array` makes them."""
+        self._batches.append(value)
 
     def result(self, joins: bool) -> Any:
         """Return everything: joined into arrays, or as the list of batches; None if there was nothing."""
@@ -125,16 +126,19 @@ class EvaluationPass:
         loss, logits, labels = trainer.prediction_step(
             core.model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
-        self._num_samples += rows  # after what may run out of memory, and is then done again
-        self._has_loss |= loss is not None
         self._check(inputs, logits, labels)
-        self._keep(loss, logits, labels, extra, rows)
+        gathered = self._gathered(loss, logits, labels, extra, rows)
+        arrays = map_tensors(gathered, as_array) if self._is_prediction or not self._comes_by_batch(gathered) else None
+        mean = torch.zeros((), device=core.device) if loss is None else loss.detach().mean()
+        # Memory may have run out so far, and then all of this is done again, in parts. From here on it is counted.
+        self._num_samples += rows
+        self._has_loss |= loss is not None
+        self._take(gathered, arrays)
         trainer.call_event("on_prediction_step")
-        if loss is None:
-            return torch.zeros((), device=core.device), 0
-        return loss.detach().mean(), rows if count is None else count
+        return mean, 0 if loss is None else rows if count is None else count
 
-    def _keep(self, loss: Any, logits: Any, labels: Any, inputs: Any, rows: int) -> None:
+    def _gathered(self, loss: Any, logits: Any, labels: Any, inputs: Any, rows: int) -> tuple[Any, ...]:
+        """Return the logits, labels, inputs and losses of a batch on all processes; None for what there is not."""
         trainer = self._trainer
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
@@ -145,17 +149,19 @@ class EvaluationPass:
         losses = None
         if loss is not None and "loss" in trainer.args.include_for_metrics:
             losses = trainer.core.gather(loss.detach().mean().repeat(rows))
-        if self._by_batch and logits is not None and labels is not None:
+        return logits, labels, inputs, losses
+
+    def _comes_by_batch(self, gathered: tuple[Any, ...]) -> bool:
+        """Whether `compute_metrics` is called for this batch by itself."""
+        return self._by_batch and gathered[0] is not None and gathered[1] is not None
+
+    def _take(self, gathered: tuple[Any, ...], arrays: tuple[Any, ...] | None) -> None:
+        """Take up a batch, as it is and as arrays; None if only `compute_metrics` is to see it."""
+        if self._comes_by_batch(gathered):
             self._compute_by_batch(is_last=False)
-            self._last_batch = EvalPrediction(logits, labels, inputs, losses)
-            if not self._is_prediction:
-                return
-        for kept, value in (
-            (self._predictions, logits),
-            (self._labels, labels),
-            (self._inputs, inputs),
-            (self._losses, losses),
-        ):
+            self._last_batch = EvalPrediction(*gathered)
+        collected = (self._predictions, self._labels, self._inputs, self._losses)
+        for kept, value in zip(collected, arrays or (), strict=False):
             if value is not None:
                 kept.add(value)
 
@@ -181,7 +187,11 @@ class EvaluationPass:
             return None
         compute_metrics = self._trainer.compute_metrics
         assert compute_metrics is not None
-        return compute_metrics(self._last_batch, compute_result=is_last)
+        try:
+            return compute_metrics(self._last_batch, compute_result=is_last)
+        except (RuntimeError, MemoryError) as error:
+            leave_alone(error)
+            raise
 
     def _metrics(self, predictions: Any, labels: Any, joins: bool) -> dict[str, Any]:
         compute_metrics = self._trainer.compute_metrics
