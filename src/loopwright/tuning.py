@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -61,7 +62,8 @@ class TrainerTuning(TrainerMemory):
 
         Call it before `train`, or after it, never inside. Weights, buffers, modes, the optimizer, the generators, the
         run history and the progress are bit for bit as before, also if it is broken off; gradients are None. The
-        trainer's callbacks are left out of it. The loss of an update is that before its step, as everywhere.
+        trainer's callbacks are left out of it; the hooks of a subclass run as in `train`. The loss of an update is that
+        before its step, as everywhere.
 
         Args:
             train_dataset: as `train` takes it, and so are the arguments that have the same names there.
@@ -100,7 +102,7 @@ class TrainerTuning(TrainerMemory):
                 sharding=sharding,
                 oom=oom,
             )
-        return create_curve(ramp.rates[: len(ramp.losses)], ramp.losses, ramp.stop_reason)
+        return create_curve(ramp.tried, ramp.losses, ramp.stop_reason)
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
@@ -125,7 +127,7 @@ class TrainerTuning(TrainerMemory):
         """Let a run of the block have a history of its own and no callbacks but these, and print nothing."""
         self.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=self.callback_handler)
         self.run_history = InMemoryRunHistory()
-        vars(self)["print"] = _say_nothing
+        vars(self)["print"] = say_nothing
         yield
 
 
@@ -138,16 +140,18 @@ class _Ramp(TrainerCallback):
         on_update: called with how many updates are done.
 
     Attributes:
-        losses: of the updates so far.
+        losses: of the updates so far that had one; an update without items has none.
+        tried: the rates of these updates.
         stop_reason: why it ended before its last update, or None.
     """
 
     asks_alike = True
 
     def __init__(self, rates: list[float], ratios: list[float], on_update: Callable[[int], None] | None = None) -> None:
-        self.rates = rates
         self.losses: list[float] = []
+        self.tried: list[float] = []
         self.stop_reason: str | None = None
+        self._rates = rates
         self._ratios = ratios
         self._tell = on_update
         self._mean = _Smoothed()
@@ -161,12 +165,15 @@ class _Ramp(TrainerCallback):
         """Set the rate of the next update, and tell how far it is."""
         if self._tell is not None:
             self._tell(trainer.progress.update)
-        self._set(trainer, min(trainer.progress.update, len(self.rates) - 1))
+        self._set(trainer, min(trainer.progress.update, len(self._rates) - 1))
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Keep the loss of the update."""
+        """Keep the loss of the update, unless it came after the end: several processes end one update later."""
+        if self.stop_reason is not None:
+            return
         loss = float(logs["loss"])
         self.losses.append(loss)
+        self.tried.append(self._rates[logs["update"] - 1])
         smoothed = self._mean.add(loss)
         self._best = min(self._best, smoothed)
         if not math.isfinite(loss):
@@ -181,9 +188,9 @@ class _Ramp(TrainerCallback):
     def _set(self, trainer: TrainerLike, index: int) -> None:
         for group, ratio in zip(trainer.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self.rates[index] * ratio)
+                group["lr"].fill_(self._rates[index] * ratio)
             else:
-                group["lr"] = self.rates[index] * ratio
+                group["lr"] = self._rates[index] * ratio
 
 
 # ----------------------------------------------------------------------------------------------------- the curve
@@ -324,15 +331,18 @@ class _KeptModule:
 
 
 class _KeptOptimizer:
-    """The settings and the state of an optimizer as they were, by the places of the parameters in its groups."""
+    """The settings and the state of an optimizer as they were, by the places of the parameters in its groups.
+
+    Its tensors are kept in the host's memory: the state is twice the weights, and the device may have no room for it.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         self._groups = [
-            {name: _copied(value) for name, value in group.items() if name != "params"}
+            {name: _kept(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
         self._states = [
-            [_copied(optimizer.state[one]) if one in optimizer.state else None for one in group["params"]]
+            [_kept(optimizer.state[one]) if one in optimizer.state else None for one in group["params"]]
             for group in optimizer.param_groups
         ]
 
@@ -342,11 +352,11 @@ class _KeptOptimizer:
         for group, kept, states in zip(optimizer.param_groups, self._groups, self._states, strict=True):
             for name in set(group) - set(kept) - {"params"}:
                 del group[name]
-            group.update(kept)
+            group.update(_given_back(kept))
             for parameter, state in zip(group["params"], states, strict=True):
                 parameter.grad = None
                 if state is not None:
-                    optimizer.state[parameter] = state
+                    optimizer.state[parameter] = _given_back(state)
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
@@ -362,13 +372,29 @@ def _fill(current: Any, value: Tensor) -> None:
             current.copy_(split_like(value, current))
 
 
-def _copied(value: Any) -> Any:
+@dataclass(frozen=True)
+class _KeptTensor:
+    """A copy in the host's memory of a tensor, and where that was."""
+
+    value: Tensor
+    device: torch.device
+
+
+def _kept(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return _KeptTensor(value.detach().to("cpu", copy=True), value.device)
     if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
+        return {name: _kept(each) for name, each in value.items()}
     return copy.deepcopy(value)
 
 
-def _say_nothing(*args: Any, **kwargs: Any) -> None:
-    """Keep what the trainer prints to itself."""
+def _given_back(value: Any) -> Any:
+    if isinstance(value, _KeptTensor):
+        return value.value.to(value.device)
+    if isinstance(value, dict):
+        return {name: _given_back(each) for name, each in value.items()}
+    return value
+
+
+def say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Take the place of a trainer's `print` in a run that nobody is to hear of."""

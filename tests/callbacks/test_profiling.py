@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks import ProfileCallback
+from loopwright.callbacks import ProfileCallback, TrainerCallback
 from loopwright.callbacks.profiling import GRAPH_PHASE, PHASES, add_phases, rounded_shares, top_operators
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, StopTrainingError
 
 SAMPLES = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2)
 
@@ -105,6 +106,96 @@ def test_an_evaluation_right_before_the_first_profiled_update_is_not_part_of_it(
 def test_a_run_that_is_too_short_says_so(capsys):
     train(ProfileCallback(2), max_num_train_steps=2)
     assert "Nothing was profiled: 3 updates are left out first, and the run had 2" in capsys.readouterr().out
+
+
+def test_an_evaluation_after_a_run_that_was_too_short_starts_no_profiler(capsys):
+    trainer, _ = train(ProfileCallback(2), max_num_train_steps=3)
+    assert "Nothing was profiled: 3 updates are left out first, and the run had 3" in capsys.readouterr().out
+    trainer.callback_handler.call_event("on_eval_epoch_end", trainer)
+    assert not torch.autograd._profiler_enabled()
+
+
+class Ending(TrainerCallback):
+    """Raises an error in an update."""
+
+    def __init__(self, update, error):
+        self.update, self.error = update, error
+
+    def on_before_optimizer_step(self, trainer, **kwargs):
+        if trainer.progress.update == self.update:
+            raise self.error
+
+
+def test_a_run_that_is_stopped_says_what_was_found_until_then(tmp_path):
+    train(ProfileCallback(9, tmp_path), Ending(5, StopTrainingError("enough")))
+    assert (summary(tmp_path)["first_update"], summary(tmp_path)["last_update"]) == (4, 5)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_an_interrupted_run_leaves_no_profiler_running(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(ProfileCallback(9, tmp_path), Ending(5, KeyboardInterrupt()))
+    assert summary(tmp_path)["last_update"] == 5
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_run_that_failed_leaves_no_profiler_running_once_its_callback_is_gone():
+    with pytest.raises(RuntimeError, match="broken"):
+        train(ProfileCallback(9), Ending(5, RuntimeError("broken")))
+    gc.collect()
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_run_after_one_that_failed_is_profiled_by_whichever_callback(tmp_path, capsys):
+    model = nn.Linear(4, 2)
+    ending = Ending(5, RuntimeError("broken"))
+    callbacks = [ProfileCallback(2, tmp_path / "again", num_warm_ups=5), ending]
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), callbacks)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(SAMPLES, num_epochs=2, per_device_batch_size=4)
+    train(ProfileCallback(2, tmp_path / "next"))
+    assert summary(tmp_path / "next")["num_updates"] == 2
+    ending.update = -1
+    trainer.train(SAMPLES, num_epochs=2, per_device_batch_size=4)
+    assert summary(tmp_path / "again")["num_updates"] == 2
+    assert not torch.autograd._profiler_enabled()
+    assert "Nothing is profiled" not in capsys.readouterr().out
+
+
+def test_an_evaluation_after_a_run_that_failed_ends_its_profiler(tmp_path):
+    model = nn.Linear(4, 2)
+    callbacks = [ProfileCallback(9, tmp_path), Ending(5, RuntimeError("broken"))]
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), callbacks)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(SAMPLES, num_epochs=2, per_device_batch_size=4)
+    trainer.evaluate(SAMPLES)
+    assert not torch.autograd._profiler_enabled()
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), RuntimeError("cannot write")],
+    ids=["full disk", "torch"],
+)
+def test_a_profile_that_cannot_be_written_is_told_all_the_same_and_the_run_goes_on(
+    tmp_path, monkeypatch, capsys, error
+):
+    def refuse(self, path):
+        raise error
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", refuse)
+    _, result = train(ProfileCallback(2, tmp_path / "profile"))
+    assert result == train()[1]
+    out = capsys.readouterr().out
+    assert "profile updates 4 to 5: " in out and "aten::addmm" in out
+    assert f"not written to {tmp_path / 'profile'}: {error}" in out and "trace: " not in out
+
+
+def test_a_folder_that_is_a_file_ends_no_run(tmp_path, capsys):
+    (tmp_path / "profile").write_text("a file")
+    train(ProfileCallback(2, tmp_path / "profile"))
+    assert f"not written to {tmp_path / 'profile'}: " in capsys.readouterr().out
 
 
 def test_without_warm_ups_the_first_update_is_profiled_in_every_run_of_a_trainer(tmp_path):

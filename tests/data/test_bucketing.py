@@ -22,6 +22,7 @@ from loopwright.data import Permutation, Share, Shuffled, adopt
 from loopwright.data.buckets import (
     Bucketed,
     LengthGroupedSampler,
+    PlannedShapes,
     bucket_length,
     chosen_lengths,
     default_lengths,
@@ -324,6 +325,22 @@ def test_targets_have_a_bucket_of_their_own() -> None:
     padded = with_buckets(DataCollatorForSeq2Seq(Pads()), (4, 8))
     batch = padded(samples(7, labels=lambda length: [2, 3]))
     assert batch["input_ids"].shape == (1, 8) and batch["labels"].tolist() == [[2, 3, -100, -100]]
+
+
+def test_a_planned_shape_has_any_number_of_rows_and_one_of_the_lengths() -> None:
+    padded = with_buckets(DataCollatorForMultipleChoice(Pads()), (4, 8))
+
+    def batch(num_rows: int, num_choices: int = 3, length: int = 4) -> Any:
+        return padded([{"input_ids": [[7] * length] * num_choices, "labels": 0} for _ in range(num_rows)])
+
+    shapes = PlannedShapes(padded, batch(3))
+    assert batch(3) in shapes and batch(4) in shapes and batch(4, length=7) in shapes
+    assert batch(4, num_choices=2) not in shapes
+    assert batch(4, length=9) not in shapes
+    assert {**batch(4), "matrix": torch.zeros(5, 5)} not in shapes
+    with_matrix = PlannedShapes(padded, {**batch(3), "matrix": torch.zeros(5, 5)})
+    assert {**batch(4), "matrix": torch.zeros(5, 5)} in with_matrix
+    assert {**batch(4), "matrix": torch.zeros(6, 5)} not in with_matrix
 
 
 def test_choices_and_masked_texts_are_padded_too() -> None:

@@ -85,6 +85,23 @@ def test_an_error_comes_when_its_window_is_due_and_not_before() -> None:
     assert seen == [0, 1]
 
 
+def test_a_window_that_does_not_fit_beside_the_one_in_use_is_copied_when_its_turn_comes() -> None:
+    journal: list[Any] = []
+
+    class Full(FakeCopier):
+        def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
+            found = super().start(batches)
+            if found[1] == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return found
+
+    seen = list(prefetched(windows(3, journal), CPU, lambda device: Full(journal)))
+    waits = [[piece.moved is None for piece in window.pieces] for window in seen]
+    assert waits == [[False] * 2, [True] * 2, [False] * 2]
+    assert [int(window.pieces[0].on(CPU)["x"][0]) for window in seen] == [0, 1, 2]
+    assert [entry for entry in journal if entry[0] == "wait"] == [("wait", 0), ("wait", 2)]
+
+
 def test_an_epoch_without_a_window_has_none_ahead() -> None:
     assert list(prefetched(windows(0, []), CPU, lambda device: FakeCopier([]))) == []
 

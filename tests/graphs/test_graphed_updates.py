@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.recorder import EagerTrainer, GraphedTrainer
+from tests.graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -24,6 +24,7 @@ from loopwright.data.collators import (
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
 )
+from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
 
@@ -328,6 +329,70 @@ def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not() -> 
     assert trainer.capturer is not None
     assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
     assert trainer.capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
+
+
+def test_a_bad_sample_in_the_first_micro_batch_leaves_the_others_as_graphs() -> None:
+    class OneIsBad(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 1:
+                raise ValueError("damaged")
+            return torch.arange(3)
+
+    torch.manual_seed(0)
+    model = Reader()
+    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+    trainer.train(
+        OneIsBad(),
+        num_epochs=1,
+        per_device_batch_size=8,
+        collate_fn=Padding(),
+        train_dataloader_kwargs={"shuffle": False},
+        bad_samples="skip",
+    )
+    assert trainer.capturer is not None
+    assert trainer.capturer.num_replays == 120 // 8 - 1
+
+
+def test_garbage_is_collected_once_before_the_first_recording() -> None:
+    model = a_model()
+    optimizer = adamw(model)
+    inputs, labels = a_dataset(8).tensors
+
+    def micro_batch(given: Any) -> dict[str, torch.Tensor]:
+        loss = nn.functional.cross_entropy(model(given["inputs"]), given["labels"])
+        loss.backward()
+        return {"loss": loss.detach()}
+
+    step = Step(
+        micro_batch=micro_batch,
+        apply=lambda: optimizer.step(),
+        begin=lambda: None,
+        restore=lambda: None,
+        parameters=list(model.parameters()),
+        optimizer=optimizer,
+        device=torch.device("cpu"),
+    )
+    model[3].p = 0.0  # on the CPU it would be drawn on the host
+    graphs = UpdateGraphs(step, FakeCapturer(model, optimizer))
+    collected = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            collected.append(info)
+
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        for _ in range(3):  # the optimizer has no state yet, each time
+            with pytest.raises(NotYetCapturableError):
+                graphs.replay([{"inputs": inputs, "labels": labels}], lambda index: None, lambda index, output: None)
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert len(collected) == 1
 
 
 class Pads:

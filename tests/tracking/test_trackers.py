@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -233,6 +234,20 @@ def test_a_tracker_that_keeps_failing_is_given_up(tmp_path, use, capsys):
     assert "tensorboard has failed 3 times in a row" in capsys.readouterr().out
 
 
+def test_a_tracker_that_started_and_failed_to_name_its_run_is_finished(tmp_path, use, capsys, monkeypatch):
+    pytest.importorskip("tensorboard")
+    kind = fake()
+    use(kind)
+
+    def refuse(name, inner):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(trackers, "_identity", refuse)
+    trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
+    assert kind.calls == ["start", "finish"]
+    assert "failed at start (ConnectionError: no network): the run goes on" in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     (tmp_path / "trackers").write_text("a file", encoding="utf-8")
@@ -257,6 +272,60 @@ def test_a_resumed_run_writes_no_point_twice(reported, tmp_path):
         assert resumed_board[name] == board[name]
     assert configs()["resumed"]["lr"] == 0.05
     assert [name for name in configs()].count("resumed") == 1
+
+
+def test_what_a_tracker_calls_the_run_is_kept_also_if_it_joins_later(tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    pytest.importorskip("tensorboard")
+    given = []
+
+    class Named(fake()):
+        tracker = SimpleNamespace(hash="abc")
+
+        def __init__(self, *args, **kwargs):
+            given.append(kwargs["run_hash"])
+
+    monkeypatch.setitem(trackers.PACKAGES, "aim", ("json",))
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "aim", Named)
+    folder = tmp_path / "trackers"
+    trained(tmp_path, TrackerCallback("tensorboard", folder), num_epochs=1)
+    for number in (2, 3, 4):  # it joins in the second epoch
+        last = max((tmp_path / f"states-{number - 1}").glob("step-*"))
+        trained(tmp_path, TrackerCallback(["tensorboard", "aim"], folder), num_epochs=number, resume_from=last)
+    assert given == [None, "abc", "abc"]
+    journal = [json.loads(line) for line in (folder / "trackers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["identities"] for record in journal if "identities" in record] == [{}, {"aim": "abc"}]
+
+
+class Late(TrainerCallback):
+    """Puts a metric into the history when the trackers have been told of the epoch already."""
+
+    def on_training_run_epoch_end(self, trainer, **kwargs):
+        trainer.run_history.update_metric("late", float(trainer.progress.update))
+
+
+def test_a_metric_that_came_right_before_a_save_is_reported_by_the_resumed_run(tmp_path, use):
+    pytest.importorskip("tensorboard")
+
+    def reporting(points):
+        class Noting(fake()):
+            def log(self, values, step=None):
+                points.extend((step, values[name]) for name in values if name == "late")
+
+        return Noting
+
+    whole, broken, resumed = [], [], []
+    use(reporting(whole))
+    trained(tmp_path / "whole", TrackerCallback("tensorboard", tmp_path / "whole" / "trackers"), Late())
+    use(reporting(broken))
+    folder = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="the machine is gone"):
+        trained(folder, TrackerCallback("tensorboard", folder / "trackers"), Late(), Crash(5))
+    use(reporting(resumed))
+    trained(folder, TrackerCallback("tensorboard", folder / "trackers"), Late(), resume_from="auto")
+    assert len(whole) == 2 and whole[0][1] == 4.0
+    assert broken + resumed == whole
 
 
 def test_a_new_run_in_the_folder_takes_the_place_of_the_old_one(tmp_path):

@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
+from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.errors import ConfigError, DataError
-from loopwright.tuning import create_curve, rising_rates
+from loopwright.tuning import _KeptOptimizer, create_curve, rising_rates
 
 
 class Net(nn.Module):
@@ -282,3 +282,111 @@ def test_it_is_refused_inside_a_run():
 
     with pytest.raises(ConfigError, match="in the middle of a training run"):
         trainer_of(callbacks=[Inside()]).train(samples(), num_epochs=1)
+
+
+# ------------------------------------------------------------------------------------ which loss is of which rate
+
+
+def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged_none():
+    class Masked(Trainer):
+        """Trains on samples of which some have no target."""
+
+        def count_batch_items(self, batch):
+            return float((batch[1] >= 0).sum())
+
+        def calculate_train_batch_loss(self, batch):
+            output = self.model(batch[0])
+            loss = nn.functional.cross_entropy(output, batch[1], ignore_index=-1, reduction="sum")
+            rates.append((self.optimizer.param_groups[0]["lr"], bool(batch[1] >= 0), float(loss.detach())))
+            return {"loss": loss, "model_outputs": output, "batch_size": 1}
+
+    rates = []
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    inputs, labels = samples(24).tensors
+    data = TensorDataset(inputs, torch.where(torch.arange(24) % 3 == 0, -1, labels))
+    trainer = Masked(model, None, torch.optim.SGD(model.parameters(), lr=0.1), ())
+
+    curve = trainer.find_lr(data, per_device_batch_size=1, start=1e-4, end=1e-2, num_updates=20, seed=2)
+
+    expected = [(rate, loss) for rate, has_items, loss in rates if has_items]
+    assert 10 < len(expected) < 20
+    assert list(zip(curve.rates, curve.losses, strict=True)) == expected
+
+
+def test_an_update_that_is_made_after_the_end_was_asked_for_is_no_part_of_the_curve():
+    class Together(Trainer):
+        """Ends as several processes do: one update after it was asked for."""
+
+        def call_event(self, event, **kwargs):
+            try:
+                super().call_event(event, **kwargs)
+            except StopTrainingError as error:
+                self.request_stop(str(error))
+
+    def curve_of(kind):
+        torch.manual_seed(0)
+        model = Net()
+        trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), ())
+        return trainer.find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
+
+    alone, together = curve_of(Trainer), curve_of(Together)
+
+    assert alone.stop_reason == "the loss is 4 times its best"
+    assert together == alone
+
+
+# --------------------------------------------------------------------------------------------- the optimizer's state
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a GPU: a copy of it there would need memory of the GPU."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.device.__get__:
+            return torch.device("cuda", 0)
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if function is torch.Tensor.to and "cpu" in map(str, args):
+            return result.as_subclass(torch.Tensor)
+        return result
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return tensors_in(vars(value)) if hasattr(value, "__dict__") else []
+
+
+def test_the_state_of_the_optimizer_is_kept_in_the_memory_of_the_host():
+    trainer = trainer_of()
+    trainer.train(samples(), num_epochs=1, per_device_batch_size=8, seed=3)
+    for state in trainer.optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].as_subclass(OnDevice)
+
+    kept = tensors_in(_KeptOptimizer(trainer.optimizer))
+
+    assert len(kept) == 3 * len(list(trainer.model.parameters()))
+    assert not any(isinstance(tensor, OnDevice) for tensor in kept)
+
+
+@pytest.mark.gpu
+def test_keeping_the_state_of_an_optimizer_needs_no_memory_of_the_gpu():
+    model = nn.Linear(512, 512, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.ones(1, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    expected = copy.deepcopy(optimizer.state_dict())
+    before = torch.cuda.memory_allocated()
+
+    kept = _KeptOptimizer(optimizer)
+
+    assert torch.cuda.memory_allocated() == before
+    optimizer.step()
+    kept.put_back(optimizer)
+    assert_same(expected, optimizer.state_dict())
+    assert all(state["exp_avg"].is_cuda for state in optimizer.state.values())

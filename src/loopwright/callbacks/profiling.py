@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -35,6 +37,9 @@ class ProfileCallback(TrainerCallback):
     Time is taken between the events of an update, on the device's own clock where it is a GPU. What is run as a CUDA
     graph is one share, since forward, backward and optimizer are one there. Clipping counts as backward.
 
+    A run that fails is not profiled any further: the profiler ends with the next run or evaluation of the trainer, or
+    when the callback is gone. Files that cannot be written are told, and the run goes on.
+
     Args:
         num_updates: how many updates are profiled.
         folder: gets summary.json and trace.json.gz, which chrome://tracing and ui.perfetto.dev open; None writes none.
@@ -55,6 +60,7 @@ class ProfileCallback(TrainerCallback):
         self._folder = None if folder is None else Path(folder)
         self._num_warm_ups = num_warm_ups
         self._profiler: Any = None
+        self._end: weakref.finalize[Any, Any] | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -130,10 +136,16 @@ class ProfileCallback(TrainerCallback):
             self._finish(trainer)
         elif not self._is_over:
             self._stop()
+            self._is_over = True
             trainer.print(
                 f"Nothing was profiled: {self._num_warm_ups} updates are left out first, and the run had "
                 f"{trainer.progress.update - self._first + self._num_warm_ups}"
             )
+
+    def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """End what a run that failed has left running."""
+        self._stop()
+        self._is_over = True
 
     # --- profiling ----------------------------------------------------------------------------------------------
 
@@ -151,6 +163,7 @@ class ProfileCallback(TrainerCallback):
             trainer.print(f"Nothing is profiled: {str(error).splitlines()[0]}")
             return
         self._profiler = profiler
+        self._end = weakref.finalize(self, profiler.stop)  # a run that fails has no event
         self._start_update(trainer)
         self._enter("data")
 
@@ -181,13 +194,14 @@ class ProfileCallback(TrainerCallback):
     def _stop(self) -> Any:
         """Stop the profiler, if it runs, and return it."""
         profiler, self._profiler = self._profiler, None
-        if profiler is not None:
+        if profiler is not None and self._end is not None:
             self._enter(None)
-            profiler.stop()
+            self._end()
         return profiler
 
     def _finish(self, trainer: TrainerLike) -> None:
-        """Say what was found, and write it down."""
+        """Say what was found, and write it down; how long that took is recorded: it is no part of the training."""
+        began = time.monotonic()
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         profiler = self._stop()
@@ -210,12 +224,21 @@ class ProfileCallback(TrainerCallback):
         }
         lines = summary_lines(found, self._num_updates)
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
-            write_json(self._folder / SUMMARY_FILE, found)
-            lines.append(f"        trace: {self._folder / TRACE_FILE}, for chrome://tracing or ui.perfetto.dev")
+            lines.append(f"        {_write(self._folder, profiler, found)}")
         self._updates = []
         trainer.print("\n".join(lines))
+        trainer.write_record("profile", took_seconds=round(time.monotonic() - began, 3))
+
+
+def _write(folder: Path, profiler: Any, found: Mapping[str, Any]) -> str:
+    """Write the trace and the summary; return where they are, or why they are not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / TRACE_FILE))
+        write_json(folder / SUMMARY_FILE, found)
+    except (OSError, RuntimeError) as error:  # a full disk: what was found is printed
+        return f"not written to {folder}: {error}"
+    return f"trace: {folder / TRACE_FILE}, for chrome://tracing or ui.perfetto.dev"
 
 
 def add_phases(

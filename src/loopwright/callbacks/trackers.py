@@ -56,16 +56,16 @@ class TrackerCallback(TrainerCallback):
         self._open: Trackers | None = None
         self._journal: MetricsLog | None = None
         self._written: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] | None = None  # of the values that were reported; None before there was a tracker
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Open the trackers, and give them the settings."""
         self._finish()  # of a run that ended with an error
+        self._counts = None
         if not self.trackers or not trainer.run_config.is_world_process_zero:
             return
-        self._counts = _counts(trainer.run_history)
 
         def tell(tracker: str, what: str, text: str) -> None:
             trainer.print(text)
@@ -78,9 +78,11 @@ class TrackerCallback(TrainerCallback):
             return
         trackers = Trackers(self.trackers, tell)
         identities = trackers.start(run)
-        self._open = trackers
+        self._open, self._counts = trackers, _counts(trainer.run_history)
         if not run.is_resumed:
             self._note({"event": "run", "id": run.id, "identities": identities})
+        elif new := {name: value for name, value in identities.items() if run.identities.get(name) != value}:
+            self._note({"event": "identities", "identities": new})
         if trackers.names:
             trainer.print("Trackers: " + ", ".join(where_to_look(name, run) for name in trackers.names))
 
@@ -109,16 +111,24 @@ class TrackerCallback(TrainerCallback):
         self._report_news(trainer, "end")
         self._finish()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many values of each metric were reported: what came since is still to be."""
+        return {} if self._counts is None else {"counts": dict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on reporting where the saved run stood."""
+        if self._open is not None and "counts" in state:
+            self._counts = dict(state["counts"])
+
     # --- reporting ----------------------------------------------------------------------------------------------
 
     def _report_news(self, trainer: TrainerLike, kind: str) -> None:
         """Report the metrics of the history that have a new value since this was last asked."""
         if self._open is None:
             return
-        counts = _counts(trainer.run_history)
+        before, self._counts = self._counts or {}, _counts(trainer.run_history)
         latest = trainer.run_history.latest()
-        news = {_shown(name): latest[name] for name, count in counts.items() if count > self._counts.get(name, 0)}
-        self._counts = counts
+        news = {_shown(name): latest[name] for name, count in self._counts.items() if count > before.get(name, 0)}
         self._report(trainer, kind, news)
 
     def _report(self, trainer: TrainerLike, kind: str, values: Mapping[str, Any]) -> None:
@@ -139,10 +149,13 @@ class TrackerCallback(TrainerCallback):
         is_resumed = first is not None and trainer.progress.update > 0
         self._journal = MetricsLog(path)
         self._written = {}
+        identities: dict[str, str] = {}
         if is_resumed:
-            for record in earlier[1:]:
+            for record in earlier:
                 kind = record["event"]
-                self._written[kind] = max(record["update"], self._written.get(kind, -1))
+                identities |= record.get("identities", {})
+                if "update" in record:
+                    self._written[kind] = max(record["update"], self._written.get(kind, -1))
         else:
             self._journal.cut_back(0)
         known: dict[str, Any] = {} if first is None or not is_resumed else first
@@ -155,7 +168,7 @@ class TrackerCallback(TrainerCallback):
             config=plain_config(_settings_of(trainer) if self.config is None else self.config),
             is_resumed=is_resumed,
             replaces=first is not None and not is_resumed,
-            identities=known.get("identities", {}),
+            identities=identities,
         )
 
     def _note(self, record: Mapping[str, Any]) -> None:

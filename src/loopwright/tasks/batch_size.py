@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Subset
 
-from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory, release_memory
-from loopwright.engine.seeding import generator_states, restore_generator_states
-from loopwright.engine.sharding import load_weights
+from loopwright.callbacks import TrainerCallback
+from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory
+from loopwright.engine.nested import iter_tensors
 from loopwright.errors import InputError
-from loopwright.memory import told
+from loopwright.protocols import TrainerLike
+from loopwright.quantities import size
 from loopwright.tasks.base import Job
-from loopwright.tasks.rehearsal import longest_rows
+from loopwright.tasks.rehearsal import longest_rows, put_back
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import TaskTrainer, loader_options
+from loopwright.tuning import say_nothing
 
 BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
 _OF_GPU = 0.9  # of its memory at most: what else is needed now and then, and gaps between blocks
 _OF_HOST = 0.8  # of what is available at most: others use it too
+_UPDATES = 2  # the optimizer makes its state in the first one
+_MICRO_BATCHES = 2  # of an update that has several: from the second one on there are gradients to be held
 
 
 def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], Any], screen: Screen) -> None:
     """Settle the micro-batch and the accumulation of a new run; called before its length is measured.
 
-    With `--batch auto` the largest power of two that fits is tried out on the longest rows, an update each, and
-    everything is put back bit by bit. The samples of an update stay what they are.
+    With `--batch auto` the largest power of two that fits is tried out on the longest rows, two updates each,
+    and everything is put back bit by bit. The samples of an update stay what they are.
 
     Args:
         job: with its datasets; its `training` gets the numbers, and so does config.yaml.
@@ -99,25 +104,41 @@ def _candidates(effective: int, num_samples: int) -> list[int]:
     return [rows for rows in powers if rows <= num_samples] or [1]
 
 
+@dataclass(frozen=True)
+class _Need:
+    """What a micro-batch needs.
+
+    Attributes:
+        num_bytes: of a GPU the most that was in use, of the host what the forward pass keeps.
+        held: of the host, what the run holds besides: the gradients and the optimizer's state.
+    """
+
+    num_bytes: int
+    held: int
+
+
 def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, screen: Screen) -> int:
     """Return the largest micro-batch that fits, and say what was found.
 
     Raises:
         MemoryLimitError: a single sample does not fit.
     """
-    started, best, needed, reason = time.monotonic(), 0, 0, ""
+    started, best, needed, reason = time.monotonic(), 0, _Need(0, 0), ""
     candidates = _candidates(effective, len(job.train_dataset))
     with screen.waiting("finding a batch size", len(candidates)) as waiting:
         for rows in candidates:
             device = TaskTrainer(job).device
-            room = _room(device)
+            room = max(_room(device) - needed.held, 0)
             # What a batch needs grows with its rows: the next one is not tried where it cannot fit.
-            if best and device.type != "cuda" and 2 * needed > room:
-                reason = f"{rows} would need about {told(2 * needed)} of {told(room)}"
+            if best and device.type != "cuda" and 2 * needed.num_bytes > room:
+                reason = f"{rows} would need about {size(2 * needed.num_bytes)} of {size(room)}"
                 break
-            found = _tried(job, make_optimizer, rows)
-            if found is None or (best and found > room):
-                reason = f"{rows} do not fit" if found is None else f"{rows} need {told(found)} of {told(room)}"
+            found = _tried(job, make_optimizer, rows, min(effective // rows, _MICRO_BATCHES))
+            if found is None:
+                reason = f"{rows} do not fit"
+                break
+            if best and found.num_bytes > room:
+                reason = f"{rows} need {size(found.num_bytes)} of {size(room)}"
                 break
             best, needed = rows, found
             waiting.to(rows.bit_length())
@@ -125,7 +146,7 @@ def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, scr
     what = "the GPU's memory" if device.type == "cuda" else "activations"
     screen.block(
         "auto",
-        f"batch {best} × accum {effective // best} = {effective}, {why} · {told(needed)} of {what} · "
+        f"batch {best} × accum {effective // best} = {effective}, {why} · {size(needed.num_bytes)} of {what} · "
         f"{time.monotonic() - started:.1f} s",
     )
     return best
@@ -137,28 +158,57 @@ def _room(device: torch.device) -> float:
     return _OF_HOST * free_bytes(device)
 
 
-def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int) -> int | None:
-    """Train one update of so many long rows; return the bytes that it needs, or None if they do not fit.
+class _FirstForward(TrainerCallback):
+    """Counts what the forward pass of the first micro-batch keeps.
 
-    Of a GPU that is the most that was in use, of the host what the forward pass keeps.
+    Args:
+        saved: counts.
+        stack: ends the counting, also after an error.
+    """
+
+    asks_alike = True
+
+    def __init__(self, saved: SavedBytes, stack: ExitStack) -> None:
+        self._saved = saved
+        self._stack = stack
+        self._is_first = True
+
+    def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Begin to count, the first time."""
+        if self._is_first:
+            self._is_first = False
+            self._stack.enter_context(self._saved.counting())
+
+    def on_train_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Stop counting."""
+        self._stack.close()
+
+
+def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_batches: int) -> _Need | None:
+    """Train two updates of micro-batches of so many long rows; return what they need, or None if they do not fit.
 
     Raises:
         MemoryLimitError: one row does not fit.
     """
     training = job.training
-    trainer = TaskTrainer(job, make_optimizer(job), say=_say_nothing, is_rehearsal=True)
+    saved, stack = SavedBytes(job.model.parameters()), ExitStack()
+    is_on_gpu = TaskTrainer(job).device.type == "cuda"
+    callbacks = [] if is_on_gpu else [_FirstForward(saved, stack)]
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=say_nothing, is_rehearsal=True)
     device = trainer.device
-    saved = SavedBytes(job.model.parameters())
-    if device.type == "cuda":
+    if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    with _put_back(job, device):
+    with put_back(job, device):
         try:
-            with saved.counting() if device.type != "cuda" else nullcontext():
+            with stack:
                 trainer.train(
-                    Subset(job.train_dataset, longest_rows(job.train_dataset, rows)),
+                    Subset(job.train_dataset, longest_rows(job.train_dataset, rows) * num_micro_batches * _UPDATES),
                     num_epochs=1,
                     per_device_batch_size=rows,
-                    max_num_train_steps=1,
+                    max_num_train_steps=_UPDATES,
+                    gradient_accumulation_steps=num_micro_batches,
                     gradient_clip_norm=training.max_grad_norm or None,
                     train_dataloader_kwargs={**loader_options(training), "num_workers": 0},
                     collate_fn=job.collate_fn,
@@ -171,26 +221,8 @@ def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int) -> int | N
                 raise
             forget_frames(error)
             return None
-        return saved.num_bytes if device.type != "cuda" else int(torch.cuda.max_memory_allocated(device))
-
-
-@contextmanager
-def _put_back(job: Job, device: torch.device) -> Iterator[None]:
-    """Run a block that trains; afterwards weights, buffers, modes and generators are as they were, bit by bit."""
-    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
-    modes = [(module, module.training) for module in job.model.modules()]
-    generators = generator_states(device)
-    try:
-        yield
-    finally:
-        load_weights(job.model, kept)
-        for parameter in job.model.parameters():
-            parameter.grad = None
-        for module, mode in modes:
-            module.training = mode
-        restore_generator_states(generators, device)
-        release_memory(device)
-
-
-def _say_nothing(line: str) -> None:
-    """Keep what the trainer prints to itself."""
+        if is_on_gpu:
+            return _Need(int(torch.cuda.max_memory_allocated(device)), 0)
+        gradients = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+        state = iter_tensors(list(trainer.optimizer.state.values()))
+        return _Need(saved.num_bytes, sum(tensor.nbytes for tensor in (*gradients, *state)))

@@ -68,7 +68,7 @@ class CausalLanguageModel(language.LanguageTask):
         "metric    bits per byte (less is better; to be compared with gzip) and perplexity per token",
         "predict   continues a text by --max_new_tokens tokens; --temperature 0 takes the likeliest",
     )
-    example = "loopwright train causal-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
+    example = "lw train causal-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
     arguments = CausalArguments
     defaults = MappingProxyType(
         {
@@ -196,7 +196,10 @@ class CausalLanguageModel(language.LanguageTask):
         return fields
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the beginnings of some validation texts, each with how the model goes on; drawn by the same chance."""
+        """Return the beginnings of some validation texts, each with how the model goes on; drawn by the same chance.
+
+        Whoever calls it guards the run: whatever the model raises comes out.
+        """
         import torch
 
         from loopwright.engine.nested import to_device
@@ -212,7 +215,8 @@ class CausalLanguageModel(language.LanguageTask):
             return []
         dataset = self.create_dataset(job, [{"text": start} for start in starts], is_labelled=False)
         batch = job.collate_fn([dataset[index] for index in range(len(starts))])
-        device, was_training = next(job.model.parameters()).device, job.model.training
+        device = next(job.model.parameters()).device
+        modes = [(module, module.training) for module in job.model.modules()]
         job.model.eval()
         try:
             with preserved_generators(device), torch.no_grad():
@@ -220,13 +224,15 @@ class CausalLanguageModel(language.LanguageTask):
                 most = min(_TOKENS_SHOWN, job.args.max_new_tokens)
                 added = _continued(job, job.model, to_device(batch, device), most, _SHOWN_TEMPERATURE)
         finally:
-            job.model.train(was_training)
+            for module, mode in modes:
+                module.training = mode
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Add what the best model writes to the samples of the evaluations."""
+        drawn = super().illustrate(job, run, worst)
         add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
-        return super().illustrate(job, run, worst)
+        return drawn
 
 
 def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0) -> list[str]:

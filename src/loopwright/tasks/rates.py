@@ -54,7 +54,7 @@ def find_rate(
     optimizer = make_optimizer(job)
     # The first group may be one that learns slower than the rest, such as a backbone.
     slower = float(optimizer.param_groups[0]["lr"]) / training.learning_rate if training.learning_rate > 0 else 1.0
-    trainer = TaskTrainer(job, optimizer)
+    trainer = TaskTrainer(job, optimizer, is_rehearsal=True)
     with screen.waiting("finding a learning rate", search.num_updates) as waiting:
         curve = trainer.find_lr(
             job.train_dataset,

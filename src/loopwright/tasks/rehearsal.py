@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +20,19 @@ from loopwright.callbacks import LimitEvalStepsCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.named import optimizer_state, parameter_names
 from loopwright.data.images import ImageDataset
+from loopwright.engine.memory import release_memory
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, local, split_like
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.protocols import TrainerLike
+from loopwright.quantities import size
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
-from loopwright.tasks.screen import Screen, size
+from loopwright.tasks.screen import Screen
 from loopwright.tasks.trainer import TaskTrainer, loader_options
+from loopwright.tuning import say_nothing
 
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
@@ -124,26 +128,18 @@ def rehearse(
         CheckpointError: what was saved is not what was loaded.
     """
     started = time.monotonic()
-    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
-    modes = [(module, module.training) for module in job.model.modules()]
     watch = Stopwatch()
     callbacks = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False), watch]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=_say_nothing, is_rehearsal=True)
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=say_nothing, is_rehearsal=True)
     device = trainer.device
-    generators = generator_states(device)
     folder = run.path / ".rehearsal"
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    try:
-        loss, num_bytes = _one_update(job, trainer, folder)
-    finally:
-        world_process_zero_only(shutil.rmtree)(folder, ignore_errors=True)
-        load_weights(job.model, kept)
-        for parameter in job.model.parameters():
-            parameter.grad = None
-        for module, mode in modes:
-            module.training = mode
-        restore_generator_states(generators, device)
+    with put_back(job, device):
+        try:
+            loss, num_bytes = _one_update(job, trainer, folder)
+        finally:
+            world_process_zero_only(shutil.rmtree)(folder, ignore_errors=True)
     num_eval_batches = -(-len(job.eval_dataset) // (job.training.eval_batch_size * trainer.num_processes))
     found = Rehearsal(
         seconds=time.monotonic() - started,
@@ -154,9 +150,7 @@ def rehearse(
         update_seconds=min(watch.updates),
         evaluation_seconds=min(watch.batches, default=0.0) * num_eval_batches,
     )
-    too_large = (
-        f"micro-batches of {job.training.train_batch_size} do not fit: {trainer.num_parts} parts each, same maths"
-    )
+    too_large = f"micro-batches of {job.training.train_batch_size} do not fit: {trainer.num_parts} parts each"
     where = "on the GPU" if device.type == "cuda" else "of this process"
     needed = (num_kept + 2) * num_bytes
     screen.block(
@@ -171,6 +165,29 @@ def rehearse(
         f"{found.seconds:.1f} s",
     )
     return found
+
+
+@contextmanager
+def put_back(job: Job, device: torch.device) -> Iterator[None]:
+    """Run a block that trains; afterwards weights, buffers, modes and generators are as they were, bit by bit.
+
+    Args:
+        job: whose model is trained in the block.
+        device: where that happens.
+    """
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
+    modes = [(module, module.training) for module in job.model.modules()]
+    generators = generator_states(device)
+    try:
+        yield
+    finally:
+        load_weights(job.model, kept)
+        for parameter in job.model.parameters():
+            parameter.grad = None
+        for module, mode in modes:
+            module.training = mode
+        restore_generator_states(generators, device)
+        release_memory(device)
 
 
 def _one_update(job: Job, trainer: TaskTrainer, folder: Any) -> tuple[float, int]:
@@ -226,11 +243,13 @@ def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 def longest_rows(dataset: Any, count: int) -> list[int]:
     """Return the positions of rows that need much memory: the longest of those at the start of the data.
 
+    There are as many as are asked for, or all.
+
     Images are all of one size once they are transformed, so that none is decoded to choose the first ones.
     """
     if isinstance(dataset, ImageDataset) or "input_ids" not in dataset[0]:
         return list(range(min(count, len(dataset))))
-    looked_at = range(min(len(dataset), _ROWS_LOOKED_AT))
+    looked_at = range(min(len(dataset), max(_ROWS_LOOKED_AT, count)))
     lengths = [(num_tokens(dataset[index]), -index) for index in looked_at]
     return [-index for _, index in sorted(lengths, reverse=True)[:count]]
 
@@ -254,7 +273,3 @@ def _memory(device: torch.device) -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
-
-
-def _say_nothing(line: str) -> None:
-    """Keep what the trainer prints to itself."""

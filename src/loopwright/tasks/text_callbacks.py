@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.callbacks import TrainerCallback
+from loopwright.engine.memory import forget_frames, is_out_of_memory, release_memory
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.tasks.base import Job
@@ -43,6 +44,8 @@ class FirstBatchText(TrainerCallback):
 class SamplesAtEvaluations(TrainerCallback):
     """Adds what the model writes at each evaluation to eval/samples.jsonl, where the task has something to show.
 
+    Samples are an extra: whatever goes wrong with them is said once, and the run goes on.
+
     Args:
         job: of the run.
         run: its folder.
@@ -51,6 +54,7 @@ class SamplesAtEvaluations(TrainerCallback):
     def __init__(self, job: Job, run: RunFolder) -> None:
         self._job = job
         self._path = run.evaluation / SAMPLES
+        self._has_told = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Forget what was written after the checkpoint from which the run goes on, at an earlier end too."""
@@ -60,9 +64,22 @@ class SamplesAtEvaluations(TrainerCallback):
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Let the task write its samples."""
-        if self._job.training.process_index == 0:
-            kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer
+        if self._job.training.process_index != 0:
+            return
+        kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer
+        try:
             add_samples(self._path, trainer.progress.update, self._job.task.written_samples(self._job, kept))
+        except Exception as error:  # noqa: BLE001 - a model that generates may raise anything
+            forget_frames(error)
+            if is_out_of_memory(error):
+                release_memory(trainer.device)
+            if not self._has_told:
+                self._has_told = True
+                trainer.print(f"no samples of what the model writes ({_first_line(error)}): the run goes on")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _update_of(line: Mapping[str, Any]) -> int:
