@@ -9,12 +9,7 @@ torch is imported when a model is needed, not before.
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
-import platform
-import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
@@ -22,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder, create_run, find_run, runs_root, write_atomically
+from loopwright.run_folder import RunFolder, check_new_folder, create_run, find_run, runs_root, write_atomically
 from loopwright.sources import DataOptions, DataPlan, Schema, check_unchanged, preflight
 from loopwright.sources.opening import KINDS_BY_ENDING, open_table
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
+from loopwright.tasks.command_text import command_text
 from loopwright.tasks.data import ReadingProgress, RunData, describe
 from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import Settings, settle, words_of
+from loopwright.tasks.settings import Settings, check_trackers, settle, words_of
 from loopwright.version import package_version
 
 if TYPE_CHECKING:
@@ -40,14 +36,13 @@ if TYPE_CHECKING:
 _DATA_FLAGS = ("data", "train_file", "validation_file", "test_file")
 _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
-_PACKAGES = ("loopwright", "torch", "accelerate", "transformers", "tokenizers", "numpy", "peft", "datasets")
 
 
 # ------------------------------------------------------------------------------------------------------ the verbs
 
 
 def train(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> Run:
-    """Train a model and return its run; like `loopwright train TASK --flags`.
+    """Train a model and return its run; like `lw train TASK --flags`.
 
     Args:
         task: such as "text-classification".
@@ -62,12 +57,12 @@ def train(task: str, *, config: str | Path | None = None, quiet: bool = False, *
 
 
 def check(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> DataPlan:
-    """Do everything but the training, and return the plan of the data; like `loopwright check TASK --flags`."""
+    """Do everything but the training, and return the plan of the data; like `lw check TASK --flags`."""
     return check_settings(_settled(get_task(task), flags, config), Screen(is_quiet=quiet))
 
 
 def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run:
-    """Go on with a run that was interrupted or is to be longer; like `loopwright resume RUN --flags`."""
+    """Go on with a run that was interrupted or is to be longer; like `lw resume RUN --flags`."""
     folder = _folder(run)
     changes, module = _without_module(_task_of(folder), changes)
     return Run(go_on(folder, words_of(changes), Screen(is_quiet=quiet), module).run)
@@ -129,6 +124,12 @@ class Run:
         """Return a run by its folder, its id, or "last"."""
         return cls(find_run(name))
 
+    def __repr__(self) -> str:
+        result = self.result
+        best = result.get("metrics", {}).get(result.get("metric"))
+        told = "" if best is None else f", {result['metric']} {best:.4f}"
+        return f"Run({self.id}, {self.folder.about.get('task', 'no task')}, {self.status}{told})"
+
     @property
     def path(self) -> Path:
         """The run folder."""
@@ -189,7 +190,7 @@ class Run:
         return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
 
     def export(self, folder: str | Path) -> Path:
-        """Write the best model into a folder that transformers opens, and return it."""
+        """Write the best model into a folder, whose README.md says how to open it, and return it."""
         return export_run(self.folder, Path(folder))
 
     def _repr_html_(self) -> str:
@@ -239,16 +240,18 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 def start(settings: Settings, screen: Screen, command: Sequence[str] | None = None) -> Outcome:
     """Train in a new run folder; called by `train` and by the command line."""
     task = get_task(settings.args.task)
+    is_named = settings.is_given("output_dir")
+    if is_named:
+        check_new_folder(settings.training.output_dir, "output_dir=" if command is None else "--output_dir ")
     plan = check_files(task, settings, screen)
     from loopwright.tasks.job import train as train_job
 
     def make_run() -> RunFolder:
-        is_named = settings.is_given("output_dir")
         about = {"task": task.name, "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         label = Path(plan.files[0].path).stem if len(plan.files) == 1 else Path(plan.files[0].path).parent.name
         folder = create_run(label, about, settings.training.output_dir if is_named else None)
         write_atomically(folder.data, plan.to_json())
-        write_atomically(folder.command, _command_text(command))
+        write_atomically(folder.command, command_text(command))
         return folder
 
     return train_job(task, settings, RunData(plan), screen, None, make_run)
@@ -257,13 +260,14 @@ def start(settings: Settings, screen: Screen, command: Sequence[str] | None = No
 def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
     """Check what is installed, the model's name and the data files, and return the plan; imports no torch."""
     task.check_installed()
+    check_trackers(settings.training.report_to)
     if settings.args.model is not None:
         task.find_model(settings.args.model)
     if all(getattr(settings.args, name) is None for name in _DATA_FLAGS):
         raise InputError(
             "data.file",
             "there is no data: neither --data nor --train_file is given",
-            fix=f"--data FILE   or   loopwright demo {task.name}",
+            fix=f"--data FILE   or   lw demo {task.name}",
         )
     screen.say(f"loopwright {package_version()} · {task.name}")
     with ReadingProgress(screen) as progress:
@@ -297,16 +301,37 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
     settings = replace(settle(task, words, folder.config), module=module)
     if settings.sources["output_dir"] == "flag":
         raise InputError(
-            "args.value", "a run goes on in its own folder", fix=f"loopwright train {folder.path} --output_dir ..."
+            "args.value", "a run goes on in its own folder", fix=f"lw train {folder.path} --output_dir ..."
         )
     screen.attach(folder)
     screen.say(f"resume {folder.id}  {' '.join(words)}")
+    if settings.training.max_steps > 0 and _names_in(words) & {"epochs", "num_train_epochs"}:
+        screen.say(f"note: --max_steps {settings.training.max_steps} decides how long the run is, not --epochs")
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, bool(_names_in(words) & set(_DATA_FLAGS)), progress)
+    status, told = folder.status, folder.read_result().get("updates")  # of an older end, after a kill at the last one
+    if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
+        return _already_done(folder, settings, screen)
     screen.block("data", *describe(plan))
     from loopwright.tasks.job import train as train_job
 
     return train_job(task, settings, RunData(plan), screen, folder, None)
+
+
+def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
+    """Whether settings are others than those of a run; epochs do not count where updates decide how long it is."""
+    then, now = settle(task, [], folder.config).values(), settings.values()
+    epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
+    return {**then, **epochs} != {**now, **epochs}
+
+
+def _already_done(folder: RunFolder, settings: Settings, screen: Screen) -> Outcome:
+    from loopwright.tasks.job import Outcome
+
+    steps = settings.training.max_steps
+    longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
+    screen.say(f"already done: all of its updates are made, and result.json has its metrics; {longer} goes on")
+    return Outcome(folder, "done", None)
 
 
 def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool, say: ReadingProgress) -> DataPlan:
@@ -438,6 +463,9 @@ def evaluate_run(
         if "max_eval_samples" not in _names_in(words):
             limit = None
     screen.block("data", *describe(plan))
+    num_seen = 0 if data is None else own.num_trained_on(plan)
+    if num_seen:
+        screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
     job = load_run(folder, plan, words, module)
     from loopwright.tasks.finishing import evaluate as evaluate_job
 
@@ -548,7 +576,7 @@ def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
 
 
 def export_run(folder: RunFolder, target: Path) -> Path:
-    """Write the best model of a run into a new folder, which transformers opens."""
+    """Write the best model of a run into a new folder."""
     if target.exists() and any(target.iterdir()):
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
     job = load_run(folder)
@@ -561,24 +589,3 @@ def export_run(folder: RunFolder, target: Path) -> Path:
     if card.is_file():
         shutil.copy(card, target / "README.md")
     return target
-
-
-def _command_text(command: Sequence[str] | None) -> str:
-    """Return what command.txt says: how the run was started, where, and with which versions."""
-    lines = [
-        f"command: {shlex.join(command if command is not None else sys.argv)}",
-        f"folder: {Path.cwd()}",
-        f"python: {platform.python_version()} on {platform.platform()}",
-    ]
-    for name in _PACKAGES:
-        try:
-            lines.append(f"{name}: {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    git = shutil.which("git")
-    if git is not None:
-        done = subprocess.run([git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
-        changed = subprocess.run([git, "diff", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode == 0:
-            lines += [f"git commit: {done.stdout.strip()}", *(["", changed.stdout] if changed.stdout else [])]
-    return "\n".join(lines) + "\n"

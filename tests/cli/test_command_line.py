@@ -50,7 +50,7 @@ def test_help_names_every_verb(capsys):
 )
 def test_each_verb_says_how_it_is_used(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
-    assert code == 0 and "usage: loopwright" in out
+    assert code == 0 and "usage: lw" in out
 
 
 def test_training_by_flags_and_using_the_model(capsys, reviews):
@@ -151,7 +151,7 @@ def test_check_does_everything_but_train_and_leaves_nothing(capsys, reviews, tmp
     [
         (["trian"], ["'trian' is not a verb", "did you mean train?"]),
         (["train", "text-clasification"], ["error[args.task]", "did you mean text-classification?"]),
-        (["train", "--lr", "1"], ["error[args.task]", "loopwright train text-classification --lr 1"]),
+        (["train", "--lr", "1"], ["error[args.task]", "lw train text-classification --lr 1"]),
         (["train", "absent.yaml"], ["error[data.file]", "absent.yaml"]),
         (
             ["train", "text-classification", "--learnig_rate", "1"],
@@ -183,7 +183,7 @@ def test_a_file_of_settings_with_an_unknown_name_or_no_task_is_refused(capsys, t
 
 def test_a_folder_that_is_in_use_is_refused(capsys, copied, reviews, tmp_path):
     code, _, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", copied, *FLAGS)
-    assert code == 2 and "error[run.exists]" in err and f"loopwright resume {copied}" in err
+    assert code == 2 and "error[run.exists]" in err and f"lw resume {copied}" in err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     code, _, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", "full", *FLAGS)
@@ -228,8 +228,8 @@ def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
     ("error", "code", "told"),
     [
         (MemoryError("too much"), 3, "error[memory.train]"),
-        (KeyboardInterrupt(), 130, "loopwright resume last"),
-        (Preempted("SIGTERM"), 75, "loopwright resume last"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Preempted("SIGTERM"), 75, "SIGTERM"),
         (OSError(28, "No space left on device"), 74, "error[disk.write]"),
         (ZeroDivisionError("a bug"), 1, "Traceback"),
     ],
@@ -256,7 +256,7 @@ def test_tasks_explain_and_doctor_say_what_there_is(capsys):
     code, out, _ = run(capsys, "doctor")
     assert code == 0 and "torch" in out and "GPUs" in out
     code, out, _ = run(capsys, "demo")
-    assert code == 0 and "loopwright demo text-classification" in out
+    assert code == 0 and "lw demo text-classification" in out
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_find_lr_shows_a_curve_a_suggestion_and_the_command_and_leaves_nothing(c
     assert code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["reviews.csv"]
     suggestion = next(row.split()[1] for row in out.splitlines() if row.startswith("suggestion "))
-    command = f"loopwright train text-classification --data {reviews} --threads 1 --lr {suggestion}"
+    command = f"lw train text-classification --data {reviews} --threads 1 --lr {suggestion}"
     assert out.splitlines()[-1].strip() == command
     plot = [row for row in out.splitlines() if "*" in row and " |" in row]
     assert len(plot) >= 5 and any("1e-7" in row for row in out.splitlines())

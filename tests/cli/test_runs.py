@@ -146,7 +146,7 @@ def test_sorting_by_the_metric_puts_the_best_of_each_task_first(capsys):
     assert list(listed(capsys, "--sort", "metric")) == ["better", "worse", "small", "large", "none"]
 
 
-@pytest.mark.parametrize(("columns", "names"), [(200, 6), (50, 4), (30, 3)], ids=["wide", "narrow", "tiny"])
+@pytest.mark.parametrize(("columns", "names"), [(200, 6), (48, 4), (30, 3)], ids=["wide", "narrow", "tiny"])
 def test_a_narrow_terminal_shows_fewer_columns(capsys, monkeypatch, columns, names):
     made("a-run", value=0.5)
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -159,3 +159,19 @@ def test_no_runs_are_no_error_and_a_wrong_order_is_one(capsys):
     assert main(["runs", "--sort", "colour"]) == 2
     assert "error[args.value]" in capsys.readouterr().err
     assert list_runs() == []
+
+
+def test_an_unfinished_run_took_what_its_last_record_says(capsys):
+    folder = made("killed", state="stopped")
+    write(folder / "metrics.jsonl", '{"event": "log", "seconds": 0.4}\n{"event": "log", "seco')
+    assert listed(capsys)["killed"]["took"] == "0.4 s"
+
+
+def test_at_sixty_columns_each_run_is_on_one_line_and_sorting_says_that_tasks_are_apart(capsys, monkeypatch):
+    made("1115-2053-image-classification-a7f8", value=0.5, state="stopped", task="image-classification")
+    made("1115-2054-causal-lm-a7f9", value=0.5, task="causal-lm")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["runs", "--sort", "metric"]) == 0
+    head, *rows, note = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "state", "best"] and len(rows) == 2
+    assert max(map(len, (head, *rows))) <= 60 and note.startswith("(each task by itself")

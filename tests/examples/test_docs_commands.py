@@ -275,4 +275,4 @@ def test_scripts_and_targets_that_are_named_exist_and_have_the_flags():
 
 def test_the_help_of_the_command_is_what_the_pages_describe(capsys):
     assert main(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: loopwright VERB ...   (lw is the same)")
+    assert capsys.readouterr().out.startswith("usage: lw VERB ...   (loopwright is the same)")

@@ -60,7 +60,7 @@ def test_the_reference_has_every_verb_and_every_code():
     verbs, codes = pages()["reference/cli.md"], pages()["reference/errors.md"]
     assert [verb for verb in VERBS if f"\n## {verb}\n" not in verbs] == []
     assert [code for code in CODES if f"| `{code}` |" not in codes] == []
-    assert "usage: loopwright predict" in verbs
+    assert "usage: lw predict" in verbs
 
 
 def test_the_reference_has_every_flag_of_every_task_that_its_help_shows():

@@ -159,3 +159,22 @@ def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
     write_lines(path, [*others, *({"event": "log", "update": 26 + i, "loss": 8.0, "seconds": 9.0} for i in range(20))])
     assert metrics.read()
     assert metrics.series["loss"].points(99)[:3] == [(10, 0.2), (20, 0.1), (25, 9.0)]
+
+
+def test_a_run_that_goes_on_from_a_save_whose_record_was_cut_off_has_its_mark(tmp_path):
+    start = {"event": "start", "update": 0, "seconds": 0.0}
+    write_lines(tmp_path / "m.jsonl", [start, {**start, "update": 7, "resumed_from": "step-0000000007"}])
+    marks = [(mark.kind, mark.update) for mark in read(tmp_path / "m.jsonl").marks]
+    assert marks == [("save", 7), ("resume", 7)]
+
+
+def test_writing_a_profile_is_no_part_of_the_evaluation_that_follows(tmp_path):
+    rows = [
+        {"event": "start", "update": 0, "seconds": 0.0},
+        {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0},
+        {"event": "profile", "update": 10, "took_seconds": 4.0, "seconds": 5.5},
+        {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 7.5},
+    ]
+    write_lines(tmp_path / "m.jsonl", rows)
+    spent = read(tmp_path / "m.jsonl").spent
+    assert (spent.training, spent.profiling, spent.evaluation) == (1.5, 4.0, 2.0)

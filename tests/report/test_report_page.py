@@ -14,11 +14,12 @@ from PIL import Image
 
 from loopwright.errors import InputError
 from loopwright.report import LiveReport, open_run, write_comparison, write_report
+from loopwright.report.blocks import Table
 from loopwright.report.charts import Chart, Curve, draw, ticks
 from loopwright.report.comparing import mcnemar, notes_of, panels_of, sample_table
 from loopwright.report.curves import charts_of
 from loopwright.report.facts import advice_for, again_panel, data_panel, speed_panel, time_shares
-from loopwright.report.page import MOST_BYTES
+from loopwright.report.page import MOST_BYTES, _numeric_columns, _with_flags
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder
@@ -74,6 +75,10 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
         ({"intervals": {"accuracy": [0.55, 0.78]}}, "by 10.0 points, but the interval includes it: this may"),
         ({"metrics": {"accuracy": 0.4}, "intervals": {"accuracy": [0.3, 0.5]}}, "Worse than word-count (0.6000) by"),
         ({"metrics": {"accuracy": 0.6}}, "No better than word-count"),
+        (
+            {"metrics": {"accuracy": 1.0}, "baselines": {"word-count": {"accuracy": 1.0}}},
+            "As good as word-count: both are perfect, so this data cannot tell them apart.",
+        ),
         ({"intervals": {}}, "there is no interval to judge it by."),
         ({"baselines": {}}, "there is no baseline to hold it against."),
         (
@@ -82,7 +87,7 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
             "Better than unigram (300.00) by 280; the interval does not touch it.",
         ),
     ],
-    ids=["touching", "worse", "equal", "no-interval", "no-baseline", "less-is-better"],
+    ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better"],
 )  # fmt: skip
 def test_the_verdict_says_what_the_numbers_allow(run, changes, verdict):
     write_json(run / "result.json", {**RESULT, **changes})
@@ -122,7 +127,7 @@ def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
         (40, 0.6, 0.8),
     ]
     assert accuracy.levels == [("majority", 0.5), ("word-count", 0.6)]
-    assert [(kind, update) for kind, update, _ in accuracy.marks] == [("save", 20), ("save", 40), ("best", 40)]
+    assert [(kind, update) for kind, update, *_ in accuracy.marks] == [("save", 20), ("save", 40), ("best", 40)]
 
 
 def test_a_curve_is_drawn_where_its_numbers_are():
@@ -152,7 +157,7 @@ def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
     panel = data_panel(look(run))
     assert panel is not None
     blocks = {block.title: block for block in panel.blocks}
-    assert blocks["Files"].rows[0] == ["train.csv", "csv", 10, "1.2 KB", "a1" * 6]
+    assert blocks["Files"].rows[0] == ["train.csv", "csv", 10, "1.2 kB", "a1" * 6]
     assert blocks["Labels"].rows[0] == ["cat", 6, 3, "60 %"]
     assert blocks["Lengths"].rows == [["text", "characters", 11, 30, 44]]
     facts = dict(blocks["Checks"].items)
@@ -367,6 +372,25 @@ def test_runs_side_by_side_show_what_differs_and_what_only_one_gets_right(tmp_pa
     assert "2 runs side by side" in text and all(place.startswith("#") for place in Outside(text).loaded)
     loss = charts_of(runs)[0]
     assert len(loss.curves) == 4 and {curve.colour for curve in loss.curves} == {0, 1}
+
+
+def test_a_resume_is_marked_in_the_colour_of_its_run_and_only_where_that_run_is_shown(tmp_path, run):
+    resumed = make_run(tmp_path / "resumed", "causal-lm", metrics=records(resumed_at=20))
+    charts = {chart.title: chart for chart in charts_of([look(run), look(resumed)])}
+    assert charts["Loss, text-classification"].marks == []
+    (mark,) = charts["Loss, causal-lm"].marks
+    assert mark == ("resume", 20, "resumed: resumed from step-0000000020", 1)
+    assert 'class="mark resume own c1"' in draw(charts["Loss, causal-lm"])
+
+
+def test_a_column_is_set_to_the_right_only_if_all_of_its_cells_are_numbers():
+    rows = [["a", "123456789012", "1.2 kB", "-0.5", "–"], ["b", "a1b2c3d4e5f6", "30 %", "1.2e-05", "1:45 min"]]
+    assert _numeric_columns(Table("x", list("abcde"), rows)) == [2, 3, 4]
+    assert _numeric_columns(Table("x", list("abcde"), rows, is_left=True)) == []
+
+
+def test_flags_in_an_advice_are_not_broken_and_nothing_else_is_let_through():
+    assert _with_flags("<b> (--max_eval_samples)") == '&lt;b&gt; (<span class="flag">--max_eval_samples</span>)'
 
 
 def test_runs_of_different_tasks_are_compared_where_that_makes_sense_with_a_note(tmp_path, run):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from loopwright.report.blocks import Examples, Facts, Histogram, Lines, Matrix, Table
+from loopwright.report.charts import draw_histogram
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.objects import matches, overlap
 from report.folders import CLASSIFIED, LABELS, classified, write_json, write_lines, write_suspects
@@ -98,7 +100,7 @@ def test_accuracy_by_length_is_told_in_slices_of_about_as_many_samples(tmp_path)
 
 
 def test_the_worst_samples_come_with_text_prediction_and_truth_and_twenty_are_enough(tmp_path):
-    worst = found(tmp_path, [*classified()[::-1], *classified() * 5], LABELS).worst
+    worst = found(tmp_path, [*classified()[::-1], *classified() * 20], LABELS).worst
     assert isinstance(worst, Examples) and len(worst.items) == 20
     first = worst.items[0]
     assert words(first) == {"text": "a small cat xxxxx", "predicted": "cat", "true": "owl"}
@@ -305,3 +307,24 @@ def test_written_samples_with_a_truth_show_the_words_that_differ_and_damaged_lin
         file.write('{"update": 8, "sam')
     (item,) = block(read_findings(tmp_path, []), "What it writes, at each evaluation").items
     assert marked(item, "wrong") == ["05-02"] and marked(item, "right") == ["05-01"]
+
+
+def test_without_a_mistake_the_samples_with_the_largest_losses_are_not_listed_as_mistakes(tmp_path):
+    worst = found(tmp_path, [{**row, "prediction": row["reference"]} for row in classified()], LABELS).worst
+    assert (worst.title, worst.items) == ("No mistakes on 6 rows", [])
+
+
+def test_a_mistake_is_named_by_its_file_and_line(tmp_path):
+    rows = [{**row, "place": f"line {row['position'] + 2} of a.csv"} for row in classified()]
+    assert found(tmp_path, rows, LABELS).worst.items[0].head.startswith("line 3 of a.csv · loss ")
+    suspect = {"position": 1, "place": "line 3 of a.csv", "prediction": "dog", "reference": "cat", "sure": 0.97}
+    write_suspects(tmp_path / "suspects.csv", [{**suspect, "text": "woof"}])
+    assert read_findings(tmp_path, LABELS).suspects.rows == [["line 3 of a.csv", "cat", "dog", "97 %", "woof"]]
+
+
+def test_values_that_are_all_alike_are_one_bar_and_ticks_that_are_close_can_be_told_apart(tmp_path):
+    rows = [{**row, "confidence": 1 - 1e-9 * row["position"]} for row in classified()]
+    sure = block(found(tmp_path, rows, LABELS), "How sure it was")
+    assert (sure.edges[0], sure.edges[-1]) == (0.5, 1.0)
+    labels = re.findall(r'class="tick x"[^>]*>([^<]+)<', draw_histogram([0.99998, 0.999985, 0.99999], [("a", [1, 2])]))
+    assert len(labels) == len(set(labels)) > 2

@@ -65,7 +65,7 @@ def test_report_and_compare_of_several_runs_write_one_page(run, tmp_path, capsys
     ("words", "told"),
     [
         (["report", "1115-cat-2"], ["error[run.unknown]", "near: 1115-cats-1"]),
-        (["report"], ["error[args.value]", "needs run"]),
+        (["report"], ["error[args.value]", "needs a run"]),
         (["report", "1115", "--opne"], ["error[args.unknown]", "did you mean --open?"]),
         (["report", "1115", "--out", "none/x.html"], ["error[args.value]", "which does not exist"]),
         (["compare", "1115"], ["error[args.value]", "needs two runs"]),
@@ -139,3 +139,10 @@ def test_a_run_that_has_not_ended_and_one_of_another_task_are_compared_with_note
     page = Path("both.html").read_text(encoding="utf-8")
     assert "runs of different tasks (text-classification, causal-lm)" in page
     assert "Without a result yet" in page and "1116-lm-2: 1 line of metrics.jsonl is damaged" in page
+
+
+def test_without_a_browser_the_page_is_written_and_said_to_be_there(run, capsys, monkeypatch):
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert main(["report", str(run), "--open"]) == 0
+    page = run / "report.html"
+    assert capsys.readouterr().out == f"{page}\nno browser was found here: open {page} in one yourself\n"

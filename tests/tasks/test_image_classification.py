@@ -209,7 +209,7 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
     assert run.metrics == run.evaluate(model=module())
     assert len(run.predict(squares / "red", model=module())) == 15
     assert api.resume(run, max_steps=5, model=module(), quiet=True).result["updates"] == 5
-    for use in (run.evaluate, run.resume, lambda: run.predict(squares / "red")):
+    for use in (run.evaluate, lambda: run.resume(max_steps=6), lambda: run.predict(squares / "red")):
         with pytest.raises(InputError, match="which no file can make again"):
             use()
     with pytest.raises(InputError, match="takes the name of a model, got a Sequential"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from loopwright.tasks import get_task, rehearsal
 from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.job import build_job, load_data, make_optimizer
+from loopwright.tasks.rates import Search, find_rate
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import settle, words_of
 from tasks.conftest import FLAGS
@@ -63,6 +66,34 @@ def test_the_longest_rows_are_rehearsed(job):
     assert sorted((lengths[index] for index in chosen), reverse=True) == sorted(lengths, reverse=True)[:4]
 
 
+def test_as_many_texts_are_rehearsed_as_are_asked_for():
+    dataset = [{"input_ids": [1] * (index % 7 + 1)} for index in range(700)]
+    assert len(set(rehearsal.longest_rows(dataset, 600))) == 600
+    assert len(rehearsal.longest_rows(dataset, 701)) == 700
+    assert rehearsal.longest_rows(dataset, 2) == [6, 13]
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken off"])
+def test_there_is_one_way_to_put_a_job_back_and_it_puts_back_everything(job, is_broken):
+    before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+    frozen = next(iter(job.model.children())).eval()
+    modes = [module.training for module in job.model.modules()]
+    generator = torch.get_rng_state()
+    with pytest.raises(KeyError) if is_broken else nullcontext(), rehearsal.put_back(job, torch.device("cpu")):
+        torch.rand(3)
+        job.model.train()
+        with torch.no_grad():
+            for parameter in job.model.parameters():
+                parameter.add_(1)
+                parameter.grad = torch.ones_like(parameter)
+        if is_broken:
+            raise KeyError("broken off")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in job.model.state_dict().items())
+    assert [module.training for module in job.model.modules()] == modes and not frozen.training
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(parameter.grad is None for parameter in job.model.parameters())
+
+
 def test_no_image_is_decoded_to_choose_what_is_rehearsed():
     def refuse(row):
         raise AssertionError(f"{row} was decoded")
@@ -70,3 +101,20 @@ def test_no_image_is_decoded_to_choose_what_is_rehearsed():
     dataset = ImageDataset(range(1000), refuse, None, lambda scene, row: {})
     assert rehearsal.longest_rows(dataset, 3) == [0, 1, 2]
     assert rehearsal.longest_rows(dataset, 1001) == list(range(1000))
+
+
+def test_finding_a_learning_rate_does_not_evaluate_the_training_data(job, monkeypatch):
+    kind, seen = type(job.task), []
+    whole = kind.compute_loss
+
+    def compute_loss(self, job, model, batch):
+        seen.append(torch.is_grad_enabled())
+        return whole(self, job, model, batch)
+
+    monkeypatch.setattr(kind, "compute_loss", compute_loss)
+    job.args.eval_on_train = True
+    num_updates = 2 * len(job.train_dataset) // job.training.train_batch_size
+    search = Search(start=1e-6, end=1e-5, num_updates=num_updates)
+    curve = find_rate(job, make_optimizer, {"num_workers": 0}, Screen(is_quiet=True), search)
+    assert len(curve.rates) == num_updates
+    assert seen == [True] * num_updates

@@ -49,7 +49,7 @@ def test_trackers_are_named_by_flags_in_a_file_and_in_python(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("wandb", "pip install no_such_tracker"), ("tensorbord", "Did you mean 'tensorboard'?")]
+    ("name", "told"), [("wandb", "pip install no_such_tracker"), ("tensorbord", "fix: --report_to tensorboard")]
 )
 def test_a_tracker_that_cannot_be_had_is_refused_before_there_is_a_run(reviews, capsys, monkeypatch, name, told):
     monkeypatch.setitem(trackers.PACKAGES, "wandb", ("no_such_tracker",))

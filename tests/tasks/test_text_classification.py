@@ -313,7 +313,7 @@ def test_fewer_rows_than_a_batch_are_refused_where_the_last_batch_is_dropped(rev
 def test_one_class_and_no_data_are_refused(tmp_path):
     alike = write_csv(tmp_path / "alike.csv", [{**row, "stars": "pos"} for row in rows(20)])
     refused("data.one_class", data=alike)
-    assert "loopwright demo text-classification" in refused("data.file")
+    assert "lw demo text-classification" in refused("data.file")
 
 
 def test_changed_data_is_refused_unless_it_is_allowed(reviews):

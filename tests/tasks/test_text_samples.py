@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from loopwright import api
 from loopwright.errors import ConfigError
 from loopwright.sources import DataPlan
-from loopwright.tasks import text_samples
+from loopwright.tasks import causal_lm, get_task, text_samples
+from loopwright.tasks.base import Origin
+from loopwright.tasks.data import RunData
+from loopwright.tasks.job import build_job, load_data
+from loopwright.tasks.settings import settle, words_of
 from tasks.reviews import events, read_lines
 from tasks.texts import FLAGS, lines, tiny_gpt2, write_text
 
@@ -72,6 +77,41 @@ def test_a_resumed_run_forgets_what_was_written_after_its_checkpoint(tmp_path, g
     written = read_lines(path)
     assert [line["update"] for line in written] == [4, 8, 9, 12, None]  # with the end of the epoch
     assert written[:2] == first
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no generation here"), torch.OutOfMemoryError("CUDA out of memory.")],
+    ids=["error", "memory"],
+)
+def test_a_model_that_cannot_write_samples_is_trained_all_the_same(tmp_path, gpt2, monkeypatch, error):
+    expected = train(tmp_path, "expected", gpt2, num_samples=0)
+
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(causal_lm, "_continued", refuse)
+    run = train(tmp_path, "run", gpt2)
+    assert not (run.path / "eval" / "samples.jsonl").exists()
+    weights = [(each.path / "model" / "model.safetensors").read_bytes() for each in (expected, run)]
+    assert weights[0] == weights[1]
+    log = (run.path / "log.txt").read_text()
+    assert log.count(f"no samples of what the model writes ({type(error).__name__}: {error}): the run goes on") == 1
+    assert log.count(f"no pictures and samples at the end ({type(error).__name__}: {error})") == 1
+
+
+def test_writing_samples_leaves_every_module_in_its_mode(tmp_path, gpt2):
+    task = get_task("causal-lm")
+    flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
+    data = write_text(tmp_path / "lines.txt", lines())
+    settings = settle(task, words_of({**flags, "data": data, "model": gpt2, "block_size": 32}))
+    job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(gpt2))
+    load_data(job)
+    job.model.train()
+    job.model.transformer.h[0].eval()
+    modes = [module.training for module in job.model.modules()]
+    assert len(task.written_samples(job, [])) > 1
+    assert [module.training for module in job.model.modules()] == modes
 
 
 def test_a_negative_number_of_samples_is_refused(tmp_path, gpt2):

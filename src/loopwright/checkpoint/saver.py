@@ -34,6 +34,7 @@ class Saver:
     Attributes:
         skipped: saves that were due while the one before was still being written.
         last_error: of the last attempt that failed, or None.
+        newest: the checkpoint that was committed last here, or None.
         refusals: why states were not worth saving, a line each; whoever tells them removes them.
         is_asynchronous: saves are written in the background.
     """
@@ -51,6 +52,7 @@ class Saver:
         self.skipped = 0
         self.refusals: list[str] = []
         self.last_error: CheckpointError | None = None
+        self.newest: Path | None = None
         self.directory = Path(policy.directory)
         self._policy = policy
         self._run_id = run_id
@@ -270,6 +272,7 @@ class Saver:
         if isinstance(outcome, Path):
             self.last_error, self._failures_in_a_row = None, 0
             self._commits += 1
+            self.newest = outcome
             self._committed.append(outcome)
         elif isinstance(outcome, str):
             self.refusals.append(outcome)

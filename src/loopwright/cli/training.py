@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from loopwright.api import check_files, check_settings, go_on, start
 from loopwright.cli.outcomes import DONE, INPUT, code_of_run
+from loopwright.cli.wrapping import hanging
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names
@@ -33,7 +34,7 @@ def train(words: list[str]) -> int:
     """Train a model; --check stops before the first update, --print_config before anything."""
     settings, asked = settings_of("train", words)
     if settings is None:
-        return DONE
+        return DONE if words else INPUT
     is_quiet = asked["quiet"]
     if asked["check"]:
         check_settings(settings, screen_of(is_quiet))
@@ -45,7 +46,7 @@ def check(words: list[str]) -> int:
     """Check data and model without training; --files checks the data alone, without torch."""
     settings, asked = settings_of("check", words)
     if settings is None:
-        return DONE
+        return DONE if words else INPUT
     if asked["files"]:
         check_files(get_task(settings.args.task), settings, screen_of(asked["quiet"]))
     else:
@@ -57,10 +58,10 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: loopwright resume RUN [--quiet] [--flags of its task]\n\n"
+            "usage: lw resume RUN [--quiet] [--flags of its task]\n\n"
             "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n"
             f"{_QUIET}\n\n"
-            "example: loopwright resume last --epochs 5\n"
+            "example: lw resume last --epochs 5\n"
         )
         return DONE if words else INPUT
     is_quiet, words = _quiet(words)
@@ -73,15 +74,15 @@ def demo(words: list[str]) -> int:
         for name in task_names():
             note = get_task(name).demo_note
             if note:
-                sys.stdout.write(f"  loopwright demo {name:<22} {note}\n")
+                sys.stdout.write(hanging(f"  lw demo {name:<22} ", note) + "\n")
         return DONE
     if words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: loopwright demo [TASK] [--variant NAME] [--quiet] [--flags of the task]\n\n"
+            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--flags of the task]\n\n"
             "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
             "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n"
             f"{_QUIET}\n\n"
-            "example: loopwright demo text-classification\n"
+            "example: lw demo text-classification\n"
         )
         return DONE
     from loopwright.data.embedded import find_minilm, write_demo
@@ -118,7 +119,7 @@ def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
             "args.value",
             f"the demo of {task.name} has no variant {name!r}",
             saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"],
-            fix=f"loopwright demo {task.name}",
+            fix=f"lw demo {task.name}",
         )
     return name, [*words[:place], *words[place + 2 :]]
 
@@ -154,15 +155,13 @@ def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str,
     words = [word for word in words if word.removeprefix("--") not in asked]
     name, config, rest = _target(verb, words)
     if name is None:
-        sys.stdout.write(f"usage: loopwright {verb} TASK --data FILE [--flags]\n")
-        sys.stdout.write(f"       loopwright {verb} cfg.yaml [--flags]   |   loopwright {verb} RUN [--flags]\n")
+        sys.stdout.write(f"usage: lw {verb} TASK --data FILE [--flags]\n")
+        sys.stdout.write(f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n")
         sys.stdout.write(f"\n{_ABOUT[verb]}{_quiet_help(verb)}\n\ntasks:\n")
         for task_name, (_, summary) in TASKS.items():
-            sys.stdout.write(f"  {task_name:<22} {summary}\n")
-        sys.stdout.write(f"\nexample: loopwright {verb} text-classification --data reviews.csv --epochs 3\n")
-        sys.stdout.write(
-            f"loopwright {verb} TASK --help lists the flags of a task, loopwright explain TASK its data.\n"
-        )
+            sys.stdout.write(hanging(f"  {task_name:<22} ", summary) + "\n")
+        sys.stdout.write(f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3\n")
+        sys.stdout.write(f"lw {verb} TASK --help lists the flags of a task, lw explain TASK its data.\n")
         return None, asked
     task = get_task(name)
     if "--help" in rest or "-h" in rest:
@@ -184,9 +183,9 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
             return _task_in(Path(words[words.index("--config") + 1])), None, words
         raise InputError(
             "args.task",
-            f"loopwright {verb} needs a task, a file of settings or a run before its flags",
+            f"lw {verb} needs a task, a file of settings or a run before its flags",
             saw=[f"got {words[0]}"],
-            fix=f"loopwright {verb} {next(iter(TASKS))} {' '.join(words[:4])}",
+            fix=f"lw {verb} {next(iter(TASKS))} {' '.join(words[:4])}",
         )
     first, rest = words[0], words[1:]
     if first.endswith(_FILES) and Path(first).is_file():
@@ -211,6 +210,6 @@ def _task_in(config: Path) -> str:
         raise InputError(
             "args.task",
             f"{config} does not say which task it is of",
-            fix=f"write a line such as task: {next(iter(TASKS))} into it, or loopwright train TASK {config}",
+            fix=f"write a line such as task: {next(iter(TASKS))} into it, or lw train TASK {config}",
         )
     return named

@@ -6,7 +6,7 @@ import shlex
 import sys
 
 from loopwright.api import check_files
-from loopwright.cli.outcomes import DONE
+from loopwright.cli.outcomes import DONE, INPUT
 from loopwright.cli.training import screen_of, settings_of
 from loopwright.cli.words import VerbParser
 from loopwright.tasks import get_task
@@ -26,7 +26,7 @@ def find_lr(words: list[str]) -> int:
     bounds, rest = (None, words) if is_help else parser.parse_known_args(words)
     settings, asked = settings_of("find-lr", rest)
     if settings is None or bounds is None:
-        return DONE
+        return DONE if words else INPUT
     task, screen = get_task(settings.args.task), screen_of(asked["quiet"])
     plan = check_files(task, settings, screen)
     from loopwright.tasks.job import find_rate_only
@@ -42,7 +42,7 @@ def find_lr(words: list[str]) -> int:
         screen.say("no suggestion: look at the data and the model, or at other rates with --start and --end")
         return DONE
     rate = f"{rounded(curve.suggestion):g}"
-    screen.say(f"suggestion {rate}\n\n  loopwright train {shlex.join([*_without_rate(rest), '--lr', rate])}")
+    screen.say(f"suggestion {rate}\n\n  lw train {shlex.join([*_without_rate(rest), '--lr', rate])}")
     if asked["quiet"]:
         sys.stdout.write(f"{rate}\n")
     return DONE

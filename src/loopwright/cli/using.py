@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -75,7 +76,7 @@ def export(words: list[str]) -> int:
     """Write the best model of a run into a folder."""
     parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
     parser.add_argument("run", help="folder, id, or last")
-    parser.add_argument("--to", required=True, help="a new folder; transformers' from_pretrained opens it")
+    parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
     asked = parser.parse_args(words)
     target = Run(find_run(asked.run)).export(asked.to)
     sys.stdout.write(f"{target}\n")
@@ -93,9 +94,11 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> It
         return predict_run(folder, first, changes)
     if " " in first:
         return predict_run(folder, inputs, changes)  # a sentence about a file
-    raise InputError(
-        "data.file", f"{first} does not exist", fix="give its path, or a text that does not end like a file"
-    )
+    folder_of_file = Path(first).parent
+    beside = [path.name for path in folder_of_file.iterdir()] if folder_of_file.is_dir() else []
+    near = get_close_matches(Path(first).name, beside, n=1)
+    fix = f"did you mean {folder_of_file / near[0]}?" if near else "give its path, or a text that does not end so"
+    raise InputError("data.file", f"{first} does not exist", fix=fix)
 
 
 def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:

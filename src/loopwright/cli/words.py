@@ -28,10 +28,8 @@ class VerbParser(argparse.ArgumentParser):
     """
 
     def __init__(self, verb: str, description: str, example: str) -> None:
-        self._example = f"loopwright {verb} {example}".strip()
-        super().__init__(
-            f"loopwright {verb}", description=description, epilog=f"example: {self._example}", allow_abbrev=False
-        )
+        self._example = f"lw {verb} {example}".strip()
+        super().__init__(f"lw {verb}", description=description, epilog=f"example: {self._example}", allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the words.
@@ -42,7 +40,8 @@ class VerbParser(argparse.ArgumentParser):
         unknown = _UNKNOWN.match(message)
         if unknown is None:
             missing = message.removeprefix("the following arguments are required: ")
-            what = f"{self.prog} needs {missing}" if missing != message else f"{self.prog}: {message}"
+            told = ", ".join("a run" if name == "run" else name for name in missing.split(", "))
+            what = f"{self.prog} needs {told}" if missing != message else f"{self.prog}: {message}"
             raise InputError("args.value", what, fix=f"{self._example}   ({self.prog} --help says more)")
         flag = unknown[1].split()[0].partition("=")[0]
         near = get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)

@@ -96,7 +96,7 @@ def _instead(name: str, value: Any) -> str:
     """Return what to do where a value was left to the run, which only a task can find."""
     if value != "auto" or name not in _AUTO_OF_TASKS:
         return ""
-    return f": 'auto' is for loopwright train and loopwright.train(); {_AUTO_OF_TASKS[name]}"
+    return f": 'auto' is for lw train and loopwright.train(); {_AUTO_OF_TASKS[name]}"
 
 
 def _number(name: str, value: Any, expected: str) -> float:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 
 from loopwright.report.series import Point
 from loopwright.report.words import number
@@ -48,6 +48,22 @@ class Curve:
     is_dashed: bool = False
 
 
+class ChartMark(NamedTuple):
+    """Something that happened at an update, drawn across a chart.
+
+    Attributes:
+        kind: a key of `MARK_NAMES`.
+        update: when.
+        text: what, for a person.
+        colour: the number of the run's colour where a chart has several; None for the colour of the kind.
+    """
+
+    kind: str
+    update: float
+    text: str
+    colour: int | None = None
+
+
 @dataclass(frozen=True)
 class Chart:
     """Curves over the updates.
@@ -55,7 +71,7 @@ class Chart:
     Attributes:
         title: above it.
         curves: the lines.
-        marks: (kind, update, text).
+        marks: what happened on the way.
         levels: (name, value) of horizontal lines: the baselines.
         unit: how values are shown: "", "percent" or "bytes".
         is_wide: over the whole page.
@@ -67,7 +83,7 @@ class Chart:
 
     title: str
     curves: Sequence[Curve]
-    marks: Sequence[tuple[str, float, str]] = ()
+    marks: Sequence[ChartMark] = ()
     levels: Sequence[tuple[str, float]] = ()
     unit: str = ""
     is_wide: bool = False
@@ -86,7 +102,7 @@ class Chart:
     @property
     def mark_kinds(self) -> list[tuple[str, str]]:
         """The kinds of marks that there are, with their names, for the legend."""
-        there = {kind for kind, _, _ in self.marks}
+        there = {mark.kind for mark in self.marks}
         return [(kind, name) for kind, name in MARK_NAMES.items() if kind in there]
 
 
@@ -147,7 +163,9 @@ def draw(chart: Chart) -> str:
                 }
                 for curve in chart.curves
             ],
-            "marks": [[kind, _rounded(update), text] for kind, update, text in _shown_marks(frame, chart)],
+            "marks": [
+                [mark.kind, _rounded(mark.update), mark.text, mark.colour] for mark in _shown_marks(frame, chart)
+            ],
         },
         separators=(",", ":"),
     )
@@ -174,7 +192,8 @@ def _fixed(value: float, step: float | None) -> str:
     if step is None or step >= 1e4:
         return number(value, 3)
     if step < 1e-4:
-        return f"{value:.3g}"
+        digits = math.ceil(math.log10(abs(value) / step) - 1e-9) + 1 if abs(value) > step else 3
+        return f"{value:.{max(digits, 3)}g}"
     return f"{value:,.{max(-math.floor(math.log10(step) + 1e-9), 0)}f}"
 
 
@@ -250,7 +269,7 @@ def _frame(chart: Chart) -> _Frame:
         reach = 2 * (max(values) - min(values)) or abs(max(values)) or 1.0
         lowest, highest = min(values) - reach, max(values) + reach
         values += [value for _, value in chart.levels if lowest <= value <= highest]
-    places = [*(x for x, _ in points), *(update for _, update, _ in chart.marks), *(chart.span or ())]
+    places = [*(x for x, _ in points), *(mark.update for mark in chart.marks), *(chart.span or ())]
     low, high = min(places), max(places)
     low = 0.0 if 0 < low < 0.5 * high or low == high > 0 else low
     high = high if high > low else low + 1
@@ -322,22 +341,22 @@ def _curve(frame: _Frame, curve: Curve, index: int) -> str:
     return "".join(parts)
 
 
-def _shown_marks(frame: _Frame, chart: Chart) -> list[tuple[str, float, str]]:
-    """Return the marks that can be told apart: one of a kind in a pixel column."""
-    seen: set[tuple[str, int]] = set()
+def _shown_marks(frame: _Frame, chart: Chart) -> list[ChartMark]:
+    """Return the marks that can be told apart: one of a kind and a colour in a pixel column."""
+    seen: set[tuple[str, int | None, int]] = set()
     kept = []
-    for kind, update, text in chart.marks:
-        place = (kind, round(frame.x(update)))
+    for mark in chart.marks:
+        place = (mark.kind, mark.colour, round(frame.x(mark.update)))
         if place not in seen:
             seen.add(place)
-            kept.append((kind, update, text))
+            kept.append(mark)
     return kept
 
 
 def _marks(frame: _Frame, chart: Chart) -> str:
     parts = ['<g class="marks">']
     floor = frame.height - _BOTTOM
-    for kind, update, text in _shown_marks(frame, chart):
+    for kind, update, text, colour in _shown_marks(frame, chart):
         x = frame.x(update)
         title = f"<title>{escape(text)} at update {_count(update)}</title>"
         if kind == "save":
@@ -346,9 +365,10 @@ def _marks(frame: _Frame, chart: Chart) -> str:
                 f"{title}</path>"
             )
         else:
+            own = "" if colour is None else f" own c{colour}"
             parts.append(
-                f'<line class="mark {kind}" x1="{_short(x)}" x2="{_short(x)}" y1="{_short(_TOP)}" y2="{_short(floor)}">'
-                f"{title}</line>"
+                f'<line class="mark {kind}{own}" x1="{_short(x)}" x2="{_short(x)}" y1="{_short(_TOP)}" '
+                f'y2="{_short(floor)}">{title}</line>'
             )
     return "".join(parts) + "</g>"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from loopwright.report.charts import NUM_COLOURS, Chart, Curve
+from loopwright.report.charts import NUM_COLOURS, Chart, ChartMark, Curve
 from loopwright.report.run_view import RunView
 
 _MOST_POINTS: Final = 24_000  # over all curves of a page: about 600 kB
@@ -91,7 +91,8 @@ def _loss_chart(runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], c
             curves.append(Curve(f"evaluation{whose}", evaluated, colour, has_dots=len(evaluated) <= _DOTS))
     note = "" if is_alone else "training dashed, evaluation solid"
     title = _titled("Loss", runs, group)
-    return Chart(title, curves, _marks(runs), is_wide=True, note=note, has_legend=is_alone)
+    marks = _marks(runs, [index for index, _ in group])
+    return Chart(title, curves, marks, is_wide=True, note=note, has_legend=is_alone)
 
 
 def _metric_charts(
@@ -116,7 +117,8 @@ def _metric_charts(
         is_decisive = len(runs) == 1 and runs[0].decisive == short
         note = "decides which model is best" if is_decisive else ""
         title = _titled(short.replace("_", " "), runs, group)
-        charts.append(Chart(title, curves, _marks(runs), list(dict.fromkeys(levels)), note=note))
+        shown = [index for index, run in group if name in run.metrics.series]
+        charts.append(Chart(title, curves, _marks(runs, shown), list(dict.fromkeys(levels)), note=note))
     return charts
 
 
@@ -134,14 +136,15 @@ def _metric_curve(run: RunView, name: str, columns: int, colour: int, is_alone: 
 
 
 def _plain_chart(runs: Sequence[RunView], choices: Sequence[str], title: str, unit: str, columns: int) -> Chart:
-    curves = []
+    curves, shown = [], []
     for index, run in enumerate(runs):
         name = next((name for name in choices if name in run.metrics.series), None)
         if name is not None:
             points = run.metrics.series[name].points(columns)
             label = title.lower() if len(runs) == 1 else run.id
+            shown.append(index)
             curves.append(Curve(label, points, _colour(index, len(runs), 0), has_dots=len(points) <= _DOTS))
-    return Chart(title, curves, _marks(runs), unit=unit.removeprefix("amount"), is_from_zero=bool(unit))
+    return Chart(title, curves, _marks(runs, shown), unit=unit.removeprefix("amount"), is_from_zero=bool(unit))
 
 
 def _colour(index: int, num_runs: int, kind: int) -> int:
@@ -149,15 +152,20 @@ def _colour(index: int, num_runs: int, kind: int) -> int:
     return kind if num_runs == 1 else index % NUM_COLOURS
 
 
-def _marks(runs: Sequence[RunView]) -> list[tuple[str, float, str]]:
-    """Return the marks of the only run; of several, those that say that something went wrong."""
+def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[ChartMark]:
+    """Return the marks of the only run; of several, what went wrong in those that the chart shows, in their colours.
+
+    Args:
+        runs: of the page.
+        shown: the places of those that have a curve on the chart.
+    """
     if len(runs) > 1:
         return [
-            (mark.kind, mark.update, f"{run.id}: {mark.text}")
-            for run in runs
-            for mark in run.metrics.marks
+            ChartMark(mark.kind, mark.update, f"{runs[index].id}: {mark.text}", _colour(index, len(runs), 0))
+            for index in shown
+            for mark in runs[index].metrics.marks
             if mark.kind in ("resume", "split", "nan")
         ]
-    marks = [(mark.kind, mark.update, mark.text) for mark in runs[0].metrics.marks]
+    marks = [ChartMark(mark.kind, mark.update, mark.text) for mark in runs[0].metrics.marks]
     best = best_update(runs[0])
-    return [*marks, *([("best", best, "best evaluation")] if best is not None else [])]
+    return [*marks, *([ChartMark("best", best, "best evaluation")] if best is not None else [])]

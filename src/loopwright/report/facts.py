@@ -8,9 +8,10 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.errors import LoopwrightError
+from loopwright.quantities import size
 from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Piece, Table
 from loopwright.report.run_view import RunView
-from loopwright.report.words import cut, duration, number, percent, plural, size
+from loopwright.report.words import cut, duration, number, percent, plural
 from loopwright.sources import DataPlan
 
 _NUM_ROWS_SHOWN: Final = 6
@@ -147,6 +148,7 @@ def time_shares(run: RunView) -> list[tuple[str, float]]:
         ("waiting for data", spent.waiting),
         ("evaluation", spent.evaluation),
         ("saving", spent.saving),
+        ("writing the profile", spent.profiling),
     ]
     prepared = _seconds_before(run, first)
     if prepared:
@@ -229,7 +231,7 @@ def again_panel(run: RunView) -> Panel:
     blocks: list[Block] = []
     command = dict(run.command)
     facts: list[tuple[str, Any]] = [("command", command.pop("command"))] if "command" in command else []
-    facts += [("again", f"loopwright train {run.id}"), ("go on", f"loopwright resume {run.id}")] if run.config else []
+    facts += [("again", f"lw train {run.id}"), ("go on", f"lw resume {run.id}")] if run.config else []
     facts += [("model", run.model)] if run.model else []
     seed = run.config.get("seed", run.metrics.starts[0].get("seed") if run.metrics.starts else None)
     facts += [("seed", seed)] if seed is not None else []

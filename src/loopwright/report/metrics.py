@@ -14,6 +14,7 @@ _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
 _PLACE: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
 _MOST_NAMED_LINES: Final = 20
 _MOST_MARKS: Final = 20_000
+_FEW_MARKS: Final = 8
 _REMEMBERED_BYTES: Final = 64
 _BLOCK_BYTES: Final = 1 << 20
 # Marks by the event that makes them, and what a person reads.
@@ -48,6 +49,7 @@ class TimeSpent:
     waiting: float = 0.0
     evaluation: float = 0.0
     saving: float = 0.0
+    profiling: float = 0.0
 
 
 @dataclass
@@ -222,6 +224,9 @@ class Metrics:
         elif event == "start":
             found.starts.append(record)
             if record.get("resumed_from") is not None:
+                # The record of the save that it goes on from came after that save, and was cut off with the rest.
+                if not any(mark.kind == "save" and mark.update == update for mark in found.marks[-_FEW_MARKS:]):
+                    self._mark("save", update, "saved")
                 self._mark("resume", update, f"resumed from {record['resumed_from']}")
         elif event in _MARKS:
             kind_of_mark, text = _MARKS[event]
@@ -266,6 +271,10 @@ class Metrics:
                     spent.training -= seconds_of_it
                     self._share(earlier, seconds_of_it, updates_of_it)
                 clock.unsettled.clear()
+        elif event == "profile":
+            written = min(float(record.get("took_seconds", 0.0)), passed)
+            spent.profiling += written
+            spent.training += passed - written
         if event == "start":
             clock.interval = 0.0
         clock.seconds = seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup, escape
 
 from loopwright.report import charts, facts
-from loopwright.report.blocks import Picture
+from loopwright.report.blocks import Picture, Table
 from loopwright.report.comparing import notes_of, panels_of, results_table
 from loopwright.report.curves import charts_of
 from loopwright.report.panels import Findings, read_findings
@@ -26,6 +28,8 @@ MOST_BYTES: Final = 2_000_000
 _SPARE_BYTES: Final = 50_000
 _TEMPLATES: Final = Path(__file__).with_name("templates")
 _PAGE: Final = "report.html"
+_FLAG: Final = re.compile(r"--[a-z][a-z_-]*")
+_NUMBER: Final = re.compile(r"-?[\d,.:]+(e[+-]?\d+)?( ?%| \w{1,3})?")
 
 
 def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str | None = None) -> str:
@@ -97,14 +101,14 @@ def _environment() -> jinja2.Environment:
         draw_lines=charts.draw_lines,
         interval_text=interval_text,
         is_number=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
-        looks_numeric=_looks_numeric,
+        numeric_columns=_numeric_columns,
         share_of=_share_of,
         version=package_version(),
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
         script=(_TEMPLATES / "script.js").read_text(encoding="utf-8"),
         live_script=(_TEMPLATES / "live.js").read_text(encoding="utf-8"),
     )
-    environment.filters.update(metric=metric, plural=plural)
+    environment.filters.update(metric=metric, plural=plural, with_flags=_with_flags)
     return environment
 
 
@@ -118,12 +122,24 @@ def _fill(template: str, content: dict[str, Any]) -> str:
     return _environment().get_template(template).render(made=made, **content)
 
 
+def _with_flags(value: Any) -> Markup:
+    """Return a text in which the names of flags are not broken at their hyphens."""
+    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(value))))
+
+
+def _numeric_columns(block: Table) -> list[int]:
+    """Return the places of the columns that are set to the right: all of their cells are numbers."""
+    if block.is_left:
+        return []
+    columns = enumerate(zip(*block.rows, strict=True))
+    return [place for place, cells in columns if place and all(_looks_numeric(cell) for cell in cells)]
+
+
 def _looks_numeric(value: Any) -> bool:
-    """Whether a cell is set to the right: a number, or a number in words."""
+    """Whether a cell is a number, a number with its unit, or empty."""
     if not isinstance(value, str):
         return isinstance(value, (int, float))
-    head = value.split()[0].rstrip("%s") if value.split() else ""
-    return value == "–" or head.replace(",", "").replace(".", "").replace("e-", "").replace(":", "").isdigit()
+    return value in ("", "–") or _NUMBER.fullmatch(value) is not None
 
 
 def _share_of(value: Any) -> float | None:

@@ -159,6 +159,8 @@ def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
     floor = floors[name]
     gain = sign * (made.value - floor)
     amount = _amount(abs(gain), made.value, floor)
+    if gain == 0 and _is_perfect(made.value, run.is_more_better):
+        return f"{prefix}As good as {name}: both are perfect, so this data cannot tell them apart."
     if gain == 0:
         return f"{prefix}No better than {name} ({metric(floor)}): the model has learnt nothing that this metric shows."
     if made.interval is None:
@@ -176,6 +178,11 @@ def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
     is_clear = sign * (farthest - floor) < 0
     end = "the interval does not reach it." if is_clear else "the interval includes it: this may be chance."
     return f"{prefix}Worse than {name} ({metric(floor)}) by {amount}; {end}"
+
+
+def _is_perfect(value: float, is_more_better: bool) -> bool:
+    """Whether no model can do better: all of a share or of a hundred, or no error at all."""
+    return value in (1.0, 100.0) if is_more_better else value == 0.0
 
 
 def _amount(gain: float, value: float, floor: float) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_UNITS = ("B", "KB", "MB", "GB", "TB")
-
 
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number with so many digits that count: 0.7967, 93.42, 1.2e-05, 12,345; a dash for None."""
@@ -50,16 +48,6 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
-
-
-def size(num_bytes: float) -> str:
-    """Return a size of a file or of memory."""
-    value = float(num_bytes)
-    for unit in _UNITS:
-        if value < 1000 or unit == _UNITS[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return ""
 
 
 def cut(text: Any, most: int = 400) -> str:

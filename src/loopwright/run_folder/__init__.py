@@ -20,7 +20,15 @@ from loopwright.run_folder.files import (
     write_atomically,
     write_json,
 )
-from loopwright.run_folder.layout import RunFolder, create_run, find_run, note_in_index, read_index, runs_root
+from loopwright.run_folder.layout import (
+    RunFolder,
+    check_new_folder,
+    create_run,
+    find_run,
+    note_in_index,
+    read_index,
+    runs_root,
+)
 from loopwright.run_folder.lease import Lease, LeaseError, Owner
 from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.metrics_log import read as read_metrics
@@ -38,6 +46,7 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "RunStatus",
+    "check_new_folder",
     "create_run",
     "find_run",
     "fsync_folder",

@@ -149,21 +149,41 @@ def create_run(
     """
     run_id = new_run_id(label, now)
     path = runs_root() / run_id if folder is None else Path(folder)
+    check_new_folder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / _RUN, {"id": run_id, **about})
+    return RunFolder(path)
+
+
+def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
+    """Refuse a folder that a new run cannot have; called before anything is read, and when the run is made.
+
+    Args:
+        folder: that was given.
+        option: how it was given, up to the value: as a flag, or as an argument in Python.
+
+    Raises:
+        InputError: it holds a run already, or other files.
+    """
+    path = Path(folder)
     if (path / _RUN).exists():
+        again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
+        another = path.with_name(f"{path.name}-2")
         raise InputError(
-            "run.exists", f"{path} holds a run already", fix=f"loopwright resume {path}   or   another --output_dir"
+            "run.exists", f"{path} holds a run already", fix=f"{again}   or   {option}{_as_given(another, option)}"
         )
     if path.is_dir() and any(path.iterdir()):
         names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
         raise InputError(
             "run.exists",
-            f"--output_dir {path} is not empty, and a run is a folder of its own",
+            f"{option}{_as_given(path, option)} is not empty, and a run is a folder of its own",
             saw=[f"it has {names}"],
-            fix=f"--output_dir {path / 'run'}",
+            fix=f"{option}{_as_given(path / 'run', option)}",
         )
-    path.mkdir(parents=True, exist_ok=True)
-    write_json(path / _RUN, {"id": run_id, **about})
-    return RunFolder(path)
+
+
+def _as_given(path: Path, option: str) -> str:
+    return str(path) if option.startswith("--") else repr(str(path))
 
 
 def new_run_id(label: str, now: datetime | None = None) -> str:
@@ -226,7 +246,7 @@ def find_run(name: str | Path) -> RunFolder:
         for entry in reversed(entries):
             if (root / entry["path"] / _RUN).is_file():
                 return RunFolder(root / entry["path"])
-        raise InputError("run.unknown", f"there is no run yet in {root}", fix="loopwright train TASK --data FILE")
+        raise InputError("run.unknown", f"there is no run yet in {root}", fix="lw train TASK --data FILE")
     paths = {entry["id"]: root / entry["path"] for entry in entries}
     if root.is_dir():
         paths |= {path.name: path for path in root.iterdir() if (path / _RUN).is_file() and not path.is_symlink()}
@@ -240,5 +260,5 @@ def find_run(name: str | Path) -> RunFolder:
         "run.unknown",
         f"{str(name)!r} {what}",
         saw=[f"looked in {root}", *([f"near: {', '.join(near)}"] if near else [])],
-        fix=f"name it as loopwright runs does, such as {near[0]}" if near else "loopwright runs lists them",
+        fix=f"name it as lw runs does, such as {near[0]}" if near else "lw runs lists them",
     )

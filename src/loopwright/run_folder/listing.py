@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -14,9 +15,11 @@ from typing import Any
 from loopwright.run_folder.files import DamagedFileError, read_json
 from loopwright.run_folder.layout import RunFolder, read_index, runs_root
 from loopwright.run_folder.lease import LEASE, LeaseError, _read_owner, _runs
+from loopwright.run_folder.record import METRICS
 
 _STALE_SECONDS = 60.0
 _RUN = "run.json"
+_TAIL_BYTES = 1 << 16
 _ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", "running": "interrupted"}
 
 
@@ -32,7 +35,7 @@ class RunSummary:
         metric: the name of the metric that decides; None before the first evaluation.
         value: of the best model so far.
         is_more_better: the direction of the metric.
-        seconds: how long it has trained; None if that is not known.
+        seconds: how long it has trained, over all processes that continued it; None if that is not known.
         created: when it began, in seconds since 1970; None if that is not known.
     """
 
@@ -48,7 +51,7 @@ class RunSummary:
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
-    """Return the runs that the index knows and those that lie beside it, the newest last; called by `loopwright runs`.
+    """Return the runs that the index knows and those that lie beside it, the newest last; called by `lw runs`.
 
     A folder that is gone or cannot be read is in the list, and its state says so.
     """
@@ -95,9 +98,8 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
     told |= {"id": str(about.get("id", told["id"])), "task": str(about.get("task", told["task"]))}
     created = _seconds_since_1970(about.get("created"))
     seconds = result.get("seconds")
-    if seconds is None and created is not None:
-        updated = _seconds_since_1970(status.get("updated_at"))
-        seconds = None if updated is None else max(updated - created, 0.0)
+    if seconds is None:
+        seconds = _last_seconds(path / METRICS)
     return RunSummary(
         **told, **_metric(entry, result, best), state=_state(run, status, result), seconds=seconds, created=created
     )
@@ -133,6 +135,24 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(path)
     return content
+
+
+def _last_seconds(path: Path) -> float | None:
+    """Return how long a run had trained at its last whole record; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            seconds = json.loads(line)["seconds"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(seconds, (int, float)):
+            return float(seconds)
+    return None
 
 
 def _seconds_since_1970(text: Any) -> float | None:

@@ -107,9 +107,16 @@ def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Seque
         )
     samples = sample_columns(table)
     chosen: Columns = {}
+    wrong: list[InputError] = []
     for role in schema.roles:
         if role.name in given:
-            chosen[role.name] = _as_told(role, given[role.name], table, samples)
+            try:
+                chosen[role.name] = _as_told(role, given[role.name], table, samples)
+            except InputError as error:
+                wrong.append(error)
+    if wrong:
+        whats, fixes = "; ".join(error.what for error in wrong), " ".join(error.fix for error in wrong)
+        raise InputError("data.column", whats, saw=wrong[0].saw, fix=fixes)
     guesses: list[str] = []
     for role in schema.roles:
         if role.name not in chosen and (column := _by_name(role, table, samples, chosen)) is not None:
@@ -145,12 +152,11 @@ def _as_told(
         if name not in samples and name not in table.columns:
             near = difflib.get_close_matches(name, samples, n=1, cutoff=0.5)
             fitting = [other for other, sample in samples.items() if _fits(role, sample)]
-            fix = (near or fitting or list(samples))[0]
             raise InputError(
                 "data.column",
                 f"{role.flag} {name!r}: no such column",
                 saw=describe_columns(table, samples),
-                fix=f"{role.flag} {fix}",
+                fix=_column_fix(role, near or fitting, list(samples)),
             )
     return names[0] if len(names) == 1 else tuple(names)
 
@@ -208,13 +214,19 @@ def _cannot_choose(
     if len(fitting) > 2:
         what = f"{', '.join(map(repr, fitting[:-1]))} and {fitting[-1]!r} would all do"
     left = [name for name in samples if name not in _used(chosen)]
-    suggestion = (fitting or left or list(samples))[0]
     return InputError(
         "data.column",
         f"the column for {role.name} cannot be guessed: {what}",
         saw=describe_columns(table, samples),
-        fix=f"{role.flag} {suggestion}",
+        fix=_column_fix(role, fitting, left or list(samples)),
     )
+
+
+def _column_fix(role: Role, fitting: list[str], others: list[str]) -> str:
+    """Return the flag with the column that is nearest; a column that holds no images is not named for them."""
+    if role.kind in ("image", "mask") and not fitting:
+        return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
+    return f"{role.flag} {(fitting or others)[0]}"
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:

@@ -112,6 +112,16 @@ class DataPlan:
                 self.tables[part.file] = self.files[part.file].open(say)
         return SplitRows(self, [self.tables[part.file] for part in parts], [part.rows for part in parts])
 
+    def num_trained_on(self, other: DataPlan) -> int:
+        """Return how many rows of another plan's validation data this one trains on: same rows of the same files."""
+        trained = self.splits["train"].parts if "train" in self.splits else ()
+        return sum(
+            len(np.intersect1d(np.asarray(part.rows), np.asarray(mine.rows)))
+            for part in other.splits["validation"].parts
+            for mine in trained
+            if self.files[mine.file].sha256 == other.files[part.file].sha256
+        )
+
     def to_json(self) -> str:
         """Return the text of data.json."""
         labels = None

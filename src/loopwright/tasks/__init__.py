@@ -68,7 +68,7 @@ def get_task(name: str) -> Task:
             "args.task",
             f"{name!r} is not a task",
             saw=[f"the tasks are {', '.join(TASKS)}"],
-            fix=f"did you mean {near[0]}?" if near else "loopwright tasks says what each is for",
+            fix=f"did you mean {near[0]}?" if near else "lw tasks says what each is for",
         )
     module = importlib.import_module(f"loopwright.tasks.{TASKS[name][0]}")
     task: Task = module.TASK

@@ -96,7 +96,7 @@ class Task(ABC):
     Attributes:
         name: on the command line.
         summary: one line.
-        explanation: what `loopwright explain` says about its data, as lines.
+        explanation: what `lw explain` says about its data, as lines.
         example: a command line that works.
         arguments: the dataclass of its flags.
         defaults: values of `TrainingArguments` and of its own flags that are right for it.
@@ -240,7 +240,7 @@ class Task(ABC):
 
     @abstractmethod
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows, by role, of what was typed after `loopwright predict RUN`."""
+        """Return rows, by role, of what was typed after `lw predict RUN`."""
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
         """Return the weights that are trained, as groups for the optimizer; each may have an "lr" of its own."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loopwright.quantities import size
 from loopwright.sources import DataPlan, Schema, SplitRows
-from loopwright.tasks.screen import Screen, Waiting, size
+from loopwright.tasks.screen import Screen, Waiting
 
 _MOST_SHOWN = 6
 
@@ -113,12 +114,11 @@ class ReadingProgress:
 def describe(plan: DataPlan) -> list[str]:
     """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses."""
     lines = [
-        f"{Path(file.path).name}  {file.num_rows:,} rows  {size(file.num_bytes)}  sha256 {file.sha256[:8]}"
+        f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
+        f"sha256 {file.sha256[:8]}"
         for file in plan.files
     ]
-    lines.append("  ".join(f"{role}={column!r}" for role, column in plan.columns.items()))
-    if plan.guesses:
-        lines.append(f"guessed: {', '.join(guess.removesuffix(' (guessed by its name)') for guess in plan.guesses)}")
+    lines += _columns(plan)
     lines.append(" / ".join(f"{name} {len(split):,}" for name, split in plan.splits.items()))
     for split, counts in plan.counts.items():
         if split == "train" and counts:
@@ -129,6 +129,17 @@ def describe(plan: DataPlan) -> list[str]:
         lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
     lines += _lengths(plan)
     return [*lines, *(f"note: {warning}" for warning in plan.warnings)]
+
+
+def _columns(plan: DataPlan) -> list[str]:
+    """Return the column of each role, and beside those that were guessed that they were; then what else was guessed."""
+    shown, others = [], list(plan.guesses)
+    for role, column in plan.columns.items():
+        guess = next((each for each in others if each.startswith(f"{role}=")), None)
+        if guess is not None:
+            others.remove(guess)
+        shown.append(f"{role}={column!r}" if guess is None else guess.replace(" (guessed by its name)", " (guessed)"))
+    return ["  ".join(shown), *others]
 
 
 def _lengths(plan: DataPlan) -> list[str]:

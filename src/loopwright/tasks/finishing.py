@@ -11,6 +11,7 @@ from typing import Any
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.engine.memory import forget_frames
 from loopwright.engine.sharding import whole_model
 from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
@@ -67,9 +68,7 @@ def finish(
     }
     missing = job.data.missing_roles("test", job.task.schema(job.args)) if job.data.has("test") else []
     if missing:
-        screen.say(
-            f"note: the test file has no {' and no '.join(missing)}: it is not scored; loopwright predict reads it"
-        )
+        screen.say(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
     elif job.data.has("test"):
         dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
         with screen.waiting("evaluating on the test data") as waiting:
@@ -81,7 +80,7 @@ def finish(
     drawn: list[Path] = []
     if not os.environ.get("RANK") or os.environ["RANK"] == "0":
         job.model = merged(job.model)
-        drawn = job.task.illustrate(job, run, examples.worst)
+        drawn = _illustrate(job, run, examples, screen)
         replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
         run.write_result(result)
         _write_report(run, screen)
@@ -113,10 +112,18 @@ def evaluate(
     }
     metrics["loss"] = float(found.metrics["evaluation_loss"])
     if folder is not None and trainer.is_first:
-        write_lines(folder / "worst.jsonl", trainer.examples.worst)
+        write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
         if trainer.examples.suspects:
-            write_table(folder / "suspects.csv", trainer.examples.suspects)
+            write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
     return metrics, trainer.intervals, trainer.examples
+
+
+def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:
+    """Return samples with the file and the line that each comes from, where the rows of the dataset know it."""
+    find = getattr(getattr(dataset, "rows", None), "place", None)
+    if find is None:
+        return samples
+    return [{"position": one["position"], "place": find(one["position"]), **one} for one in samples]
 
 
 class CountBatches(TrainerCallback):
@@ -153,6 +160,17 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
         folder.rename(old)
     aside.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) -> list[Path]:
+    """Return what the task has drawn and written; whatever it raises is said, and the model is written all the same."""
+    try:
+        return job.task.illustrate(job, run, examples.worst)
+    except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        forget_frames(error)
+        screen.say(f"note: no pictures and samples at the end ({told})")
+        return []
 
 
 def _write_report(run: RunFolder, screen: Screen) -> None:

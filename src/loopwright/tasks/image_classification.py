@@ -56,9 +56,9 @@ class ImageClassification(VisionTask):
         "models    none: a small net of convolutions; a folder or Hub id of transformers (ViT, Swin, ResNet, ...);",
         "          package.module:function that makes any module of PyTorch",
         "metric    accuracy, accuracy of the first 5, F1 (macro for more than two classes)",
-        "predict   loopwright predict RUN a.jpg b.png photos/ --overlays drawn/",
+        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/",
     )
-    example = "loopwright train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
+    example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
     arguments = ImageClassificationArguments
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-5})
     demo = MappingProxyType(

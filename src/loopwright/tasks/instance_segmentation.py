@@ -19,9 +19,9 @@ class InstanceSegmentation(DetectionTask):
         "          (Mask2Former, MaskFormer); package.module:function that makes a module with a loss and a decode",
         "metric    average precision and recall of masks as COCO has them, and of their boxes, at the size of the",
         "          images; hits and misses of each class are in eval/classes.json",
-        "predict   loopwright predict RUN a.jpg b.png photos/ --overlays drawn/   (masks as run lengths)",
+        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/   (masks as run lengths)",
     )
-    example = "loopwright train instance-segmentation --data scenes/ --model ./mask2former --epochs 20 --lr 5e-5"
+    example = "lw train instance-segmentation --data scenes/ --model ./mask2former --epochs 20 --lr 5e-5"
     auto_class = "AutoModelForUniversalSegmentation"
     has_masks = True
     demo = DETECTION_DEMO

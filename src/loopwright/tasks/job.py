@@ -50,7 +50,7 @@ _LENGTHS = "lengths.bin"
 # Settings of TrainingArguments that a task does not follow; another value than this is refused, not ignored.
 _NOT_FOLLOWED: Mapping[str, tuple[Any, str]] = {
     "eval_delay": (0, "evaluations begin with the first one that is due"),
-    "eval_on_start": (False, "run `loopwright evaluate` on an earlier run instead"),
+    "eval_on_start": (False, "run `lw evaluate` on an earlier run instead"),
     "label_smoothing_factor": (0.0, "the loss is the model's own"),
     "data_seed": (None, "set --seed"),
     "prediction_loss_only": (False, "leave it out"),
@@ -316,7 +316,7 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
 
 
 def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
-    """Find a learning rate, and write nothing; called by `loopwright find-lr`."""
+    """Find a learning rate, and write nothing; called by `lw find-lr`."""
     check_followed(settings.training)
     prepare_torch(settings)
     with data.watched(screen, "preparing the rows"):
@@ -410,8 +410,9 @@ def _run(
             state = "diverged"
         if state == "done":
             finish(job, run, best, result, floors, screen, pace.spent)
-    except (KeyboardInterrupt, Preempted):
-        start_block.say_saved(run, pace.end_saves(), screen)
+    except (KeyboardInterrupt, Preempted) as interruption:
+        told = start_block.say_saved(run, pace.end_saves(), screen)
+        interruption.__notes__ = [told]  # as add_note of Python 3.11
         raise
     finally:
         screen.close_line()

@@ -61,7 +61,7 @@ class MaskedImageModeling(VisionTask):
         "          each time, in evaluations always the same",
         "metric    masked_mse: the squared error of hidden pixels (from 0 to 1), against that of the mean image",
     )
-    example = "loopwright train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
+    example = "lw train masked-image-modeling --data photos/ --epochs 100 --batch 64 --lr 1e-3"
     arguments = MaskedImageArguments
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-4})
     demo = MappingProxyType(

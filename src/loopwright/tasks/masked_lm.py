@@ -58,7 +58,7 @@ class MaskedLanguageModel(language.LanguageTask):
         "metric    accuracy on the tokens that are asked for, and perplexity over them",
         "predict   fills each [MASK] of a text",
     )
-    example = "loopwright train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
+    example = "lw train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
     arguments = MaskedArguments
     defaults = MappingProxyType(
         {

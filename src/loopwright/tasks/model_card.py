@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loopwright.models import SmallModel
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.screen import metric_text
@@ -34,14 +35,34 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
+    lines += ["", "## How to open it", "", *_how_to_open(job)]
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
     lines += [
-        f"Seed {job.training.seed}, {result['epochs']} epochs, {result['updates']} updates, learning rate "
+        f"Seed {job.training.seed}, {_several(result['epochs'], 'epoch')}, {_several(result['updates'], 'update')}, "
+        f"learning rate "
         f"{job.training.learning_rate:g}, batch {job.training.train_batch_size}, {job.training.mixed_precision} mixed "
         "precision. All settings are in config.yaml of the run, all figures in report.html.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _several(count: float, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _how_to_open(job: Job) -> list[str]:
+    """Return the lines of Python that load the model from its folder: they depend on whose model it is."""
+    kind = type(job.model)
+    if isinstance(job.model, SmallModel):
+        told, code = "A small net of loopwright", ["from loopwright import models", "", 'model = models.load("FOLDER")']
+    elif hasattr(kind, "from_pretrained"):
+        told = "A model of transformers"
+        code = [f"from transformers import {kind.__name__}", "", f'model = {kind.__name__}.from_pretrained("FOLDER")']
+    else:
+        told = "A module of your own: model.safetensors holds its weights, and your code makes it"
+        code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
+    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```"]
 
 
 def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:
@@ -58,7 +79,10 @@ def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any
 
 
 def _data(job: Job) -> list[str]:
-    lines = [f"- {Path(file.path).name}, {file.num_rows:,} rows, sha256 {file.sha256}" for file in job.plan.files]
+    lines = [
+        f"- {Path(file.path).name}, {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}, sha256 {file.sha256}"
+        for file in job.plan.files
+    ]
     lines.append(f"- rows: {', '.join(f'{name} {len(split):,}' for name, split in job.plan.splits.items())}")
     lines.append(f"- columns: {', '.join(f'{role} = {column}' for role, column in job.plan.columns.items())}")
     names = list(job.plan.labels.names) if job.plan.labels is not None and job.plan.labels.names else []
@@ -79,7 +103,8 @@ def _limits(job: Job, result: Mapping[str, Any]) -> list[str]:
             "was given."
         )
     if result["num_suspects"]:
-        lines.append(f"- {result['num_suspects']} rows of the validation data look mislabelled (eval/suspects.csv).")
+        what = "1 row looks" if result["num_suspects"] == 1 else f"{result['num_suspects']} rows look"
+        lines.append(f"- In the validation data {what} mislabelled (eval/suspects.csv).")
     return lines
 
 

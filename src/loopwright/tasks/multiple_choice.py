@@ -48,9 +48,9 @@ class MultipleChoice(Task):
         "SWAG      sent1, sent2, ending0 to ending3 and label are found by themselves",
         "labels    letters: --label_map A=0 B=1 C=2 D=3",
         "metric    accuracy, beside that of chance",
-        'predict   loopwright predict RUN "text" "choice" "choice", or lines with a tab between text and choices',
+        'predict   lw predict RUN "text" "choice" "choice", or lines with a tab between text and choices',
     )
-    example = "loopwright train multiple-choice --data swag.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    example = "lw train multiple-choice --data swag.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = MultipleChoiceArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
     adapter_kind = "SEQ_CLS"  # of what peft knows, the one that trains the head "classifier" too

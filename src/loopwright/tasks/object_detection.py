@@ -19,9 +19,9 @@ class ObjectDetection(DetectionTask):
         "          package.module:function that makes a module with a loss and a decode",
         "metric    average precision and recall as COCO has them, at the size of the images; hits and misses of each",
         "          class are in eval/classes.json",
-        "predict   loopwright predict RUN a.jpg b.png photos/ --threshold 0.5 --overlays drawn/",
+        "predict   lw predict RUN a.jpg b.png photos/ --threshold 0.5 --overlays drawn/",
     )
-    example = "loopwright train object-detection --data scenes/ --model ./detr --epochs 20 --batch 8 --lr 5e-5"
+    example = "lw train object-detection --data scenes/ --model ./detr --epochs 20 --batch 8 --lr 5e-5"
     auto_class = "AutoModelForObjectDetection"
     demo = DETECTION_DEMO
     demo_note = "digits on photos, found by a small net: mAP 0.65 (nothing found 0), 105 s"

@@ -101,7 +101,7 @@ class QuestionAnswering(Task):
         "models    an encoder marks the span; an encoder-decoder generates the answer (--answer_by span | generation)",
         "metric    F1 of the words and exact match, 0 to 100, as SQuAD 1.1 and 2.0 score them",
     )
-    example = "loopwright train question-answering --data squad.json --model ./bert --epochs 2 --batch 12 --lr 3e-5"
+    example = "lw train question-answering --data squad.json --model ./bert --epochs 2 --batch 12 --lr 3e-5"
     arguments = QuestionAnsweringArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 3e-5, "per_device_train_batch_size": 12})
     adapter_kind = "QUESTION_ANS"

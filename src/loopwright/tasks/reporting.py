@@ -9,11 +9,12 @@ from typing import Any
 from loopwright.callbacks import TrainerCallback
 from loopwright.progress import EVALUATED, TRAINED
 from loopwright.protocols import TrainerLike
+from loopwright.quantities import size
 from loopwright.report import LiveReport
 from loopwright.tasks.eval_table import EvalTable
 from loopwright.tasks.live_line import bar_of, fitted
 from loopwright.tasks.pace import Pace
-from loopwright.tasks.screen import Screen, clock, eval_metrics, metrics_text, size
+from loopwright.tasks.screen import Screen, clock, eval_metrics, metrics_text
 
 _MUCH_WAITING = 0.2  # of the time
 _NO_LIMIT = 1 << 16
@@ -144,7 +145,7 @@ class ReportProgress(TrainerCallback):
         due = f"sample {progress.samples + 1:,}"
         if progress.stage >= TRAINED:
             due = "the evaluation" if progress.stage < EVALUATED else "the end"
-        self._screen.say(
+        self._screen.say_wrapped(
             f"resumed at step {progress.update:,} of {self._course.updates:,} · {data} · "
             f"settings unchanged or named above · {due} of epoch {progress.epoch + 1} is next"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import textwrap
 import threading
@@ -67,12 +69,30 @@ class Screen:
         if not self._is_main:
             return
         if self.speaks:
-            if self._line is not None:
-                self._line.clear()
-            _write(sys.stdout, line + "\n")
-            if self._line is not None:
-                self._line.refresh()
+            try:
+                if self._line is not None:
+                    self._line.clear()
+                _write(sys.stdout, line + "\n")
+                if self._line is not None:
+                    self._line.refresh()
+            except BrokenPipeError:
+                self._fall_silent()
         self.log(line if logged is None else logged)
+
+    def _fall_silent(self) -> None:
+        """Print nothing more, now that whoever read it has gone away; what goes on does so, with log.txt."""
+        self._is_quiet, self._line = True, None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream of the system's
+            # What is left in the buffer must go somewhere when the process ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+    def say_wrapped(self, line: str) -> None:
+        """Print a line; one that is too long for the terminal is broken between words, as it is not in log.txt."""
+        columns = self.columns if self.speaks else None
+        fits = columns is None or "\n" in line or len(line) <= columns
+        self.say(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
 
     def log(self, line: str) -> None:
         """Write a line to log.txt alone."""
@@ -272,10 +292,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-def size(num_bytes: float) -> str:
-    """Return bytes in the unit that reads best."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+def lasted(seconds: float) -> str:
+    """Return how long something took: with tenths below a minute, so that short runs can be told apart."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)

@@ -76,11 +76,9 @@ class SemanticSegmentation(VisionTask):
         "loss      --loss model, ce, dice, focal, ce+dice or focal+dice; --class_weights balanced, or one per class",
         "metric    mean IoU of the classes, their mean accuracy, overall accuracy of the pixels: all at the size of",
         "          the masks, whatever the model sees; the IoU of each class is in eval/classes.json",
-        "predict   loopwright predict RUN a.jpg b.png photos/ --overlays drawn/   (masks in drawn/masks/)",
+        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/   (masks in drawn/masks/)",
     )
-    example = (
-        "loopwright train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
-    )
+    example = "lw train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
     arguments = SemanticSegmentationArguments
     defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
     demo = MappingProxyType(

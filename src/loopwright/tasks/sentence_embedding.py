@@ -101,7 +101,7 @@ class SentenceEmbedding(Task):
         "          first; a file: a column of texts, and one of partners or of lists called candidates if compared;",
         "          --candidates FILE: the nearest of the texts in a file to each input",
     )
-    example = "loopwright train sentence-embedding --data pairs.csv --model ./minilm --epochs 2 --batch 64 --lr 5e-5"
+    example = "lw train sentence-embedding --data pairs.csv --model ./minilm --epochs 2 --batch 64 --lr 5e-5"
     arguments = SentenceEmbeddingArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 32})
     adapter_kind = "FEATURE_EXTRACTION"

@@ -114,7 +114,13 @@ class TaskParser(HfArgumentParser):
         unknown = re.match(r"unknown flag (--\S+)", what)
         if unknown is not None:
             near = self._nearest(unknown[1]) or near
-        fix = f"did you mean {near}{self._about(near)}?" if near else f"loopwright explain {self.prog.split()[-1]}"
+        in_file = re.search(r"unknown name '([^']+)'", what)
+        if in_file is not None:
+            near = (self._nearest(f"--{in_file[1]}") or near).removeprefix("--")
+        value = re.match(r"unexpected value '([^']+)'", what)
+        if value is not None and Path(value[1]).exists():
+            raise InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {value[1]}")
+        fix = f"did you mean {near}{self._about(near)}?" if near else f"lw explain {self.prog.split()[-1]}"
         if "unknown flag" in what or "unknown name" in what:
             raise InputError("args.unknown", what, fix=fix)
         raise InputError("args.value", what, fix=fix)
@@ -207,8 +213,8 @@ def create_parser(task: Task) -> TaskParser:
     """Return the parser of a task's flags, with the task's defaults."""
     parser = TaskParser(
         [task.arguments, TaskTrainingArguments],
-        prog=f"loopwright train {task.name}",
-        usage=f"loopwright train {task.name} --data FILE [--model MODEL] [--flags]",
+        prog=f"lw train {task.name}",
+        usage=f"lw train {task.name} --data FILE [--model MODEL] [--flags]",
         description=_SHORT_NAMES,
         formatter_class=FlagHelp,
         epilog=f"example: {task.example}",
@@ -231,7 +237,10 @@ def settle(task: Task, words: list[str], config: str | Path | None = None) -> Se
     parser = create_parser(task)
     rest, asked = parser.without_auto(words)
     line = [*(["--config", str(config)] if config is not None else []), *rest]
-    args, training = parser.parse_args_into_dataclasses(line, look_for_args_file=False)
+    try:
+        args, training = parser.parse_args_into_dataclasses(line, look_for_args_file=False)
+    except ConfigError as error:
+        raise _as_typed(parser, words, error) from error
     auto = _left_to_the_run(parser, asked, training)
     sources = {
         name: "task" if source == "default" and name in task.defaults else source
@@ -249,6 +258,52 @@ def settle(task: Task, words: list[str], config: str | Path | None = None) -> Se
         if value is not None and Path(value).expanduser().exists():
             setattr(args, name, str(Path(value).expanduser().absolute()))
     return Settings(args, training, sources)
+
+
+def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> ConfigError:
+    """Return an error about a value with the flag as it was typed and a fix; as it is where no flag gave the value."""
+    field = re.match(r"(\w+) must be ", str(error))
+    names = parser.full_names()
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        full = names.get(flag, flag).removeprefix("--").replace("-", "_")
+        if field is None or not flag.startswith("--") or full != field[1]:
+            continue
+        given = value if equals else " ".join(words[index + 1 : index + 2])
+        default = parser.get_default(full)
+        fix = f"{flag} {plain(default)}   (the default)" if default is not None else f"leave {flag} out"
+        return type(error)(f"error[args.value]: {flag} {given}: {error}\n  fix: {fix}")
+    return error
+
+
+def check_trackers(report_to: Sequence[str] | None) -> None:
+    """Refuse trackers that are not known or not installed; called before the data is read.
+
+    Raises:
+        InputError: it names the first, and the nearest one or the package.
+    """
+    if not report_to:
+        return
+    from loopwright.engine.trackers import PACKAGES, is_installed
+
+    for name in [report_to] if isinstance(report_to, str) else report_to:
+        if name in ("all", "none"):
+            continue
+        if name not in PACKAGES:
+            near = difflib.get_close_matches(name, (*PACKAGES, "all"), n=1)
+            raise InputError(
+                "args.value",
+                f"--report_to {name}: there is no such tracker",
+                saw=[f"there are {', '.join(PACKAGES)}, all, none"],
+                fix=f"--report_to {near[0] if near else next(iter(PACKAGES))}",
+            )
+        if not is_installed(name):
+            package = PACKAGES[name][0]
+            raise InputError(
+                "install.extra",
+                f"--report_to {name} needs the package {package}, which is not installed",
+                fix=f"pip install {package}   or   --report_to none",
+            )
 
 
 def _left_to_the_run(parser: TaskParser, asked: Sequence[str], training: TaskTrainingArguments) -> dict[str, str]:

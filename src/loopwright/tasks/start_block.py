@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.data.buckets import may_be_graphs
+from loopwright.engine.signals import SAVED
 from loopwright.run_folder import RunFolder
 from loopwright.services import unused_devices
 from loopwright.tasks.base import Job
@@ -103,8 +104,8 @@ def say_run(run: RunFolder, screen: Screen) -> None:
     screen.block("run", f"{run.id} -> {os.path.normpath(run.path)}")
 
 
-def say_saved(run: RunFolder, seconds: float, screen: Screen) -> None:
-    """Say where an interrupted run can go on from; called when it has ended in order.
+def say_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
+    """Say where an interrupted run can go on from, and return that; called when it has ended in order.
 
     Args:
         run: its folder.
@@ -115,17 +116,19 @@ def say_saved(run: RunFolder, seconds: float, screen: Screen) -> None:
     checkpoint = run.status.get("last_checkpoint")
     name = run.id if run.path.name == run.id else os.path.normpath(run.path)
     if checkpoint is None:
-        screen.say("nothing was saved yet: there is nothing to resume")
+        told = "nothing was saved yet: there is nothing to resume"
     else:
-        screen.say(f"saved checkpoints/{Path(checkpoint).name} ({seconds:.1f} s)   go on with: lw resume {name}")
+        told = f"saved checkpoints/{Path(checkpoint).name} ({seconds:.1f} s)   go on with: lw resume {name}"
+    screen.say(told)
+    return told
 
 
 def say_of_trainer(line: str, screen: Screen) -> None:
-    """Say a line of the trainer: what it says of the guarantee as a line of the block, and what was said before not."""
+    """Say a line of the trainer, the guarantee as a line of the block; what the run says itself is left out."""
     if line.startswith(_GUARANTEE):
         screen.block("resume", line.removeprefix(_GUARANTEE))
-    elif line != unused_devices(torch.cuda.device_count()):
-        screen.say(line)
+    elif line != unused_devices(torch.cuda.device_count()) and not line.startswith(SAVED):
+        screen.say_wrapped(line)
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:

@@ -37,7 +37,7 @@ class Summarization(SequenceToSequence):
         "generate  --num_beams --generation_max_length; --source_prefix 'summarize: ' for a T5",
         "metric    ROUGE-1, -2, -L and -Lsum between 0 and 1, of generated texts; beside the first sentence (lead)",
     )
-    example = "loopwright train summarization --data articles.jsonl --model ./t5-small --epochs 3 --batch 8 --lr 1e-4"
+    example = "lw train summarization --data articles.jsonl --model ./t5-small --epochs 3 --batch 8 --lr 1e-4"
     arguments = SummarizationArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 8})
     output = "summary"

@@ -14,7 +14,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.pace import TimeSpent
 from loopwright.tasks.scoring import Examples
-from loopwright.tasks.screen import Screen, clock, metrics_text
+from loopwright.tasks.screen import Screen, clock, lasted, metrics_text
 
 _TEXT_ROLES = ("text", "question", "source", "sentence", "image")
 _MOST_CHARACTERS = 60
@@ -43,7 +43,8 @@ def say_summary(
     """
     place = os.path.normpath(run.path)
     total = time.monotonic() - screen.began
-    screen.say(f"done in {clock(total)} ({spent.text(total)})")
+    trained = lasted(result["seconds"])
+    screen.say(f"done in {trained} of training; this command took {clock(total)} ({spent.text(total)})")
     metric = result["metric"]
     intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
     floors = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
@@ -66,8 +67,10 @@ def say_summary(
     if drawn:
         screen.block("", ", ".join(str(path.relative_to(run.path)) for path in drawn))
     name = shlex.quote(run.id if run.path.name == run.id else place)
-    epochs = max(int(result["epochs"]), 1)
-    commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} --epochs {2 * epochs}")
+    longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
+    if job.training.max_steps > 0:  # it wins over the epochs
+        longer = f"--max_steps {2 * job.training.max_steps}"
+    commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} {longer}")
     screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
 
 

@@ -71,7 +71,7 @@ class TextClassification(Task):
         "GLUE      --glue mrpc (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli): its columns and metrics",
         "metric    accuracy and F1 (macro for more than two classes); F1 micro; Pearson's correlation",
     )
-    example = "loopwright train text-classification --data reviews.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    example = "lw train text-classification --data reviews.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TextClassificationArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
     adapter_kind = "SEQ_CLS"

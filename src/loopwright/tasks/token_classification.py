@@ -61,7 +61,7 @@ class TokenClassification(Task):
         "metric    F1 of entities whose type and both ends are right; precision, recall, accuracy of tags;",
         "          token_accuracy where tags are no entities",
     )
-    example = "loopwright train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    example = "lw train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = TokenClassificationArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
     adapter_kind = "TOKEN_CLS"

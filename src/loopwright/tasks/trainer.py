@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,6 +29,7 @@ from loopwright.trainer import Trainer
 TRAIN_LOSS = "train_eval_loss"
 LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
 _NUM_FIRST = 3
+_LENGTHS_OF_RUN = ("num_epochs:", "max_num_train_steps:")
 
 
 class TaskTrainer(Trainer):
@@ -244,10 +247,26 @@ class TaskTrainer(Trainer):
             super()._serve_saves()
 
     def improves(self) -> bool:
-        """Whether the latest evaluation is the best so far; asked right after it."""
-        if self._saver is None:
+        """Whether the latest evaluation is better than all before it; asked right after it, a tie is not better.
+
+        The history decides, which a resumed run has too: when a checkpoint was written does not matter.
+        """
+        policy = self._settings.checkpoints
+        if policy is None or policy.keep_best is None:
             return False
-        return self._saver.best_with(self.run_history.latest(), self._saver.directory) is not None
+        name, direction = policy.keep_best
+        *earlier, latest = [float(value) for value in self.run_history.get_metric_values(name)] or [math.nan]
+        if not math.isfinite(latest):
+            return False
+        is_better = operator.gt if direction == "max" else operator.lt
+        return all(is_better(latest, value) for value in earlier if math.isfinite(value))
+
+    def _announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+        super()._announce(path, changes, that_matter)
+        schedule = self.job.training.lr_scheduler_type
+        if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
+            self._run.is_changed = True
+            self.print(f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end")
 
     def _create_accelerator(self) -> Any:
         training = self.job.training

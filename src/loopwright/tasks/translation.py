@@ -43,9 +43,7 @@ class Translation(SequenceToSequence):
         "generate  --num_beams --generation_max_length; --source_prefix 'translate English to Romanian: ' for a T5",
         "metric    BLEU and chrF (0 to 100) and exact match (0 to 1), of generated texts; beside the copied source",
     )
-    example = (
-        "loopwright train translation --data wmt.jsonl --source_lang en --target_lang ro --model ./t5-small --epochs 3"
-    )
+    example = "lw train translation --data wmt.jsonl --source_lang en --target_lang ro --model ./t5-small --epochs 3"
     arguments = TranslationArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 1e-4, "per_device_train_batch_size": 16})
     output = "translation"

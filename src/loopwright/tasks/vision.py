@@ -313,6 +313,10 @@ class FirstRows:
             raise IndexError(index)
         return self._rows[index]
 
+    def place(self, index: int) -> str:
+        """Return where a row comes from, in words."""
+        return str(self._rows.place(index))
+
 
 @dataclass(frozen=True)
 class ImageFeatures:

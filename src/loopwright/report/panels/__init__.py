@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +14,16 @@ from loopwright.report.blocks import Block, Examples, Panel, Table
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collecting import ByLength, Collector
 from loopwright.report.panels.objects import CLASSES, Objects, by_precision
-from loopwright.report.panels.showing import example
+from loopwright.report.panels.showing import example, is_right
 from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
 from loopwright.report.panels.written import at_evaluations
 from loopwright.report.words import cut, metric, percent, plural
 
 NUM_WORST: Final = 20
 _NUM_SUSPECTS: Final = 20
-_HIDDEN_COLUMNS: Final = frozenset(("position", "loss", "confidence", "sure", "rank", "prediction", "reference"))
+_HIDDEN_COLUMNS: Final = frozenset(
+    ("position", "place", "loss", "confidence", "sure", "rank", "prediction", "reference")
+)
 
 __all__ = ["NUM_WORST", "Findings", "read_findings"]
 
@@ -57,6 +59,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
     findings = Findings()
     by_length, collector = ByLength(), None
     bad = 0
+    verdicts: Counter[bool | None] = Counter()
     for sample in _lines(folder / "predictions.jsonl"):
         if not sample:
             bad += 1
@@ -67,6 +70,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             collector.add(sample)
             by_length.add(sample, collector.score(sample))
             findings.num_samples += 1
+            verdicts[is_right(sample)] += 1
         except (KeyError, TypeError, ValueError, AttributeError):
             bad += 1
     samples = at_evaluations(_lines(folder / "samples.jsonl"))
@@ -81,11 +85,25 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
         findings.panel = Panel("Text", samples)
     if bad:
         findings.notes.append(f"{plural(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
-    worst = [example(sample) for sample in islice(_lines(folder / "worst.jsonl"), NUM_WORST) if sample]
-    if worst:
-        findings.worst = Examples(f"The {len(worst)} samples with the largest losses", worst)
+    findings.worst = _worst(folder / "worst.jsonl", verdicts)
     findings.suspects = _suspects(folder / "suspects.csv")
     return findings
+
+
+def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
+    """Return the samples with the largest losses; those that were predicted rightly are no mistakes.
+
+    Args:
+        path: of the file with them.
+        verdicts: how many samples of the evaluation were right, wrong, or neither.
+    """
+    if verdicts.get(True) and set(verdicts) == {True}:
+        return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
+    shown = [example(sample) for sample in _lines(path) if sample]
+    has_mistakes = any(item.is_right is False for item in shown)
+    shown = [item for item in shown if item.is_right is not True or not has_mistakes][:NUM_WORST]
+    what = plural(len(shown), "mistake") if has_mistakes else plural(len(shown), "sample")
+    return Examples(f"The {what} with the largest losses", shown) if shown else None
 
 
 def _collector_for(sample: Mapping[str, Any], labels: Sequence[str]) -> Collector:
@@ -128,7 +146,7 @@ def _suspects(path: Path) -> Table | None:
         ]
         text = Path(row["image"]).name if row.get("image") else cut(" · ".join(others), 240)
         cells = [
-            row.get("position", ""),
+            row.get("place") or row.get("position", ""),
             row.get("reference", ""),
             row.get("prediction", ""),
             _share(row.get("sure")),

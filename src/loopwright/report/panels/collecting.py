@@ -18,6 +18,7 @@ from loopwright.report.words import metric
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
 _NUM_BARS: Final = 24
+_SAME: Final = 1e-6  # values that differ by less of themselves are one bar
 _MOST_KEPT: Final = 20_000
 _LENGTH_KEYS: Final = ("text", "text_pair", "question", "context", "source", "start")
 
@@ -133,8 +134,10 @@ def histogram(title: str, groups: Sequence[tuple[str, Values]], note: str = "") 
     if not everything:
         return []
     low, high = min(everything), max(everything)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    if high - low <= _SAME * max(abs(low), abs(high)):
+        middle, is_share = float(f"{low:.6g}"), low >= 0 and high <= 1
+        low, high = middle - 0.5, middle + 0.5
+        low, high = (max(low, 0.0), min(high, 1.0)) if is_share else (low, high)
     inside = ticks(low, high, _NUM_BARS)
     step = inside[1] - inside[0] if len(inside) > 1 else high - low
     edges = [

@@ -59,6 +59,7 @@ def _plain(text: str) -> str:
 
 def _head(sample: Mapping[str, Any]) -> str:
     parts = [f"row {sample['position']:,}"] if isinstance(sample.get("position"), int) else []
+    parts = [str(sample["place"])] if sample.get("place") else parts
     if "image" in sample:
         parts.append(PurePath(str(sample["image"])).name)
     for name, form in (

@@ -73,7 +73,8 @@ def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
         if _is_number(one.get("seconds"))
     ]  # fmt: skip
     if operators:
-        blocks.append(Table("Operators that took most", ["operator", "calls", "per update", "share"], operators))
+        columns = ["operator", "calls", "per update", "share"]
+        blocks.append(Table("Operators that took most", columns, operators, is_wide=True))
     return blocks
 
 

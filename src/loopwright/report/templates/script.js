@@ -48,8 +48,8 @@ function prepare(root) {
         const x = low + i / 4 * (high - low);
         add("text", {class: "tick x", x: toX(x), y: height - 7}, Math.round(x).toLocaleString("en"));
       }
-      for (const [kind, update] of data.marks) if (update >= low && update <= high)
-        add("line", {class: "mark " + (kind === "save" ? "mode" : kind), x1: toX(update), x2: toX(update), y1: kind === "save" ? height - bottom - 8 : top, y2: height - bottom});
+      for (const [kind, update, , colour] of data.marks) if (update >= low && update <= high)
+        add("line", {class: "mark " + (kind === "save" ? "mode" : kind) + (colour === null ? "" : " own c" + colour), x1: toX(update), x2: toX(update), y1: kind === "save" ? height - bottom - 8 : top, y2: height - bottom});
       for (const [index, kind] of classes)
         add("path", {class: kind, "data-curve": index, d: "M" + seen[index].map(([x, y]) => toX(x).toFixed(1) + " " + toY(y).toFixed(1)).join("L")});
       hair = brush = null;
