@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_used_is_refused(capsys, case):
 def test_a_byte_order_mark_and_blanks_around_column_names_are_no_matter(capsys):
     Path("x.csv").write_bytes(f"text , label\n{GOOD}".encode("utf-8-sig"))
     assert main(["check", "text-classification", "--data", "x.csv", "--files"]) == 0
-    assert "text='text'  label='label'" in capsys.readouterr().out
+    assert "text='text' (guessed)  label='label' (guessed)" in capsys.readouterr().out
 
 
 def test_an_answer_that_its_context_has_not_is_refused(capsys):
@@ -230,7 +230,8 @@ def codes_in_tests(folder: Path) -> set[str]:
     return found
 
 
-def test_each_code_that_explain_errors_lists_is_asserted_by_a_test(capsys):
+def test_each_code_that_explain_errors_lists_is_asserted_by_a_test(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     assert main(["explain", "errors"]) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert listed == set(CODES) and len(listed) >= 40

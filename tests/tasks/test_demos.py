@@ -57,7 +57,8 @@ def docs_read_once(tmp_path_factory):
         yield
 
 
-def test_each_demo_is_listed_with_its_seconds(capsys):
+def test_each_demo_is_listed_with_its_seconds(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     assert main(["demo"]) == 0
     listed = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
     assert set(SHORT) <= set(listed) and len(SHORT) == 9

@@ -44,7 +44,7 @@ def say_summary(
     place = os.path.normpath(run.path)
     total = time.monotonic() - screen.began
     trained = lasted(result["seconds"])
-    screen.say(f"done in {trained} of training; this command took {clock(total)} ({spent.text(total)})")
+    screen.block("done in", f"{trained} of training; this command took {clock(total)} ({spent.text(total)})")
     metric = result["metric"]
     intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
     floors = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
