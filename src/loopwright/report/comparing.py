@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Panel, Table
 from loopwright.report.panels.showing import is_right
 from loopwright.report.run_view import RunView
+from loopwright.report.samples import json_lines
 from loopwright.report.summary import card_of, interval_text
 from loopwright.report.words import cut, duration, metric, number
 
@@ -174,20 +175,9 @@ def _hash_of(files: Sequence[Any], place: Any) -> str:
 
 def _hits(path: Path) -> dict[int, bool]:
     """Return for each sample of an evaluation whether it was right; nothing where there is no right and wrong."""
-    return dict(_each_hit(path))
-
-
-def _each_hit(path: Path) -> Iterator[tuple[int, bool]]:
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            try:
-                sample = json.loads(line)
-                right = is_right(sample)
-                if right is not None:
-                    yield int(sample["position"]), right
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # the report of the run itself says how many lines are damaged
+    found = {}
+    for sample in json_lines(path):
+        right = is_right(sample)
+        if right is not None and isinstance(sample.get("position"), int):
+            found[sample["position"]] = right
+    return found

@@ -297,13 +297,7 @@ def train(
 
 def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFolder, screen: Screen) -> None:
     """Do what comes before the first update, and stop there; called by `check` with a folder that it removes."""
-    check_followed(settings.training)
-    prepare_torch(settings)
-    with data.watched(screen, "preparing the rows"):
-        job = build_job(task, data, settings, given_origin(task, settings))
-        load_data(job)
-    start_block.say_model(job, screen)
-    choose_batch(job, settings, make_optimizer, screen)
+    job = _new_job(task, settings, data, screen)
     trainer = TaskTrainer(job)
     best_metric(job, settings)
     window = window_of(settings.training, trainer.num_processes, None)
@@ -317,6 +311,15 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
 
 def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
     """Find a learning rate, and write nothing; called by `lw find-lr`."""
+    job = _new_job(task, settings, data, screen)
+    trainer = TaskTrainer(job)
+    measure(job, window_of(settings.training, trainer.num_processes, None))
+    start_block.say_device(job, trainer, screen)
+    return find_rate(job, make_optimizer, _training_options(job, trainer, None), screen, search)
+
+
+def _new_job(task: Task, settings: Settings, data: RunData, screen: Screen) -> Job:
+    """Return the job of a run that will not be kept, with its data read and its batch size chosen."""
     check_followed(settings.training)
     prepare_torch(settings)
     with data.watched(screen, "preparing the rows"):
@@ -324,10 +327,7 @@ def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen
         load_data(job)
     start_block.say_model(job, screen)
     choose_batch(job, settings, make_optimizer, screen)
-    trainer = TaskTrainer(job)
-    measure(job, window_of(settings.training, trainer.num_processes, None))
-    start_block.say_device(job, trainer, screen)
-    return find_rate(job, make_optimizer, _training_options(job, trainer, None), screen, search)
+    return job
 
 
 def _check_not_auto(settings: Settings) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from loopwright.report.panels.objects import CLASSES, Objects, by_precision
 from loopwright.report.panels.showing import example, is_right
 from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
 from loopwright.report.panels.written import at_evaluations
+from loopwright.report.samples import json_lines
 from loopwright.report.words import cut, metric, percent, plural
 
 NUM_WORST: Final = 20
@@ -60,7 +60,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
     by_length, collector = ByLength(), None
     bad = 0
     verdicts: Counter[bool | None] = Counter()
-    for sample in _lines(folder / "predictions.jsonl"):
+    for sample in json_lines(folder / "predictions.jsonl"):
         if not sample:
             bad += 1
             continue
@@ -73,7 +73,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             verdicts[is_right(sample)] += 1
         except (KeyError, TypeError, ValueError, AttributeError):
             bad += 1
-    samples = at_evaluations(_lines(folder / "samples.jsonl"))
+    samples = at_evaluations(json_lines(folder / "samples.jsonl"))
     if collector is not None:
         blocks = [*collector.blocks(), *by_precision(folder / CLASSES)]
         # Figures come first, then what was written on the way, then the samples of the last evaluation.
@@ -99,7 +99,7 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
     """
     if verdicts.get(True) and set(verdicts) == {True}:
         return Examples(f"No mistakes on {plural(verdicts[True], 'row')}", [])
-    shown = [example(sample) for sample in _lines(path) if sample]
+    shown = [example(sample) for sample in json_lines(path) if sample]
     has_mistakes = any(item.is_right is False for item in shown)
     shown = [item for item in shown if item.is_right is not True or not has_mistakes][:NUM_WORST]
     what = plural(len(shown), "mistake") if has_mistakes else plural(len(shown), "sample")
@@ -167,18 +167,3 @@ def _share(text: str | None) -> str:
         return percent(float(text or ""))
     except ValueError:
         return metric(None)
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a file of JSON lines; an empty one for a line that is none."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError):
-                sample = None
-            yield sample if isinstance(sample, dict) else {}
