@@ -7,9 +7,12 @@ sketch are fenced as text.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from loopwright.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -135,3 +138,27 @@ def test_the_readme_example_is_at_most_15_lines_long():
     (_, example), *more = python_blocks(ROOT / "README.md")
     assert more == []
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
+
+
+def write_reviews(folder: Path) -> None:
+    """Write what the commands of the README work on: reviews.csv, and a small BERT in minilm/."""
+    write_small_mrpc(folder)
+    words = {"pos": ("great", "lovely"), "neg": ("awful", "dull")}
+    lines = [f"{words[kind][number % 2]} film {number},{kind}" for number in range(30) for kind in words]
+    (folder / "reviews.csv").write_text("\n".join(["review,stars", *lines]), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "first"),
+    [("README.md", "lw train text-classification"), ("docs/quickstart.md", "lw check text-classification")],
+    ids=["readme", "quickstart"],
+)
+def test_the_commands_on_data_of_ones_own_run_as_they_stand(page, first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path)
+    (block,) = [code for _, language, code in blocks(ROOT / page) if language == "sh" and code.startswith(first)]
+    for line in block.splitlines():
+        words = [word for word in shlex.split(line, comments=True)[1:] if word != "--open"]  # no browser here
+        assert main(words) == 0, line
+    (run,) = (path for path in (tmp_path / "runs").iterdir() if (path / "run.json").is_file() and not path.is_symlink())
+    assert (run / "report.html").is_file() and (run / "model").is_dir()
