@@ -9,6 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import ast
+import logging
 import random
 import signal
 from functools import cache
@@ -24,6 +25,9 @@ torch.set_num_threads(1)
 # A shell starts what runs in its background with SIGINT ignored, and every process of a test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A library's handler may hold the captured, closed stream of the test that imported it: nothing to print about.
+logging.raiseExceptions = False
 
 # The same examples on every run and machine; no limit on one example, since the first may compile or import.
 hypothesis.settings.register_profile("loopwright", deadline=None, derandomize=True)
