@@ -195,7 +195,8 @@ def run_accelerate(name: str, clock: Clock) -> None:
 
 
 def run_pytorch_accelerated(name: str, clock: Clock) -> None:
-    from pytorch_accelerated import Trainer, TrainerCallback
+    from pytorch_accelerated import Trainer
+    from pytorch_accelerated.callbacks import TrainerCallback
 
     class Ticks(TrainerCallback):
         def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -281,8 +282,9 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
 
     model, data, optimizer, precision = parts(name)
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
+    pad = Pad(BUCKETS if mode in ("auto", "graph") else ())
     trainer.train(
-        data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=Pad(BUCKETS if mode == "auto" else ()),
+        data, 1, per_device_batch_size=SETTINGS[name].batch_size, collate_fn=pad,
         train_dataloader_kwargs={"num_workers": 0}, mixed_precision=precision, step_mode=mode, log_every=LOG_EVERY,
     )  # fmt: skip
     clock.graphed = trainer.num_graphed_updates / trainer.progress.update
@@ -306,6 +308,7 @@ SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
         "loopwright",
         lambda name, clock: run_loopwright("compile", name, clock),
     ),
+    "loopwright-graph": ("loopwright, graph", "loopwright", lambda name, clock: run_loopwright("graph", name, clock)),
     "loopwright-auto": ("loopwright, auto", "loopwright", lambda name, clock: run_loopwright("auto", name, clock)),
     "loopwright-hf": ("loopwright.hf, auto", "loopwright", run_loopwright_hf),
 }
