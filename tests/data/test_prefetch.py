@@ -17,7 +17,7 @@ from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data import Piece, Window
-from loopwright.data.prefetch import CudaCopier, _moves_itself, prefetched
+from loopwright.data.prefetch import _moves_itself, prefetched
 from loopwright.engine.nested import map_tensors
 from loopwright.errors import DataError
 from loopwright.run_folder import read_metrics
@@ -234,11 +234,3 @@ def test_what_follows_a_log_is_in_no_figure() -> None:
 )
 def test_the_peak_of_a_device_follows_from_its_name(name: str, precision: str, peak: float | None) -> None:
     assert peak_of(name, precision) == peak
-
-
-@pytest.mark.gpu
-def test_batches_are_copied_to_a_gpu_ahead() -> None:
-    device = torch.device("cuda")
-    (window,) = prefetched(windows(1, []), device)
-    assert all(piece.moved["x"].is_cuda and not piece.batch["x"].is_cuda for piece in window.pieces)
-    assert window.pieces[0].moved["x"].tolist() == [0, 0] and isinstance(CudaCopier(device), CudaCopier)

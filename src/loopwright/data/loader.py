@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate
@@ -232,7 +233,8 @@ class OrderedLoader(Loader):
         self.drop_last = source.drop_last
         self.num_workers = source.num_workers
         self.guarantee = RANDOM_ACCESS if self._find_plan() is not None else OWN_SAMPLER
-        self._fetches_here = source.num_workers == 0 and not source.pin_memory
+        self._fetches_here = source.num_workers == 0
+        self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
         kind = SkippingReader if bad_samples == "skip" else Reader
         self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
@@ -264,6 +266,7 @@ class OrderedLoader(Loader):
         micro_batches = self._local_micro_batches(epoch, position, fetched)
         if self._fetches_here:
             batches: Iterator[Any] = map(self._reader, micro_batches)
+            batches = map(pin_memory, batches) if self._pins else batches
         else:
             self._feed.begin(micro_batches)
             batches = self._workers.persevere(self._fetched_by_loader)

@@ -1,6 +1,7 @@
 """Batches on the device before they are needed: copied one update ahead, beside what the device computes.
 
-Only for CUDA. On any other device `prefetched` returns the iterator that it was given.
+Only for CUDA. On any other device `prefetched` returns the iterator that it was given. Small windows (token ids, rows
+of a table) are not worth a stream of their own: they are copied when their turn comes, without waiting.
 
 What is ahead is not state: a window counts when the loop has trained on it, so a run that is resumed reads it again,
 under the same keys. An error in reading a window is raised when its turn comes, not an update earlier. A window that
@@ -20,12 +21,18 @@ from loopwright.data.loader import Window
 from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 
+# Copying so much takes a device about 10 us; a stream, an event and their bookkeeping take the host 30 us.
+_SMALL_BYTES = 256 * 1024
+
 
 class Copier(Protocol):
     """Copies batches to a device beside what it computes."""
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
-        """Begin to copy batches; return them as they will be, and something to wait for. Never waits for the device."""
+        """Begin to copy batches; return them as they will be, and something to wait for. Never waits for the device.
+
+        None instead of a batch leaves it to be copied when its turn comes.
+        """
 
     def await_copies(self, moved: list[Any], ticket: Any) -> None:
         """Let what the device is given from now on wait for the copies; called before they are used."""
@@ -36,14 +43,18 @@ class CudaCopier:
 
     Args:
         device: a CUDA device.
+        small: windows of up to so many bytes are not copied ahead.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, small: int = _SMALL_BYTES) -> None:
         self._device = device
+        self._small = small
         self._stream = torch.cuda.Stream(device)
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
         """Pin what is not pinned yet, and copy it on the stream."""
+        if sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= self._small:
+            return [None] * len(batches), None
         with torch.cuda.stream(self._stream):
             moved = [batch if _moves_itself(batch) else map_tensors(batch, self._copied) for batch in batches]
             done = torch.cuda.Event()

@@ -18,6 +18,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return the same structure with the function applied to everything that is not a container."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
     is_container = isinstance(value, (list, tuple, Mapping)) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )
@@ -65,6 +67,8 @@ def num_rows(batch: Any) -> int:
 
 def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a container with the function applied to what it holds; anything else as it is."""
+    if type(value) is dict:
+        return {name: function(item) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(function(item) for item in value))
     if isinstance(value, (list, tuple)):
@@ -79,8 +83,6 @@ def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 def _rebuilt(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     # Mapping types with constructors of their own (transformers' ModelOutput, BatchEncoding) take a dict.
-    if type(original) is dict:
-        return items
     try:
         return type(original)(items)  # type: ignore[call-arg]
     except TypeError:
