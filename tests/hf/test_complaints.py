@@ -227,6 +227,16 @@ def test_11_changed_intervals_hold_after_a_resume_and_are_told(tmp_path, capsys)
     assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [4, 6, 8, 10]
 
 
+def test_11_of_another_seed_it_is_said_once_that_the_saved_one_holds(tmp_path, capsys):
+    options = {"save_strategy": "steps", "save_steps": 5}
+    Trainer(seeded(Classifier), arguments(tmp_path, **options), train_dataset=rows(20)).train()
+    capsys.readouterr()
+    args = arguments(tmp_path, **options, num_train_epochs=2, seed=7)
+    Trainer(seeded(Classifier), args, train_dataset=rows(20)).train(resume_from_checkpoint=True)
+    told = [line for line in capsys.readouterr().out.splitlines() if " seed" in line]
+    assert told == ["Resuming with the saved seed 42: the order of samples follows from it"]
+
+
 def test_12_a_loss_that_is_not_finite_ends_the_run_and_names_update_and_samples(tmp_path, capsys):
     data = rows(20)
     data[9] = {"x": torch.full((4,), math.nan), "labels": 0}

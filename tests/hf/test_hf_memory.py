@@ -27,16 +27,19 @@ class Limited(Classifier):
 
 
 class Steps(TrainerCallback):
-    """Counts the beginnings and the ends of steps."""
+    """Counts the beginnings and the ends of steps, and the batches of evaluations."""
 
     def __init__(self):
-        self.begun = self.ended = 0
+        self.begun = self.ended = self.predicted = 0
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.begun += 1
 
     def on_step_end(self, args, state, control, **kwargs):
         self.ended += 1
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        self.predicted += 1
 
 
 def fit(folder, train_room: int = 1000, eval_room: int = 1000, labels: int | None = None, **options):
@@ -94,8 +97,9 @@ def test_without_it_memory_that_runs_out_ends_the_run(tmp_path):
 
 def test_an_evaluation_in_parts_has_the_metrics_of_a_whole_one(tmp_path):
     whole, _ = fit(tmp_path / "whole")
-    parts, _ = fit(tmp_path / "parts", eval_room=3)
+    parts, steps = fit(tmp_path / "parts", eval_room=3)
     first, second = whole.evaluate(), parts.evaluate()
+    assert steps.predicted == 3, "the bar counts batches, not parts"
     assert second["eval_hits"] == first["eval_hits"] and second["eval_seen"] == first["eval_seen"] == 24
     assert second["eval_loss"] == pytest.approx(first["eval_loss"], abs=1e-12)
     assert parts.predict(parts.eval_dataset).predictions.shape == (24, 3)

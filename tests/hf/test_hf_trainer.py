@@ -64,6 +64,25 @@ def test_a_bare_backward_is_fine_alone_and_refused_in_a_window(tmp_path):
         fit(tmp_path, kind=Bare, gradient_accumulation_steps=2)
 
 
+def test_a_loss_of_one_number_may_have_a_dimension_and_one_of_several_is_told(tmp_path):
+    class InABox(Classifier):
+        def forward(self, x, labels=None):
+            outputs = super().forward(x, labels)
+            return {**outputs, "loss": outputs["loss"].reshape(1)} if labels is not None else outputs
+
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    torch.manual_seed(0)
+    boxed, plain = fit(tmp_path, model=InABox(), **options), fit(tmp_path, **options)
+    assert losses(boxed) == losses(plain) and largest_difference(weights(boxed), weights(plain)) == 0
+
+    class Several(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            return super().training_step(model, inputs, num_items_in_batch).repeat(2)
+
+    with pytest.raises(BatchLossError, match=r"training_step returned a loss of shape \(2,\)"):
+        fit(tmp_path, kind=Several)
+
+
 def test_two_losses_may_go_backward_in_one_step(tmp_path):
     class Twice(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
@@ -312,6 +331,9 @@ def test_bad_input_is_told(tmp_path):
         Trainer("bert-base-uncased", arguments(tmp_path))
     with pytest.raises(ConfigError, match='as "eval_a_loss"'):
         options = {"eval_strategy": "epoch", "load_best_model_at_end": True}
+        Trainer(Classifier(), arguments(tmp_path, **options), eval_dataset={"a": rows(4)})
+    with pytest.raises(ConfigError, match='as "eval_a_loss"'):
+        options = {"eval_strategy": "epoch", "save_strategy": "best"}
         Trainer(Classifier(), arguments(tmp_path, **options), eval_dataset={"a": rows(4)})
     with pytest.raises(BatchLossError, match="returned a loss of shape"):
 

@@ -256,6 +256,8 @@ def test_metrics_are_combined():
         ("mse", {"predictions": ["1"], "references": [1.0]}, "predictions must be numbers"),
         ("exact_match", {"predictions": [1], "references": ["1"]}, "must be texts, got 1: use accuracy"),
         ("loss", {"sums": [1.0], "counts": [0.5]}, "counts must be whole numbers"),
+        ("loss", {"sums": 1.0, "counts": 1}, "sums must be a list with one value per sample, got 1.0"),
+        ("accuracy", {"predictions": "cat", "references": "dog"}, "predictions must be a list with one value per sam"),
     ],
 )
 def test_samples_that_cannot_be_used_are_told(name, columns, expected):
@@ -270,6 +272,7 @@ def test_samples_that_cannot_be_used_are_told(name, columns, expected):
     ("arguments", "options", "expected"),
     [
         (["acuracy"], {}, "there is no metric 'acuracy': did you mean 'accuracy'?"),
+        (["seqeval"], {}, "there is no metric 'seqeval': did you mean 'entities'?"),
         (["glue", "mrcp"], {}, "there is no GLUE task 'mrcp': did you mean 'mrpc'?"),
         (["glue"], {}, "needs a task as its second argument: sst2"),
         (["glue", "mrpc"], {"average": "macro"}, "have no options, got average"),

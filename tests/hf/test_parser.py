@@ -38,6 +38,7 @@ class Typed:
     name: str | None = None
     colour: Colour = Colour.RED
     mode: Literal["fast", "slow", 3] = "fast"
+    depth: Literal[1, True, "all"] = "all"
     sizes: list[int] = field(default_factory=lambda: [1, 2])
     words: list[str] | None = None
     pair: tuple[int, float] = (1, 2.0)
@@ -85,6 +86,8 @@ def refusal(parser: HfArgumentParser, line: list[str], capsys: pytest.CaptureFix
         ("--number -7", "number", -7),
         ("--number 1e3", "number", 1000),
         ("--ratio 3e-4", "ratio", 3e-4),
+        ("--ratio -3e-4", "ratio", -3e-4),
+        ("--ratio -.5E+2", "ratio", -50.0),
         ("--text no", "text", "no"),
         ("--text=--x", "text", "--x"),
         ("--folder /tmp/x", "folder", Path("/tmp/x")),
@@ -106,6 +109,8 @@ def refusal(parser: HfArgumentParser, line: list[str], capsys: pytest.CaptureFix
         ("--colour 7", "colour", Colour.SEVEN),
         ("--mode slow", "mode", "slow"),
         ("--mode 3", "mode", 3),
+        ("--depth 1", "depth", 1),
+        ("--depth True", "depth", True),
         ("--sizes 3", "sizes", [3]),
         ("--sizes 3 4 5", "sizes", [3, 4, 5]),
         ("--words a b", "words", ["a", "b"]),

@@ -70,6 +70,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f": did you mean {matches[0]}?" if matches else ""
 
 
+def shown(name: str, value: Any) -> str:
+    """Return the value of a field as a message may show it: a token only by its name."""
+    return f"<{name.upper()}>" if name.endswith("_token") else repr(value)
+
+
 def choose(kind: type[Kind], name: str, value: Any) -> Kind:
     """Return the choice of this kind that a text, or another library's enum, stands for.
 

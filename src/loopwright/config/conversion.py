@@ -139,9 +139,9 @@ def _convert_to(value: Any, hint: Any) -> Any:
     if hint is Any:
         return value
     if origin is Literal:
-        return _choice(value, {choice: choice for choice in get_args(hint)})
+        return _choice(value, [(choice, choice) for choice in get_args(hint)])
     if inspect.isclass(origin) and issubclass(origin, Enum):
-        return _choice(value, {member.value: member for member in origin})
+        return _choice(value, [(member.value, member) for member in origin])
     if is_list(hint):
         return _list(value, origin, get_args(hint))
     if origin is dict or (inspect.isclass(origin) and issubclass(origin, Mapping)):
@@ -213,13 +213,14 @@ def _list(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
     return kind(convert(each, arguments[0] if arguments else Any) for each in values)
 
 
-def _choice(value: Any, choices: Mapping[Any, Any]) -> Any:
+def _choice(value: Any, choices: list[tuple[Any, Any]]) -> Any:
+    """Return what the choice means that a value is; they are no dict, in which 1 and True would be one."""
     if isinstance(value, Enum):
         value = value.value
-    for choice, meant in choices.items():
+    for choice, meant in choices:
         if value == choice and isinstance(value, bool) == isinstance(choice, bool):
             return meant
-    words = {str(choice): meant for choice, meant in choices.items()}
+    words = {str(choice): meant for choice, meant in choices}
     # YAML reads no and off as False, yes and on as True.
     spellings = [str(value)] if not isinstance(value, bool) else ["yes", "on"] if value else ["no", "off"]
     for word in spellings:

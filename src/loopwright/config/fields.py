@@ -24,7 +24,7 @@ BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
 
 _HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
-_DDP = "start with `accelerate launch --config_file`, whose settings the engine follows"
+_SHARDING = 'fsdp="full_shard" splits weights, gradients and the state of the optimizer over the processes'
 _LIGER = "apply liger-kernel's own patch to the model before it is given to the Trainer"
 _TRACKIO = "read by transformers' trackio callback, which is given these arguments"
 
@@ -181,7 +181,7 @@ class TrainingFields(TrainingOldNames):
     accelerator_config: dict[str, Any] | str | None = refused(
         None, "data and losses are not accelerate's business here"
     )
-    parallelism_config: Any = refused(None, _DDP)
+    parallelism_config: Any = refused(None, _SHARDING)
 
     # Data
     dataloader_drop_last: bool = honoured(False, "Leave out the last batch where it is not full.")
@@ -199,19 +199,29 @@ class TrainingFields(TrainingOldNames):
     length_column_name: str = honoured("length", "Column with the length of each sample, for group_by_length.")
 
     # Several processes
-    ddp_find_unused_parameters: bool | None = refused(None, _DDP, False)
-    ddp_bucket_cap_mb: int | None = refused(None, _DDP)
-    ddp_broadcast_buffers: bool | None = refused(None, _DDP)
-    ddp_static_graph: bool | None = refused(None, _DDP)
-    ddp_backend: str | None = refused(None, _DDP)
-    ddp_timeout: int = refused(1800, _DDP)
+    ddp_find_unused_parameters: bool | None = honoured(
+        None, "On several processes: the model has parameters that an update may not use; unset is False."
+    )
+    ddp_bucket_cap_mb: int | None = honoured(
+        None, "On several processes: megabytes of gradients that are sent at once."
+    )
+    ddp_broadcast_buffers: bool | None = honoured(
+        None, "On several processes: send the first one's buffers in each forward pass; unset is True."
+    )
+    ddp_static_graph: bool | None = honoured(
+        None, "On several processes: the parameters that are used are the same in every update; unset is False."
+    )
+    ddp_backend: str | None = refused(None, "NCCL is used on GPUs and gloo on the CPU; leave it out")
+    ddp_timeout: int = refused(
+        1800, "set the environment variable LOOPWRIGHT_TIMEOUT_SECONDS, the longest wait for another process"
+    )
     fsdp: str | list[str] | bool | None = honoured(
         None, "Split the model over the processes (FSDP2): full_shard, or shard_grad_op, which gathers it less often."
     )
     fsdp_config: dict[str, Any] | str | None = honoured(
         None, "More about fsdp: transformer_layer_cls_to_wrap, min_num_params, reshard_after_forward."
     )
-    deepspeed: dict[str, Any] | str | None = refused(None, _DDP)
+    deepspeed: dict[str, Any] | str | None = refused(None, _SHARDING)
 
     # Debugging, and flags that scripts read
     debug: str | list[str] = refused("", 'nan="stop" names the update and the samples that were not finite', [], None)

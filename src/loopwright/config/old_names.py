@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from loopwright.config.choices import nearest
+from loopwright.config.choices import nearest, shown
 from loopwright.errors import ConfigError, ConfigTypeError
 
 _HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
@@ -82,7 +82,7 @@ class OldName:
             return {}
         translated = self._forward(value)
         if self._refusal and translated is not None:
-            raise ConfigError(f"{self.name}={value!r} is not supported: {self._refusal}")
+            raise ConfigError(f"{self.name}={shown(self.name, value)} is not supported: {self._refusal}")
         now = f"{self.new} is its name now" if self.new else "it is not needed any more"
         notice = f"{self.name} is an old name: {now}"
         result: dict[str, Any] = {}

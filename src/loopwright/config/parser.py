@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +42,9 @@ CONFIG_FLAG = "--config"
 
 # What a field's metadata may tell argparse.
 _ARGPARSE_KEYS = ("help", "choices", "metavar", "nargs")
+
+# Words that are values and no flags; argparse of Python before 3.14 does not know -1e-3.
+_NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
 
 def HfArg(
@@ -113,6 +117,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         # A shortened flag would be another one, or an error, after the next field that is added.
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
+        self._negative_number_matcher = _NEGATIVE_NUMBER
         if isinstance(dataclass_types, type):
             dataclass_types = [dataclass_types]
         self.dataclass_types: list[Any] = list(dataclass_types or [])

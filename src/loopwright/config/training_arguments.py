@@ -29,6 +29,7 @@ from loopwright.config.fields import TrainingFields, honoured, refused
 from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import OldNameWarning
 from loopwright.config.validation import check_refused, check_whole, settle
+from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,17 @@ class TrainingArguments(TrainingFields):
         if self.fp16 or self.bf16:
             return "fp16" if self.fp16 else "bf16"
         return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+
+    @property
+    def ddp_options(self) -> dict[str, Any]:
+        """The options of torch's DistributedDataParallel that are set, by the names they have there."""
+        options = {
+            "find_unused_parameters": self.ddp_find_unused_parameters,
+            "bucket_cap_mb": self.ddp_bucket_cap_mb,
+            "broadcast_buffers": self.ddp_broadcast_buffers,
+            "static_graph": self.ddp_static_graph,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return the updates of the warmup of a run of so many updates."""
@@ -220,7 +232,14 @@ class TrainingArguments(TrainingFields):
         kind = Seq2SeqTrainingArguments if hasattr(args, "predict_with_generate") else cls
         names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
         names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
-        return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+        made = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+        # A class derived from theirs may have fields of its own, which its trainer reads.
+        theirs = next(base for base in type(args).__mro__ if base.__module__.partition(".")[0] == "transformers")
+        known = {field.name for field in dataclasses.fields(theirs)}
+        for field in dataclasses.fields(args):
+            if field.name not in known:
+                setattr(made, field.name, getattr(args, field.name))
+        return made
 
     # ------------------------------------------------------------------------------------------ several at once
 
@@ -305,6 +324,17 @@ class TrainingArguments(TrainingFields):
             logging_nan_inf_filter=nan_inf_filter,
             log_on_each_node=on_each_node,
             log_level_replica=replica_level,
+        )
+
+    def set_push_to_hub(self, *args: Any, **kwargs: Any) -> Self:
+        """Refuse: loopwright uploads nothing.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "set_push_to_hub() is not supported: save with trainer.save_model() and upload the folder with "
+            "huggingface_hub"
         )
 
     def set_optimizer(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType, choose, nearest
+from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType, choose, nearest, shown
 from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
 from loopwright.errors import ConfigError, ConfigTypeError
 
@@ -20,7 +20,12 @@ METRIC_INPUTS = ("inputs", "loss")
 
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainingFields)}
 _AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-_AT_LEAST_ONE_OR_NONE = ("save_total_limit", "dataloader_prefetch_factor", "eval_accumulation_steps")
+_AT_LEAST_ONE_OR_NONE = (
+    "save_total_limit",
+    "dataloader_prefetch_factor",
+    "eval_accumulation_steps",
+    "ddp_bucket_cap_mb",
+)
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "eval_delay")
 _AUTO_OF_TASKS = {
     "learning_rate": "loopwright.Trainer has find_lr()",
@@ -71,7 +76,7 @@ def check_refused(args: Any, kind: type[TrainingFields]) -> None:
         if field.metadata["kind"] != "refused" or value == field.default:
             continue
         if value not in field.metadata["also_fine"]:
-            raise ConfigError(f"{field.name}={value!r} is not supported: {field.metadata['help']}")
+            raise ConfigError(f"{field.name}={shown(field.name, value)} is not supported: {field.metadata['help']}")
         setattr(args, field.name, field.default)
 
 
@@ -173,9 +178,11 @@ def _settle_choices(args: TrainingFields) -> None:
     args.save_strategy = choose(SaveStrategy, "save_strategy", args.save_strategy)
     args.lr_scheduler_type = choose(SchedulerType, "lr_scheduler_type", args.lr_scheduler_type)
     args.optim = str(getattr(args.optim, "value", args.optim))
-    named = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
+    named = _listed(args.report_to)
     args.report_to = [] if named == ["none"] else named
     _settle_buckets(args)
+    args.label_names = None if args.label_names is None else _listed(args.label_names)
+    args.include_for_metrics = _listed(args.include_for_metrics)
     for name in args.include_for_metrics:
         if name not in METRIC_INPUTS:
             hint = nearest(str(name), METRIC_INPUTS)
@@ -186,6 +193,11 @@ def _settle_choices(args: TrainingFields) -> None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return a list of names, also where one is given as it is."""
+    return [given] if isinstance(given, str) else list(given or [])
 
 
 def _settle_buckets(args: TrainingFields) -> None:

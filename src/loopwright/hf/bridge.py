@@ -14,6 +14,9 @@ from loopwright.tracking.loss import combined
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
+# Told by the core, which keeps the micro-batches of an update and the order of the samples as they were.
+_TOLD_BY_CORE = ("gradient_accumulation_steps", "seed")
+
 # What a resumed run takes from its own arguments, not from the checkpoint.
 _OF_THIS_RUN = (
     "max_steps",
@@ -100,5 +103,5 @@ class Bridge(TrainerCallback):
         core.samples_seen = state["samples_seen"]
         now = owner.flow.saved_arguments()
         for name, before in state["arguments"].items():
-            if now.get(name) != before:
+            if now.get(name) != before and name not in _TOLD_BY_CORE:
                 core.print(f"Changed, the new value holds: {name}: {before!r} -> {now.get(name)!r}")

@@ -27,7 +27,7 @@ from loopwright.engine.sharding import Sharding
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
-from loopwright.hf.loss import LossCall
+from loopwright.hf.loss import LossCall, unused_parameters
 from loopwright.hf.resuming import prepare_folder
 from loopwright.losses import check_batch_output
 from loopwright.memory import Saving, told_savings
@@ -142,6 +142,7 @@ class Core(CoreTrainer):
             step: called with a batch on the device; returns its loss and the number of items it is a mean of.
         """
         loader = self._as_loader(dataloader, is_evaluation=True)
+        self.switch_optimizer("eval")
         outer, self._evaluation_step = self._evaluation_step, step
         try:
             run_eval_epoch(self, self._engine, loader, "evaluation_loss", is_intermediate=True)
@@ -149,6 +150,20 @@ class Core(CoreTrainer):
             self._evaluation_step = outer
             loader.close()
         return float(self.run_history.get_latest_metric("evaluation_loss"))
+
+    @property
+    def eval_batch(self) -> int:
+        """The index of the current batch within its evaluation, however many parts it is run in."""
+        return self._run.eval_batch
+
+    def switch_optimizer(self, mode: str) -> None:
+        """Let the weights be those to "train" on, or those to "eval" and save, where an optimizer keeps both.
+
+        Schedule-free optimizers do, and have a method for each; others have only one kind of weights.
+        """
+        switch = getattr(self.owner.optimizer, mode, None)
+        if callable(switch):
+            switch()
 
     def backward(self, loss: Tensor) -> None:
         """Run backward on a micro-batch's mean loss, weighted by its items over those of the update."""
@@ -250,7 +265,7 @@ class Core(CoreTrainer):
     def _create_accelerator(self) -> Any:
         args = self.owner.args
         sharding = Sharding.parse(args.fsdp, args.fsdp_config)
-        return create_accelerator(self._settings.mixed_precision, args.use_cpu, sharding)
+        return create_accelerator(self._settings.mixed_precision, args.use_cpu, sharding, args.ddp_options)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         super()._prepare_model_optimizer_and_dataloaders()
@@ -288,6 +303,7 @@ class Core(CoreTrainer):
 
     def _begin_update(self, window: Window) -> Window:
         self._items, self._counted, self._entries = [], [], []
+        self.switch_optimizer("train")
         window = super()._begin_update(window)
         if window.numbers is not None and self._items:  # parts without items may have been left out
             kept = {id(piece.batch) for piece in window.pieces}
@@ -343,16 +359,27 @@ class Core(CoreTrainer):
             self.owner.call_event("on_substep_end")
 
     def _training_step(self, batch: Any, items: Tensor) -> Tensor:
-        loss = self.owner.flow.training_step(self.model, batch, items)
+        try:
+            loss = self.owner.flow.training_step(self.model, batch, items)
+        except RuntimeError as error:
+            unused = unused_parameters(self.model, error)
+            if unused is None:
+                raise
+            raise unused from error
         if not isinstance(loss, Tensor):
             raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
+        if loss.numel() != 1:
+            raise BatchLossError(
+                f"training_step returned a loss of shape {tuple(loss.shape)}; it must return the mean loss, one number"
+            )
+        loss = loss.detach().reshape(())
         if self._backward_loss is None and self._weight is not None:
             raise BatchLossError(
                 "training_step did not run its backward pass through self.accelerator.backward(loss), which weighs "
                 "the loss for its update of several micro-batches. Call that instead of loss.backward()."
             )
         share = self._share_of_returned(loss)
-        return loss.detach() if share == 1 else loss.detach() * share
+        return loss if share == 1 else loss * share
 
     def _share_of_returned(self, loss: Tensor) -> int:
         """Return what the losses of `training_step` are to be multiplied by to be means over their micro-batches.
@@ -363,7 +390,7 @@ class Core(CoreTrainer):
             parts, given = self._settings.gradient_accumulation_steps, self._backward_loss
             code = getattr(self.owner.training_step, "__code__", None)
             may_divide = parts > 1 and code is not None and "gradient_accumulation_steps" in code.co_names
-            is_share = may_divide and given is not None and bool(torch.isclose(loss.detach() * parts, given))
+            is_share = may_divide and given is not None and bool(torch.isclose(loss * parts, given))
             self._returned_share = parts if is_share else 1
         return self._returned_share
 
@@ -433,6 +460,7 @@ class Core(CoreTrainer):
             world_process_zero_only(check_savable)(*self._capture({}))
 
     def _capture(self, metadata: dict[str, Any]) -> Captured:
+        self.switch_optimizer("eval")
         model, state, files = super()._capture(metadata)
         if is_adapter(self.owner.model):
             self._base = base_digest(self.owner.model) if self._base is None else self._base

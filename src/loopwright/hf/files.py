@@ -79,6 +79,7 @@ def _saved(what: Any) -> dict[str, bytes]:
 def align_special_tokens(model: Any, processing_class: Any) -> None:
     """Give the model's configuration the tokenizer's special tokens where they differ, and say so."""
     changed = {}
+    processing_class = getattr(processing_class, "tokenizer", processing_class)  # of a processor
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         wanted = getattr(processing_class, name, None)
         for configuration in (getattr(model, "config", None), getattr(model, "generation_config", None)):
@@ -115,7 +116,10 @@ def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bo
     _write_json(folder / f"{split}_results.json", metrics)
     if combined:
         path = folder / "all_results.json"
-        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        try:
+            earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except ValueError as error:
+            raise ConfigError(f"{path} is not JSON, so that nothing can be added to it: {error}. Remove it.") from error
         _write_json(path, {**earlier, **metrics})
 
 
@@ -127,10 +131,11 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, Any]) -> None:
     """Write a README.md that says what was trained and how well it does; further details a line each."""
     name = details.pop("model_name", None) or folder.resolve().name
-    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    evaluations = [entry for entry in state.log_history if any(key.startswith("eval_") for key in entry)]
+    last = [entry for entry in evaluations if entry["step"] == evaluations[-1]["step"]]  # of each dataset of a dict
     lines = [f"# {name}", "", f"A {type(model).__name__}, trained for {state.global_step} updates with loopwright.", ""]
     lines += [f"- {key}: {value}" for key, value in details.items() if value is not None]
-    lines += [f"- {key}: {value}" for key, value in (evaluations[-1] if evaluations else {}).items()]
+    lines += [f"- {key}: {value}" for key, value in {k: v for entry in last for k, v in entry.items()}.items()]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

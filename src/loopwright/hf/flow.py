@@ -19,7 +19,7 @@ from loopwright.errors import ConfigError
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
 from loopwright.hf.files import FolderFiles, align_special_tokens
-from loopwright.hf.outputs import TrainOutput
+from loopwright.hf.outputs import TrainOutput, stored_metrics
 from loopwright.hf.resuming import resume_source
 from loopwright.hf.schedule import MetricSchedule
 from loopwright.hf.state import STATE_FILE, TrainerState
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 # Arguments that say how much to report or where; another value does not make another run.
 _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqdm", "report_to", "log_level"))
+
+# Keys of gradient_checkpointing_kwargs that say which layers are computed again, and where their inputs are kept.
+_OF_MODEL = ("every_n_layers", "offload")
 
 
 class Flow:
@@ -108,8 +111,12 @@ class Flow:
                     f"gradient_checkpointing=True needs a model with gradient_checkpointing_enable(), which "
                     f"{type(model).__name__} has not. Use torch.utils.checkpoint in its forward instead."
                 )
-            options = trainer.args.gradient_checkpointing_kwargs
-            model.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": options} if options else {}))
+            given: dict[str, Any] = dict(trainer.args.gradient_checkpointing_kwargs or {})  # type: ignore[arg-type] # settled
+            # What the model itself is told; the rest is for torch's checkpoint function.
+            options = {name: given.pop(name) for name in _OF_MODEL if name in given}
+            model.gradient_checkpointing_enable(
+                **({"gradient_checkpointing_kwargs": given} if given else {}), **options
+            )
         if trainer.processing_class is not None:
             align_special_tokens(model, trainer.processing_class)
 
@@ -210,7 +217,7 @@ class Flow:
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
         metrics = trainer.evaluate(ignore_keys=self._ignore_keys)
-        trainer.core.record("evaluation", metrics)
+        trainer.core.record("evaluation", stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
             trainer.lr_scheduler.step(self._metric(metrics, str(args.metric_for_best_model)))
         if args.metric_for_best_model is None:
@@ -219,6 +226,9 @@ class Flow:
         trainer.core.run_history.update_metric(metric_key(args.metric_for_best_model), value)
         state = trainer.state
         best = state.best_metric
+        if best is None and math.isnan(value):  # as in transformers: the first that is a number will be better
+            state.best_metric = -math.inf if args.greater_is_better else math.inf
+            return
         if best is not None and not (value > best if args.greater_is_better else value < best):
             return
         state.best_metric, state.best_global_step = value, state.global_step
@@ -279,12 +289,17 @@ class Flow:
             "train_loss": loss,
         }
         trainer.log(metrics)
-        if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            self._load_best(Path(state.best_model_checkpoint))
+        core.switch_optimizer("eval")
+        if trainer.args.load_best_model_at_end:
+            self._load_best(state.best_model_checkpoint)
         self.output = TrainOutput(state.global_step, loss, metrics)
         trainer.call_event("on_train_end")
 
-    def _load_best(self, path: Path) -> None:
+    def _load_best(self, found: str | None) -> None:
+        if found is None:
+            self._trainer.core.print("No evaluation found a best model: the model keeps the weights of the last update")
+            return
+        path = Path(found)
         if not path.is_dir():  # the folder of the run may have been moved since
             path = Path(self._trainer.args.output_dir) / path.name
         if not path.is_dir():

@@ -18,6 +18,18 @@ from loopwright.hf.loss import forward_parameters
 from loopwright.optimizers import optimizer_class_and_options
 
 
+def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
+    """Return the optimizer of `optimizer_cls_and_kwargs`: a class of optimizers, or a factory that takes the model.
+
+    A factory is a function, or a class whose objects are called, as transformers has it.
+    """
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        return kind(groups, **options)
+    makes_factories = isinstance(kind, type) and any("__call__" in vars(each) for each in kind.__mro__)
+    factory = kind() if makes_factories else kind
+    return factory(model, **options)
+
+
 class TransformersHabits:
     """The part of `Trainer` that is only there for code which was written for transformers.
 
@@ -33,6 +45,7 @@ class TransformersHabits:
     core: Any
     processing_class: Any
     label_names: list[str]
+    optimizer: Any
     current_gradient_accumulation_steps = 1
     model_accepts_loss_kwargs = False
     graph_safe = False
@@ -85,6 +98,27 @@ class TransformersHabits:
             optim_args=args.optim_args,
         )
         return kind, {"lr": args.learning_rate, **options}
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """Return the group of the optimizer that holds a parameter; the parameters of every group without one.
+
+        Args:
+            param: the parameter, or its name in the model.
+
+        Raises:
+            ConfigError: there is no optimizer yet, or it does not train the parameter.
+        """
+        if self.optimizer is None:
+            raise ConfigError("there is no optimizer yet: it is made by train()")
+        groups = self.optimizer.param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        wanted = dict(self.model.named_parameters()).get(param) if isinstance(param, str) else param
+        for group in groups:
+            if any(each is wanted for each in group["params"]):
+                return group
+        named = repr(param) if isinstance(param, str) else f"a parameter of shape {tuple(param.shape)}"
+        raise ConfigError(f"the optimizer has no group with {named}: the model has none of that name, or it is frozen")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: loopwright uploads nothing."""

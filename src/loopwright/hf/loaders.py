@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from loopwright.config.choices import nearest
 from loopwright.data import collators
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, ConfigTypeError
 from loopwright.hf.columns import DataCollator
 
 _LENGTHS = "lengths.bin"
@@ -40,6 +41,20 @@ def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | No
     return RandomSampler(dataset, generator=generator)
 
 
+def named_dataset(datasets: Any, name: str) -> Any:
+    """Return one of a dict of datasets.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if not isinstance(datasets, Mapping):
+        raise ConfigError(f"{name!r} is no dataset, and as a name it needs eval_dataset to be a dict of datasets")
+    if name not in datasets:
+        names = ", ".join(map(str, datasets))
+        raise ConfigError(f"eval_dataset has no {name!r}, it has {names}{nearest(name, map(str, datasets))}")
+    return datasets[name]
+
+
 def create_dataloader(
     dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler: Sampler[int] | None
 ) -> Any:
@@ -55,8 +70,14 @@ def create_dataloader(
         raise ConfigError(
             f"a dict of datasets ({', '.join(names)}) is not a dataset: pass one of them, as in datasets[{names[0]!r}]"
         )
-    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+    if isinstance(dataset, str) or (not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__")):
         raise ConfigError(f"a dataset must have __getitem__ and __len__, or __iter__; got a {type(dataset).__name__}")
+    can_be_read: bool = isinstance(dataset, (Sized, IterableDataset))
+    if not can_be_read:
+        raise ConfigError(
+            f"a {type(dataset).__name__} has no length, and is no IterableDataset: give it a __len__, or derive its "
+            "class from torch.utils.data.IterableDataset"
+        )
     workers = args.dataloader_num_workers
     options: dict[str, Any] = {
         "batch_size": batch_size,
@@ -72,6 +93,25 @@ def create_dataloader(
         options["sampler"] = SequentialSampler(dataset) if sampler is None else sampler
         options["drop_last"] = args.dataloader_drop_last
     return DataLoader(dataset, **options)
+
+
+def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCollator:
+    """Return the collator of a trainer: the one that was given, one that pads for a tokenizer, or one that stacks.
+
+    A processor of images can pad too, but not rows of tokens: what tells a tokenizer is that it has a side to pad on.
+
+    Raises:
+        ConfigTypeError: what was given cannot be called.
+    """
+    if given is not None:
+        if not callable(given):
+            raise ConfigTypeError(
+                f"data_collator must be a function that makes a batch of samples, got a {type(given).__name__}"
+            )
+        return given
+    if callable(getattr(processing_class, "pad", None)) and hasattr(processing_class, "padding_side"):
+        return collators.DataCollatorWithPadding(processing_class)
+    return collators.default_data_collator
 
 
 def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: Any) -> DataCollator:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from loopwright.engine.seeding import use_deterministic_algorithms
+
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -80,7 +82,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     if deterministic:
-        torch.use_deterministic_algorithms(True)
+        use_deterministic_algorithms()
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
@@ -115,7 +117,20 @@ def plain_metrics(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): plain_metrics(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(plain_metrics(item) for item in value)
+        items = [plain_metrics(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     return value
+
+
+def stored_metrics(value: Any) -> Any:
+    """Return metrics as the files of a run hold them: arrays as lists, and what has no form there as its text."""
+    value = plain_metrics(value)
+    if isinstance(value, dict):
+        return {name: stored_metrics(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [stored_metrics(item) for item in value]
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return stored_metrics(value.tolist())
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

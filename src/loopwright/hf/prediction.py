@@ -103,6 +103,7 @@ class EvaluationPass:
         self._labels, self._inputs, self._losses = (Collected() for _ in range(3))
         self._by_batch = trainer.args.batch_eval_metrics and trainer.compute_metrics is not None
         self._last_batch: EvalPrediction | None = None
+        self._num_told = 0
 
     def run(self, dataloader: Any, prefix: str) -> EvalLoopOutput:
         """Go over the loader, and return predictions, labels, metrics and the number of samples."""
@@ -113,7 +114,10 @@ class EvaluationPass:
         predictions, labels = self._predictions.result(joins), self._labels.result(joins)
         metrics: dict[str, Any] = {f"{prefix}_loss": loss} if self._has_loss else {}
         for name, value in plain_metrics(self._metrics(predictions, labels, joins)).items():
-            metrics.setdefault(name if name.startswith(f"{prefix}_") else f"{prefix}_{name}", value)
+            if name.startswith(f"{prefix}_"):
+                metrics.setdefault(name, value)
+            else:
+                metrics[f"{prefix}_{name}"] = value
         num_samples = int(sum_over_processes([self._num_samples], trainer.core.device)[0])
         return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
@@ -122,7 +126,7 @@ class EvaluationPass:
         trainer, core = self._trainer, self._trainer.core
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
         count = trainer.item_counter.count(inputs)
-        extra = inputs[trainer.main_input_name] if "inputs" in trainer.args.include_for_metrics else None
+        extra = self._main_input(inputs) if "inputs" in trainer.args.include_for_metrics else None
         loss, logits, labels = trainer.prediction_step(
             core.model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
@@ -134,8 +138,20 @@ class EvaluationPass:
         self._num_samples += rows
         self._has_loss |= loss is not None
         self._take(gathered, arrays)
-        trainer.call_event("on_prediction_step")
+        if core.eval_batch >= self._num_told:  # once for a batch, however many parts it is run in
+            self._num_told = core.eval_batch + 1
+            trainer.call_event("on_prediction_step")
         return mean, 0 if loss is None else rows if count is None else count
+
+    def _main_input(self, inputs: Any) -> Any:
+        """Return the inputs of a batch that `compute_metrics` asked for."""
+        name = self._trainer.main_input_name
+        if name not in inputs:
+            raise ConfigError(
+                f"include_for_metrics asks for the inputs, and a batch has no {name}: it has "
+                f"{', '.join(map(str, inputs)) or 'nothing'}. Set main_input_name of the model to one of these."
+            )
+        return inputs[name]
 
     def _gathered(self, loss: Any, logits: Any, labels: Any, inputs: Any, rows: int) -> tuple[Any, ...]:
         """Return the logits, labels, inputs and losses of a batch on all processes; None for what there is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class Seq2SeqTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._gen_kwargs: dict[str, Any] = {}
+        self._is_in_dict = False
         configuration = getattr(self.args, "generation_config", None)
         if configuration is not None and not isinstance(configuration, (str, bytes)):
             self.model.generation_config = configuration
@@ -36,9 +38,14 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         """Evaluate; further keywords go to `generate`, and win over `generation_max_length` and the like."""
-        if gen_kwargs or not metric_key_prefix.startswith("eval_"):  # a dataset of a dict goes on with its caller's
+        if gen_kwargs or not self._is_in_dict:  # a dataset of a dict goes on with its caller's
             self._gen_kwargs = self._generation(gen_kwargs)
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        outer, self._is_in_dict = self._is_in_dict, isinstance(dataset, Mapping)
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self._is_in_dict = outer
 
     def predict(
         self,
@@ -101,7 +108,12 @@ class Seq2SeqTrainer(Trainer):
         return options
 
     def _pad_token_id(self) -> int:
-        for holder in (self.processing_class, getattr(self.model, "generation_config", None), self.model.config):
+        if not callable(getattr(self.model, "generate", None)):
+            raise ConfigError(
+                f"predict_with_generate=True needs a model with generate(), which {type(self.model).__name__} has not"
+            )
+        configurations = (getattr(self.model, name, None) for name in ("generation_config", "config"))
+        for holder in (self.processing_class, *configurations):
             for name in ("pad_token_id", "eos_token_id"):
                 found = getattr(holder, name, None)
                 if isinstance(found, int):

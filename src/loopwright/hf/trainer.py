@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sized
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.config import TrainingArguments
-from loopwright.data.collators import DataCollatorWithPadding, default_data_collator
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
@@ -36,7 +34,7 @@ from loopwright.hf.callbacks import (
 from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
 from loopwright.hf.flow import Flow
-from loopwright.hf.habits import TransformersHabits
+from loopwright.hf.habits import TransformersHabits, made_optimizer
 from loopwright.hf.loss import (
     ItemCounter,
     LossCall,
@@ -52,13 +50,13 @@ from loopwright.hf.outputs import (
     EvalLoopOutput,
     PredictionOutput,
     TrainOutput,
-    plain_metrics,
     set_seed,
     speed_metrics,
+    stored_metrics,
 )
 from loopwright.hf.prediction import EvaluationPass, model_predictions
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
-from loopwright.hf.validation import check_trainer, settled_arguments
+from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
 from loopwright.schedulers import get_scheduler
 
@@ -128,14 +126,13 @@ class Trainer(TransformersHabits):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = tokenizer if processing_class is None else processing_class
-        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = given_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        check_trainer(self, model, callbacks or [])
-        if self.args.log_level != "passive":
-            logging.getLogger("loopwright").setLevel(self.args.get_process_log_level())
+        check_trainer(self, model, callbacks)
+        apply_log_level(self.args)
         set_seed(self.args.seed, self.args.full_determinism)
         self.model: Any = self.call_model_init() if model is None else model
-        self.data_collator = self._default_collator() if data_collator is None else data_collator
+        self.data_collator = loaders.chosen_collator(data_collator, self.processing_class)
         self.control = TrainerControl()
         self.state = TrainerState(
             is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
@@ -309,8 +306,8 @@ class Trainer(TransformersHabits):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the loader of an evaluation; called for each. A name picks one of a dict of datasets."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            dataset = self.eval_dataset[dataset]
+        if isinstance(dataset, str):
+            dataset = loaders.named_dataset(self.eval_dataset, dataset)
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass eval_dataset to the Trainer or to evaluate")
         return self._create_dataloader(dataset, self.args.eval_batch_size, self._get_eval_sampler(dataset))
@@ -348,11 +345,6 @@ class Trainer(TransformersHabits):
         )
         return ColumnCollator(data_collator, forward_parameters(self.model), self.label_names, keeps_others)
 
-    def _default_collator(self) -> DataCollator:
-        if callable(getattr(self.processing_class, "pad", None)):
-            return DataCollatorWithPadding(self.processing_class)
-        return default_data_collator
-
     # --- optimizer and schedule ---------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -369,9 +361,7 @@ class Trainer(TransformersHabits):
             if given is None and not self.uses_default("get_optimizer_cls_and_kwargs"):
                 given = self.get_optimizer_cls_and_kwargs(args, model)
             if given is not None:
-                kind, options = given
-                is_class = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-                self.optimizer = kind(groups, **options) if is_class else kind(model, **options)
+                self.optimizer = made_optimizer(*given, model, groups)
             else:
                 betas = (args.adam_beta1, args.adam_beta2)
                 self.optimizer = create_optimizer(
@@ -523,7 +513,7 @@ class Trainer(TransformersHabits):
         """Add an entry to `state.log_history` and hand it to the callbacks."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        self.state.log_history.append({**plain_metrics(logs), "step": self.state.global_step})
+        self.state.log_history.append({**stored_metrics(logs), "step": self.state.global_step})
         self.call_event("on_log", logs=self.core.shown(logs))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
@@ -533,7 +523,8 @@ class Trainer(TransformersHabits):
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
         """Write metrics to `<split>_results.json` and, if `combined`, into `all_results.json` of `output_dir`."""
-        world_process_zero_only(files.save_metrics)(Path(self.args.output_dir), split, plain_metrics(metrics), combined)
+        folder, values = Path(self.args.output_dir), stored_metrics(metrics)
+        world_process_zero_only(files.save_metrics)(folder, split, values, combined)
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model, its tokenizer and the arguments to a folder that `from_pretrained` reads."""

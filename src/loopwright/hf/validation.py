@@ -26,9 +26,25 @@ def settled_arguments(args: Any) -> TrainingArguments:
         return TrainingArguments("tmp_trainer")
     if isinstance(args, TrainingArguments):
         return args
-    if type(args).__module__.partition(".")[0] == "transformers":
+    if any(kind.__module__.partition(".")[0] == "transformers" for kind in type(args).__mro__):
         return TrainingArguments.from_transformers(args)
     raise ConfigTypeError(f"args must be TrainingArguments, got a {type(args).__name__}")
+
+
+def given_optimizers(optimizers: Any) -> tuple[Any, Any]:
+    """Return an optimizer and a scheduler as they were given, each None if there is none.
+
+    Raises:
+        ConfigTypeError: they are no pair.
+    """
+    pair = (None, None) if optimizers is None else optimizers
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        given = f"{len(pair)} objects" if isinstance(pair, (tuple, list)) else f"a {type(pair).__name__}"
+        raise ConfigTypeError(
+            f"optimizers must be a pair of an optimizer and a scheduler, got {given}: write (optimizer, None) to have "
+            "the schedule that the arguments name"
+        )
+    return pair[0], pair[1]
 
 
 _logger = logging.getLogger("loopwright.hf")
@@ -48,13 +64,26 @@ _NEVER_CALLED = {
 }
 
 
-def check_trainer(trainer: Trainer, model: Any, callbacks: list[Any]) -> None:
+def apply_log_level(args: TrainingArguments) -> None:
+    """Let loopwright log from the level on that this process is to have; nothing is changed where that is passive.
+
+    Where logging was not set up, what is logged goes to stderr, since a level alone would show no more than warnings.
+    """
+    if (args.log_level if args.should_log else args.log_level_replica) == "passive":
+        return
+    logger = logging.getLogger("loopwright")
+    logger.setLevel(args.get_process_log_level())
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+
+
+def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
     """Refuse what cannot work together.
 
     Args:
         trainer: as far as its constructor has come.
         model: as it was given.
-        callbacks: the further ones that were given.
+        callbacks: the further ones as they were given.
 
     Raises:
         ConfigError: it names what was given, and the nearest fix.
@@ -72,7 +101,8 @@ def check_trainer(trainer: Trainer, model: Any, callbacks: list[Any]) -> None:
     if isinstance(trainer.eval_dataset, Mapping) and not trainer.eval_dataset:
         raise ConfigError("eval_dataset is a dict without a dataset: pass None, or fill it")
     metric = args.metric_for_best_model
-    if isinstance(trainer.eval_dataset, Mapping) and args.load_best_model_at_end and metric is not None:
+    is_used = args.load_best_model_at_end or (args.eval_strategy != "no" and trainer.uses_default("evaluate"))
+    if isinstance(trainer.eval_dataset, Mapping) and metric is not None and is_used:
         names = list(trainer.eval_dataset)
         bare = metric.removeprefix("eval_")
         if not any(bare.startswith(f"{name}_") for name in names):
@@ -80,7 +110,9 @@ def check_trainer(trainer: Trainer, model: Any, callbacks: list[Any]) -> None:
                 f"metric_for_best_model is {metric!r}, but eval_dataset is a dict of {', '.join(map(str, names))}: say "
                 f'of which, as "eval_{names[0]}_{bare}"'
             )
-    _check_metric(trainer, callbacks)
+    if not isinstance(callbacks, (list, tuple, type(None))):
+        raise ConfigTypeError(f"callbacks must be a list, got a {type(callbacks).__name__}: write callbacks=[...]")
+    _check_metric(trainer, list(callbacks or []))
     computes = trainer.compute_metrics
     if args.batch_eval_metrics and computes and "compute_result" not in inspect.signature(computes).parameters:
         raise ConfigError(
