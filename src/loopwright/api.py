@@ -272,7 +272,7 @@ def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
     screen.say(f"loopwright {package_version()} · {task.name}")
     with ReadingProgress(screen) as progress:
         plan = task.preflight(settings.args, progress)
-    screen.block("data", *describe(plan))
+    screen.block("data", *describe(plan, settings.args))
     return plan
 
 
@@ -312,7 +312,7 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
     status, told = folder.status, folder.read_result().get("updates")  # of an older end, after a kill at the last one
     if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
         return _already_done(folder, settings, screen)
-    screen.block("data", *describe(plan))
+    screen.block("data", *describe(plan, settings.args))
     from loopwright.tasks.job import train as train_job
 
     return train_job(task, settings, RunData(plan), screen, folder, None)
@@ -420,7 +420,7 @@ def load_run(
     if plan is None:
         plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
     prepare_torch(settings)
-    is_finished = folder.status["state"] == "done" and (folder.model / "model.safetensors").is_file()
+    is_finished = folder.is_finished
     if is_finished:
         settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
     job = build_job(task, RunData(plan), settings, Origin(str(folder.model), is_run=True, module=module))
@@ -581,11 +581,14 @@ def export_run(folder: RunFolder, target: Path) -> Path:
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
     job = load_run(folder)
     from loopwright.tasks.adapting import merged
+    from loopwright.tasks.model_card import card_so_far
 
     job.model = merged(job.model)
     target.mkdir(parents=True, exist_ok=True)
     job.task.save(job, target)
     card = folder.model / "README.md"
-    if card.is_file():
+    if folder.is_finished and card.is_file():
         shutil.copy(card, target / "README.md")
+    else:
+        write_atomically(target / "README.md", card_so_far(job, folder))
     return target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -294,3 +295,32 @@ def test_a_flag_of_a_demo_gives_way_to_the_one_that_is_typed_by_any_of_its_names
     assert without_given(task, flags, ["--learning_rate", "0.1"]) == {"data": "dates", "epochs": 4, "batch": 16}
     assert without_given(task, flags, ["--lr=0.1", "--num_train_epochs", "2"]) == {"data": "dates", "batch": 16}
     assert without_given(task, flags, []) == flags
+
+
+@pytest.mark.parametrize("verb", ["train", "check"])
+def test_a_folder_that_is_called_like_a_flag_of_the_verb_is_data(capsys, verb):
+    for name in ("check", "files", "quiet"):
+        Path(name).mkdir()
+        write_csv(Path(name) / "train.csv", rows())
+        code, out, err = run(capsys, verb, "text-classification", "--data", name, "--check", "--files")
+        assert (code, err) == (0, "") and "train 77 / validation 19" in out and "model " not in out
+
+
+def test_a_flag_that_a_task_does_not_follow_is_refused_and_is_not_in_its_help(capsys, reviews):
+    words = ["check", "text-classification", "--data", reviews]
+    code, _, err = run(capsys, *words, "--resume_from_checkpoint", "checkpoint-5")
+    told = "resume_from_checkpoint='checkpoint-5' is not supported by the tasks: `lw resume RUN` goes on with a run"
+    assert code == 2 and told in err
+    _, out, _ = run(capsys, "train", "text-classification", "--help")
+    for name in ("resume_from_checkpoint", "do_train", "eval_delay", "trackio_space_id", "no_remove_unused_columns"):
+        assert f"--{name}" not in out
+    assert "unset makes one in runs.\n" in out and "trainer_output" not in out
+    assert run(capsys, *words, "--files", "--do_train", "--no_remove_unused_columns")[0] == 0
+
+
+def test_every_command_that_a_person_reads_is_written_with_the_short_name():
+    root = Path(__file__).resolve().parents[2]
+    files = [root / "README.md", *sorted((root / "docs").rglob("*.md")), *sorted((root / "src").rglob("*.py"))]
+    long_name = re.compile(rf"\bloopwright ({'|'.join(VERBS)})\b(?! import)")
+    found = [f"{file.name}: {match[0]}" for file in files for match in long_name.finditer(read_text(file))]
+    assert len(files) > 300 and found == []

@@ -1,4 +1,4 @@
-"""`loopwright find-lr`, and `--lr auto`."""
+"""`lw find-lr`, and `--lr auto`."""
 
 from __future__ import annotations
 

@@ -102,6 +102,15 @@ def test_a_run_whose_process_is_gone_is_interrupted_and_says_whether_it_can_go_o
     assert listed(capsys)["killed"]["best"] == "accuracy 0.7500 (max)"
 
 
+def test_a_run_that_was_stopped_early_and_evaluated_is_done_until_it_goes_on(capsys):
+    folder = made("early", state="stopped")
+    write(folder / "status.json", {"state": "stopped", "update": 8, "last_checkpoint": "step-8"})
+    write(folder / "result.json", {"metric": "accuracy", "metrics": {"accuracy": 0.5}, "updates": 8})
+    assert listed(capsys)["early"]["state"] == "done, stopped early"
+    write(folder / "status.json", {"state": "stopped", "update": 9, "last_checkpoint": "step-8"})
+    assert listed(capsys)["early"]["state"] == "stopped, resumable"
+
+
 def test_a_run_that_goes_on_here_or_on_another_host_is_running(capsys):
     here, there, silent = (made(name, state="running") for name in ("here", "there", "silent"))
     owner = {"incarnation": "x", "host": "elsewhere", "pid": 1, "boot_id": "", "process_start": 0, "started_at": 0.0}

@@ -8,7 +8,7 @@ from tests.metrics.samples import columns_of
 from torchmetrics.text import SQuAD
 
 from loopwright import metrics
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, DataError
 from loopwright.metrics.question_answering import answer_scores, normalized_answer
 
 
@@ -64,6 +64,16 @@ def test_scores_are_those_of_torchmetrics():
     expected = {name: float(value) for name, value in theirs.compute().items()}
     assert metrics.load("squad").compute(**columns) == pytest.approx(expected, rel=1e-5)
     assert 5 < expected["exact_match"] < expected["f1"] < 95
+
+
+@pytest.mark.parametrize("name", ["squad", "squad_v2"])
+def test_rows_of_questions_in_different_orders_are_refused(name):
+    predictions = [{"id": each, "prediction_text": "x"} for each in "12"]
+    references = [{"id": each, "answers": {"text": ["y"], "answer_start": [0]}} for each in "21"]
+    metric = metrics.load(name)
+    with pytest.raises(DataError, match="sample 0 of squad.*: the prediction is of question '1', the reference of '2'"):
+        metric.add_batch(predictions=predictions, references=references)
+    assert metric.num_samples == 0
 
 
 def test_rows_in_the_form_of_evaluate_do_as_well():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopwright.report.charts import MARK_NAMES
 from loopwright.report.metrics import Metrics
 from loopwright.report.series import Series, thinned
 from report.folders import records, write_lines
@@ -19,6 +20,11 @@ def read(path) -> Metrics:
     metrics = Metrics(path)
     metrics.read()
     return metrics
+
+
+def read_rows(folder, rows) -> Metrics:
+    write_lines(folder / "m.jsonl", rows)
+    return read(folder / "m.jsonl")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(1, 50))
@@ -80,6 +86,17 @@ def test_saves_resumes_splits_skips_and_values_that_are_no_number_are_marked(tmp
     assert marks == [("save", 20), ("resume", 20), ("save", 40), ("split", 33), ("skip", 35), ("nan", 37)]
     assert metrics.marks[-1].text == "loss was nan"
     assert [point[0] for point in metrics.series["loss"].points(9)] == [10, 20, 30, 40]
+
+
+def test_an_evaluation_that_was_split_and_another_guarantee_are_marked(tmp_path):
+    rows = records()
+    rows.insert(-1, {"event": "oom_eval_split", "update": 40, "parts": 2, "seconds": 8.0})
+    assert read_rows(tmp_path, rows).tier == "T0"
+    rows.insert(-1, {"event": "tier", "update": 40, "tier": "T2", "reason": "out of memory", "seconds": 8.0})
+    metrics = read_rows(tmp_path, rows)
+    assert [(mark.kind, mark.update) for mark in metrics.marks[-2:]] == [("evalsplit", 40), ("tier", 40)]
+    assert metrics.marks[-1].text == "resume guarantee T2 from here on (out of memory)" and metrics.tier == "T2"
+    assert {mark.kind for mark in metrics.marks} <= MARK_NAMES.keys()
 
 
 def test_time_is_told_apart_into_training_waiting_evaluation_and_saving(tmp_path):

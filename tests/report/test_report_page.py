@@ -86,12 +86,25 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
              "intervals": {"perplexity": [18.0, 22.0]}, "baselines": {"unigram": {"perplexity": 300.0}}},
             "Better than unigram (300.00) by 280; the interval does not touch it.",
         ),
+        (
+            {"metric": "mse", "direction": "min", "metrics": {"mse": 0.25}, "intervals": {"mse": [0.25, 0.25]},
+             "baselines": {"mean": {"mse": 0.125}}},
+            "Worse than mean (0.1250) by 0.125; the interval does not reach it.",
+        ),
     ],
-    ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better"],
+    ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better", "an-error"],
 )  # fmt: skip
 def test_the_verdict_says_what_the_numbers_allow(run, changes, verdict):
     write_json(run / "result.json", {**RESULT, **changes})
     assert verdict in card_of(look(run)).verdict
+
+
+@pytest.mark.parametrize(("num_rows", "told"), [(1, "1 row is"), (4, "4 rows are")])
+def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, told):
+    data = json.loads((run / "data.json").read_text())
+    data["splits"]["validation"]["num_rows"] = num_rows
+    write_json(run / "data.json", data)
+    assert card_of(look(run)).verdict == f"10.0 points better than word-count (0.6000); {told} too few to judge it by."
 
 
 def test_a_metric_that_is_no_number_is_told_as_such(run):

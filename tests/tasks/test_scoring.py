@@ -7,8 +7,11 @@ import random
 
 import pytest
 
-from loopwright.metrics import load
-from loopwright.tasks.scoring import Examples, MetricScorer, PredictionFile, write_table
+from loopwright import api
+from loopwright.metrics import Bootstrap, load
+from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, PredictionFile, write_table
+from tasks.conftest import FLAGS
+from tasks.reviews import write_csv
 
 
 def samples(count=200):
@@ -72,3 +75,37 @@ def test_a_file_of_predictions_has_its_name_only_when_it_is_whole(tmp_path):
 def test_a_table_has_the_columns_of_all_rows(tmp_path):
     write_table(tmp_path / "t.csv", [{"a": 1}, {"a": 2, "b": "x, y"}])
     assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n2,"x, y"\n'
+
+
+def test_floors_are_learnt_and_scored_on_the_rows_that_the_run_takes(tmp_path, capsys):
+    labels = {"train": ["neg"] * 20 + ["pos"] * 40, "validation": ["pos"] * 4 + ["neg"] * 16}
+    for split, column in labels.items():
+        rows = [{"text": f"{label} {split} number {number}", "label": label} for number, label in enumerate(column)]
+        write_csv(tmp_path / f"{split}.csv", rows)
+    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "validation.csv"}
+    flags = {**FLAGS, "epochs": 1, "rehearsal": False, "quiet": False}
+    run = api.train("text-classification", **files, max_train_samples=24, max_eval_samples=5, **flags)
+    assert run.result["baselines"]["majority"]["accuracy"] == 0.2  # 20 of 24 are neg, 1 of 5
+    used = "used: the first 24 of train (--max_train_samples), the first 5 of validation (--max_eval_samples)"
+    assert f"        {used}\n" in capsys.readouterr().out
+    assert f"- {used}\n" in (run.path / "model" / "README.md").read_text()
+
+
+def test_the_loss_has_an_interval_around_what_the_loop_recorded(finished):
+    low, high = finished.result["intervals"]["loss"]
+    assert low < finished.metrics["loss"] < high
+    losses = [json.loads(line)["loss"] for line in (finished.path / "eval" / "predictions.jsonl").open()]
+    assert sum(losses) / len(losses) == pytest.approx(finished.metrics["loss"], abs=1e-6)
+
+
+def test_the_interval_of_a_loss_over_tokens_weighs_samples_by_them_and_merges():
+    made = [{"position": n, "loss": float(n % 3), "num_tokens": 1 + n % 5} for n in range(60)]
+    expected = Bootstrap(load("loss"))
+    counts = [sample["num_tokens"] for sample in made]
+    expected.add_batch(sums=[sample["loss"] * sample["num_tokens"] for sample in made], counts=counts)
+    whole, first, second = LossInterval(), LossInterval(), LossInterval()
+    whole.add(made)
+    first.add(made[:20])
+    second.add(made[20:])
+    first.merge_state(second.state_dict())
+    assert whole.intervals() == first.intervals() == expected.interval() and whole.compute() == {}

@@ -263,6 +263,12 @@ def test_the_course_counts_every_evaluation_that_is_to_come():
     assert Course(100, 4).expected_seconds() is None and by_epoch.epoch_at(30) == 1.2
 
 
+def test_a_run_that_ends_inside_an_epoch_counts_whole_epochs_up_to_there():
+    course = Course(7, 3, evaluate_every=7, per_epoch=3)  # 3 + 3 + 1 updates
+    assert [course.epoch_at(update) for update in (3, 6)] == [1.0, 2.0] and course.epoch_at(7) == 7 / 3
+    assert [course.evaluations_after(update) for update in (0, 2, 3, 6, 7)] == [4, 4, 3, 2, 1]
+
+
 def test_the_time_left_is_that_of_updates_and_evaluations_as_they_were_measured(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -36,10 +36,9 @@ def train(words: list[str]) -> int:
     if settings is None:
         return DONE if words else INPUT
     is_quiet = asked["quiet"]
-    if asked["check"]:
-        check_settings(settings, screen_of(is_quiet))
-        return DONE
-    return _ended(start(settings, screen_of(is_quiet), ["loopwright", "train", *words]), is_quiet)
+    if asked["check"] or asked["files"]:
+        return _checked(settings, asked)
+    return _ended(start(settings, screen_of(is_quiet), ["lw", "train", *words]), is_quiet)
 
 
 def check(words: list[str]) -> int:
@@ -47,6 +46,10 @@ def check(words: list[str]) -> int:
     settings, asked = settings_of("check", words)
     if settings is None:
         return DONE if words else INPUT
+    return _checked(settings, asked)
+
+
+def _checked(settings: Settings, asked: dict[str, bool]) -> int:
     if asked["files"]:
         check_files(get_task(settings.args.task), settings, screen_of(asked["quiet"]))
     else:
@@ -101,7 +104,7 @@ def demo(words: list[str]) -> int:
         screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
     settings = settle(task, [*words_of(without_given(task, flags, rest)), *rest])
-    return _ended(start(settings, screen, ["loopwright", "demo", *words]), is_quiet)
+    return _ended(start(settings, screen, ["lw", "demo", *words]), is_quiet)
 
 
 def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
@@ -152,7 +155,7 @@ def _ended(outcome: Outcome, is_quiet: bool) -> int:
 def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
     """Return the settings that the words after a verb ask for, and which words are its own; None if only shown."""
     asked = {name: f"--{name}" in words for name in ("check", "files", "quiet", "print_config", "print-config")}
-    words = [word for word in words if word.removeprefix("--") not in asked]
+    words = [word for word in words if word not in {f"--{name}" for name in asked}]
     name, config, rest = _target(verb, words)
     if name is None:
         sys.stdout.write(f"usage: lw {verb} TASK --data FILE [--flags]\n")

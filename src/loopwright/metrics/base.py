@@ -296,6 +296,8 @@ class Combined(Metric):
 def as_column(name: str, values: Any) -> Column:
     """Return the values as an array of one dimension; dimensions of size 1 after the first are dropped."""
     values = without_torch(values)
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise DataError(f"{name} must be a list with one value per sample, got {values!r:.80}")
     if not isinstance(values, np.ndarray):
         listed = list(values)
         has_text = any(isinstance(each, str) for each in listed)

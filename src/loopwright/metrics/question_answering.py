@@ -51,6 +51,10 @@ class Squad(MeanMetric):
     scale = 100
     names = ("exact_match", "f1")
 
+    def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
+        """Return the columns; rows that name their question must be of the same one."""
+        return super().as_columns(_of_the_same_questions(self.name, columns))
+
     def column(self, name: str, values: Any) -> Column:
         """Return predictions as texts, references as lists of texts."""
         return _answer_column(self.name, name, values)
@@ -85,6 +89,7 @@ class SquadV2(CountingMetric):
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns; scores that are missing are taken from the predictions' rows, or are 0."""
+        columns = _of_the_same_questions(self.name, columns)
         if "no_answer_scores" not in columns and "predictions" in columns:
             rows = as_items("predictions", columns["predictions"])
             scores = [row.get("no_answer_probability", 0.0) if isinstance(row, Mapping) else 0.0 for row in rows]
@@ -180,6 +185,21 @@ def _word_f1(predicted: list[str], expected: list[str]) -> float:
         return float(predicted == expected)
     num_shared = sum((Counter(predicted) & Counter(expected)).values())
     return 2 * num_shared / (len(predicted) + len(expected))
+
+
+def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns, with predictions and references as arrays of rows; refuse them in different orders."""
+    if not {"predictions", "references"} <= columns.keys():
+        return columns
+    rows = {name: as_items(name, columns[name]) for name in ("predictions", "references")}
+    for index, pair in enumerate(zip(*rows.values(), strict=False)):
+        predicted, asked = (row.get("id") if isinstance(row, Mapping) else None for row in pair)
+        if predicted is not None and asked is not None and predicted != asked:
+            raise DataError(
+                f"sample {index} of {metric}: the prediction is of question {predicted!r}, the reference of {asked!r}. "
+                "Give both in the same order."
+            )
+    return {**columns, **rows}
 
 
 def _answer_column(metric: str, name: str, values: Any) -> Column:

@@ -94,6 +94,9 @@ GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(
 )
 """The metrics of the GLUE benchmark's tasks."""
 
+# Metrics of evaluate that have another name here.
+_OTHER_NAMES = {"seqeval": "entities", "bleu": "sacrebleu", "poseval": "token_accuracy"}
+
 # Arguments of evaluate.load that say where files are kept. There are none here, so they change nothing.
 _ABOUT_FILES = frozenset({"cache_dir", "experiment_id", "keep_in_memory", "download_config", "revision"})
 
@@ -134,6 +137,6 @@ def combine(metrics: Iterable[str | Metric]) -> Combined:
 def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
-        nearest = get_close_matches(str(name), known, n=1)
+        nearest = get_close_matches(_OTHER_NAMES.get(name, str(name)), known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ConfigError(f"there is no {kind} {name!r}: {hint}There are {', '.join(known)}")

@@ -20,6 +20,8 @@ MARK_NAMES: Final = {
     "save": "save",
     "resume": "resume",
     "split": "memory split",
+    "evalsplit": "memory split in evaluation",
+    "tier": "another guarantee",
     "skip": "skipped update",
     "mode": "step mode",
     "nan": "not a number",

@@ -164,7 +164,7 @@ def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[ChartMark]:
             ChartMark(mark.kind, mark.update, f"{runs[index].id}: {mark.text}", _colour(index, len(runs), 0))
             for index in shown
             for mark in runs[index].metrics.marks
-            if mark.kind in ("resume", "split", "nan")
+            if mark.kind in ("resume", "split", "evalsplit", "nan")
         ]
     marks = [ChartMark(mark.kind, mark.update, mark.text) for mark in runs[0].metrics.marks]
     best = best_update(runs[0])

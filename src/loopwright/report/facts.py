@@ -235,8 +235,8 @@ def again_panel(run: RunView) -> Panel:
     facts += [("model", run.model)] if run.model else []
     seed = run.config.get("seed", run.metrics.starts[0].get("seed") if run.metrics.starts else None)
     facts += [("seed", seed)] if seed is not None else []
-    tier = run.metrics.starts[-1].get("tier") if run.metrics.starts else None
-    facts += [("resume guarantee", run.guarantee or tier)] if run.guarantee or tier else []
+    guarantee = run.guarantee or run.metrics.tier
+    facts += [("resume guarantee", guarantee)] if guarantee else []
     facts += [("rehearsal", run.rehearsal)] if run.rehearsal else []
     checkpoint = run.status.get("last_checkpoint")
     facts += [("last checkpoint", checkpoint)] if checkpoint else []

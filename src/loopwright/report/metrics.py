@@ -21,6 +21,7 @@ _BLOCK_BYTES: Final = 1 << 20
 _MARKS: Final = {
     "checkpoint": ("save", "saved"),
     "oom_split": ("split", "out of memory: split into smaller micro-batches"),
+    "oom_eval_split": ("evalsplit", "out of memory in the evaluation: batches split into smaller parts"),
     "skipped_update": ("skip", "update skipped: its loss was not finite"),
     "step_mode": ("mode", "step mode"),
 }
@@ -31,7 +32,7 @@ class Mark:
     """Something that happened at an update: a save, a resume, a split, a value that is no number.
 
     Attributes:
-        kind: save, resume, split, skip, mode or nan.
+        kind: save, resume, split, evalsplit, tier, skip, mode or nan.
         update: when.
         text: what, for a person.
     """
@@ -80,6 +81,7 @@ class _Found:
     spent: TimeSpent = field(default_factory=TimeSpent)
     clock: _Clock = field(default_factory=_Clock)
     starts: list[dict[str, Any]] = field(default_factory=list)
+    tier: str | None = None
     num_records: int = 0
     num_lines: int = 0
     num_bad: int = 0
@@ -120,6 +122,11 @@ class Metrics:
     def starts(self) -> list[dict[str, Any]]:
         """The records of the start and of every resume."""
         return self._found.starts
+
+    @property
+    def tier(self) -> str | None:
+        """The resume guarantee that holds at the end; None if no record says it."""
+        return self._found.tier
 
     @property
     def num_records(self) -> int:
@@ -223,11 +230,16 @@ class Metrics:
                 self._mark("nan", update, words)
         elif event == "start":
             found.starts.append(record)
+            found.tier = record.get("tier")
             if record.get("resumed_from") is not None:
                 # The record of the save that it goes on from came after that save, and was cut off with the rest.
                 if not any(mark.kind == "save" and mark.update == update for mark in found.marks[-_FEW_MARKS:]):
                     self._mark("save", update, "saved")
                 self._mark("resume", update, f"resumed from {record['resumed_from']}")
+        elif event == "tier":
+            found.tier = record.get("tier")
+            reason = f" ({record['reason']})" if record.get("reason") else ""
+            self._mark("tier", update, f"resume guarantee {found.tier} from here on{reason}")
         elif event in _MARKS:
             kind_of_mark, text = _MARKS[event]
             more = record.get("mode") or record.get("message") or ""

@@ -142,7 +142,7 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
         InputError: nothing in the folder can be shown.
     """
     if not folder.path.is_dir():
-        raise InputError("run.unknown", f"{folder.path} is no folder", fix="loopwright runs lists the runs")
+        raise InputError("run.unknown", f"{folder.path} is no folder", fix="lw runs lists the runs")
     found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())
     found.about = _json(found, "run.json")
     found.status = _json(found, STATUS)

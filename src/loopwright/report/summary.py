@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from loopwright.report.curves import best_update
 from loopwright.report.run_view import RunView
 from loopwright.report.words import duration, metric, number, plural
 
+_FEW_ROWS = 5  # of so few a bootstrap tells nothing: they may all be alike
 _STATES = {
     "done": "done",
     "running": "running",
@@ -158,16 +160,17 @@ def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
     name = max(floors, key=lambda floor: sign * floors[floor])
     floor = floors[name]
     gain = sign * (made.value - floor)
-    amount = _amount(abs(gain), made.value, floor)
+    amount = _amount(abs(gain), made.value, floor, is_share=run.is_more_better)
     if gain == 0 and _is_perfect(made.value, run.is_more_better):
         return f"{prefix}As good as {name}: both are perfect, so this data cannot tell them apart."
     if gain == 0:
         return f"{prefix}No better than {name} ({metric(floor)}): the model has learnt nothing that this metric shows."
-    if made.interval is None:
+    num_rows = _num_evaluated(run)
+    if made.interval is None or num_rows < _FEW_ROWS:
         word = "better" if gain > 0 else "worse"
-        return (
-            f"{prefix}{amount.capitalize()} {word} than {name} ({metric(floor)}); there is no interval to judge it by."
-        )
+        few = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
+        why = f"{few} too few to judge it by" if num_rows < _FEW_ROWS else "there is no interval to judge it by"
+        return f"{prefix}{amount.capitalize()} {word} than {name} ({metric(floor)}); {why}."
     nearest = made.interval[0] if run.is_more_better else made.interval[1]
     farthest = made.interval[1] if run.is_more_better else made.interval[0]
     if gain > 0:
@@ -180,13 +183,21 @@ def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
     return f"{prefix}Worse than {name} ({metric(floor)}) by {amount}; {end}"
 
 
+def _num_evaluated(run: RunView) -> float:
+    """Return how many rows were evaluated, as far as that is known; infinity where it is not."""
+    known = [(run.data.get("splits") or {}).get("validation", {}).get("num_rows"), run.config.get("max_eval_samples")]
+    return min((number for number in known if isinstance(number, int)), default=math.inf)
+
+
 def _is_perfect(value: float, is_more_better: bool) -> bool:
     """Whether no model can do better: all of a share or of a hundred, or no error at all."""
     return value in (1.0, 100.0) if is_more_better else value == 0.0
 
 
-def _amount(gain: float, value: float, floor: float) -> str:
-    """Return a difference: in points for shares of one and for metrics out of a hundred."""
+def _amount(gain: float, value: float, floor: float, is_share: bool) -> str:
+    """Return a difference: in points for shares of one and for metrics out of a hundred, which errors are not."""
+    if not is_share:
+        return number(gain, 3)
     if max(value, floor) <= 1 and min(value, floor) >= 0:
         return f"{100 * gain:.1f} points"
     return f"{gain:.1f} points" if 50 < max(value, floor) <= 100 else number(gain, 3)

@@ -438,7 +438,9 @@ class _Check:
         if has_training and labels.kind == "class":
             rare = [name for name, number in counts["train"].items() if number < 2]
             if rare:
-                self.warnings.append(f"{len(rare)} classes have fewer than 2 training rows: {', '.join(rare[:5])}")
+                what = "1 class has" if len(rare) == 1 else f"{len(rare):,} classes have"
+                more = f" and {len(rare) - 5:,} more" if len(rare) > 5 else ""
+                self.warnings.append(f"{what} fewer than 2 training rows: {', '.join(rare[:5])}{more}")
 
     # ------------------------------------------------------------------------------------------------------ splits
 

@@ -7,13 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.errors import ConfigError
 
 T = TypeVar("T")
+
+# Settings of TrainingArguments that a task does not follow: another value than these is refused, not ignored.
+NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "eval_delay": ((0,), "evaluations begin with the first one that is due"),
+    "eval_on_start": ((False,), "run `lw evaluate` on an earlier run instead"),
+    "label_smoothing_factor": ((0.0,), "the loss is the model's own"),
+    "data_seed": ((None,), "set --seed"),
+    "prediction_loss_only": ((False,), "leave it out"),
+    "resume_from_checkpoint": ((None,), "`lw resume RUN` goes on with a run"),
+    "logging_dir": ((None,), "trackers write into the folder trackers of the run"),
+    "torch_compile_backend": ((None, "inductor"), "--torch_compile compiles with inductor"),
+    "torch_compile_mode": ((None,), "leave it out"),
+    "include_for_metrics": (([],), "the metrics are the task's own"),
+    "batch_eval_metrics": ((False,), "the metrics are the task's own, and stream"),
+}
+# Those that are taken since scripts and files of settings have them, and that change nothing in a task.
+NO_EFFECT: Final = frozenset(
+    (
+        *("do_train", "do_eval", "do_predict", "local_rank", "overwrite_output_dir", "load_best_model_at_end"),
+        *("log_level", "log_level_replica", "log_on_each_node", "eval_do_concat_batches", "eval_accumulation_steps"),
+        *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "remove_unused_columns", "label_names"),
+        *("use_cache", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+    )
+)
+# What `--help` says of those that mean something else here than in a script.
+OWN_HELP: Final[Mapping[str, str]] = {
+    "output_dir": "Folder of the run; unset makes one in runs.",
+    "metric_for_best_model": "Metric that says which model is best; unset is the task's first one.",
+    "greater_is_better": "Whether more is better; unset is what the task says of the metric.",
+    "run_name": "Name of the run, for trackers; unset is its id.",
+}
 
 
 def flag(default: T, help_text: str, **metadata: Any) -> T:

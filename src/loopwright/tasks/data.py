@@ -26,6 +26,7 @@ class RunData:
     def __init__(self, plan: DataPlan) -> None:
         self.plan = plan
         self._rows: dict[str, SplitRows] = {}
+        self._limits: dict[str, int | None] = {}
         self._waiting: Waiting | None = None
 
     def has(self, split: str) -> bool:
@@ -67,10 +68,19 @@ class RunData:
             waiting, total = self._waiting, len(rows)
             rows.on_read = None if waiting is None else functools.partial(_tell, waiting, total)
 
+    @contextmanager
+    def limited(self, **limits: int | None) -> Iterator[None]:
+        """Let `batches` yield no more rows of a split than so many while the block runs; None is no limit."""
+        self._limits = limits
+        try:
+            yield
+        finally:
+            self._limits = {}
+
     def batches(self, split: str, size: int = 1_000, most: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of a split, some at a time, up to a limit."""
-        rows = self.rows(split)
-        end = min(len(rows), most)
+        rows, limit = self.rows(split), self._limits.get(split)
+        end = min(len(rows), most if limit is None else min(most, limit))
         for start in range(0, end, size):
             yield [rows[index] for index in range(start, min(start + size, end))]
 
@@ -111,8 +121,24 @@ class ReadingProgress:
             self._waiting.to(progress.num_bytes_done, progress.num_bytes)
 
 
-def describe(plan: DataPlan) -> list[str]:
-    """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses."""
+def used_rows(plan: DataPlan, args: Any) -> str:
+    """Return which rows a run takes of splits of which it does not take all; nothing where it takes them all."""
+    limits = {"train": "max_train_samples", "validation": "max_eval_samples"}
+    told = [
+        f"the first {limit:,} of {split} (--{name})"
+        for split, name in limits.items()
+        if (limit := getattr(args, name)) is not None and limit < len(plan.splits.get(split, ()))
+    ]
+    return f"used: {', '.join(told)}" if told else ""
+
+
+def describe(plan: DataPlan, args: Any = None) -> list[str]:
+    """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses.
+
+    Args:
+        plan: of the data.
+        args: the settings of a run that trains on it; None where nothing is trained.
+    """
     lines = [
         f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
         f"sha256 {file.sha256[:8]}"
@@ -120,6 +146,8 @@ def describe(plan: DataPlan) -> list[str]:
     ]
     lines += _columns(plan)
     lines.append(" / ".join(f"{name} {len(split):,}" for name, split in plan.splits.items()))
+    if args is not None and (used := used_rows(plan, args)):
+        lines.append(used)
     for split, counts in plan.counts.items():
         if split == "train" and counts:
             shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]

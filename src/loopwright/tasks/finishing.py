@@ -135,14 +135,12 @@ class CountBatches(TrainerCallback):
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        self._done = 0
 
     def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch."""
-        self._done += 1
-        self._waiting.to(self._done, len(trainer.eval_loader))
+        """Count a batch, once however many parts it is run in."""
+        self._waiting.to(step + 1, len(trainer.eval_loader))
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:

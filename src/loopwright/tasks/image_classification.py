@@ -17,7 +17,7 @@ from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.vision import VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -130,11 +130,15 @@ class ImageClassification(VisionTask):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return accuracy and F1, and with more than five classes whether the right one is among the first five."""
+        from loopwright.tasks.vision_models import ModuleAdapter
+
         number = len(label_names(job))
-        first = MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})
-        if number <= _NUM_SHOWN:
-            return first
-        return JointScorer([first, TopScorer()])
+        parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
+        if number > _NUM_SHOWN:
+            parts.append(TopScorer())
+        if not isinstance(job.model, ModuleAdapter):  # which may have a loss of its own
+            parts.append(LossInterval())
+        return JointScorer(parts)
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return prediction, label, loss and, where the model is sure of another class, how sure."""

@@ -19,7 +19,7 @@ from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, Termina
 from loopwright.checkpoint import Checkpointing
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
 from loopwright.engine.processes import gather_objects
-from loopwright.engine.seeding import seed_generators
+from loopwright.engine.seeding import seed_generators, use_deterministic_algorithms
 from loopwright.engine.trackers import resolve_trackers
 from loopwright.errors import ConfigError, InputError, Preempted
 from loopwright.optimizers import create_optimizer
@@ -31,6 +31,7 @@ from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
 from loopwright.tasks import start_block
 from loopwright.tasks.adapting import add_adapters, freeze
+from loopwright.tasks.arguments import NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.batch_size import choose_batch
 from loopwright.tasks.data import RunData
@@ -47,14 +48,6 @@ from loopwright.tasks.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
 
 _FLOORS = "baselines.json"
 _LENGTHS = "lengths.bin"
-# Settings of TrainingArguments that a task does not follow; another value than this is refused, not ignored.
-_NOT_FOLLOWED: Mapping[str, tuple[Any, str]] = {
-    "eval_delay": (0, "evaluations begin with the first one that is due"),
-    "eval_on_start": (False, "run `lw evaluate` on an earlier run instead"),
-    "label_smoothing_factor": (0.0, "the loss is the model's own"),
-    "data_seed": (None, "set --seed"),
-    "prediction_loss_only": (False, "leave it out"),
-}
 
 
 @dataclass(frozen=True)
@@ -74,11 +67,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is: updates, epochs, and the limit that the core is given, if there is one."""
+    """How long a run is: updates, epochs, the limit that the core is given, if there is one; updates of an epoch."""
 
     updates: int
     epochs: int
     limit: int | None
+    per_epoch: int
 
 
 # --------------------------------------------------------------------------------------------------- preparing
@@ -91,8 +85,8 @@ def check_followed(training: Any) -> None:
         ConfigError: it names the first.
     """
     resolve_trackers(training.report_to)
-    for name, (value, instead) in _NOT_FOLLOWED.items():
-        if getattr(training, name) != value:
+    for name, (values, instead) in NOT_FOLLOWED.items():
+        if getattr(training, name) not in values:
             raise ConfigError(f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}")
 
 
@@ -107,7 +101,7 @@ def prepare_torch(settings: Settings) -> None:
     if training.tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = training.tf32
     if training.full_determinism:
-        torch.use_deterministic_algorithms(True)
+        use_deterministic_algorithms()
     seed_generators(training.seed)
 
 
@@ -153,7 +147,9 @@ def load_data(job: Job) -> None:
 
 
 def _floors(job: Job) -> dict[str, dict[str, float]]:
-    return {name: finite(values) for name, values in job.task.baselines(job).items()}
+    """Return what trivial methods reach that learn from the rows the run trains on, and are scored on those it is."""
+    with job.data.limited(train=job.args.max_train_samples, validation=job.args.max_eval_samples):
+        return {name: finite(values) for name, values in job.task.baselines(job).items()}
 
 
 def window_of(training: Any, num_processes: int, newest: Path | None) -> int:
@@ -180,10 +176,11 @@ def measure(job: Job, window: int) -> Length:
             fix="--no_dataloader_drop_last   or   a smaller --batch",
         )
     if training.max_steps > 0:
-        return Length(training.max_steps, math.ceil(training.max_steps / per_epoch), training.max_steps)
+        epochs = math.ceil(training.max_steps / per_epoch)
+        return Length(training.max_steps, epochs, training.max_steps, per_epoch)
     updates = math.ceil(training.num_train_epochs * per_epoch)
     epochs = math.ceil(training.num_train_epochs)
-    return Length(updates, epochs, None if updates == epochs * per_epoch else updates)
+    return Length(updates, epochs, None if updates == epochs * per_epoch else updates, per_epoch)
 
 
 def best_metric(job: Job, settings: Settings) -> tuple[str, str]:
@@ -437,6 +434,7 @@ def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Cou
         evaluate_every=steps_of(training.eval_steps, length.updates) if training.eval_strategy == "steps" else None,
         update_seconds=None if rehearsed is None else rehearsed.update_seconds,
         evaluation_seconds=None if rehearsed is None else rehearsed.evaluation_seconds,
+        per_epoch=length.per_epoch,
     )
 
 

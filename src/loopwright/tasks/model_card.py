@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.models import SmallModel
-from loopwright.run_folder import RunFolder
+from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
 from loopwright.tasks.base import Job
-from loopwright.tasks.screen import metric_text
+from loopwright.tasks.data import used_rows
+from loopwright.tasks.restoring import best_checkpoint
+from loopwright.tasks.screen import eval_metrics, metric_text
 
 _MOST_LABELS = 50
 
@@ -23,28 +26,79 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
         result: as result.json has it.
     """
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
-    direction = "more is better" if result["direction"] == "max" else "less is better"
+    table = _table("validation", result["metrics"], result["intervals"], result["baselines"])
     lines = [
         f"# {job.task.name}: {run.id}",
         "",
-        f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. The best "
-        f"model by {result['metric']} ({direction}) on the validation data, after update {result['update']} of "
-        f"{result['updates']}.",
-        "",
-        *_table("validation", result["metrics"], result["intervals"], result["baselines"]),
+        f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. "
+        f"{_chosen(result)}",
+        *(["", *table] if result["metrics"] else []),
     ]
     if "test_metrics" in result:
         lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
     lines += ["", "## How to open it", "", *_how_to_open(job)]
     lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
     lines += [
-        f"Seed {job.training.seed}, {_several(result['epochs'], 'epoch')}, {_several(result['updates'], 'update')}, "
-        f"learning rate "
+        f"Seed {job.training.seed}, "
+        f"{'' if result['epochs'] is None else _several(result['epochs'], 'epoch') + ', '}"
+        f"{_several(result['updates'], 'update')}, learning rate "
         f"{job.training.learning_rate:g}, batch {job.training.train_batch_size}, {job.training.mixed_precision} mixed "
         "precision. All settings are in config.yaml of the run, all figures in report.html.",
         "",
     ]
     return "\n".join(lines)
+
+
+def card_so_far(job: Job, run: RunFolder) -> str:
+    """Return the card of a run that has not come to its end; called when its best model so far is exported.
+
+    The figures are those of the evaluation after which the weights were saved; there may be none.
+
+    Args:
+        job: of the run, with the weights of its best checkpoint.
+        run: its folder.
+    """
+    checkpoint = best_checkpoint(run)
+    assert checkpoint is not None, "the weights are those of a checkpoint"
+    update = update_of(read_manifest(checkpoint))
+    best = read_json(run.checkpoints / "best.json", {})
+    evaluations = [
+        record
+        for record in (read_metrics(run.path / METRICS) if (run.path / METRICS).is_file() else [])
+        if record["event"] == "evaluation" and record["update"] == update
+    ]
+    latest = evaluations[-1] if evaluations else {}
+    metrics = eval_metrics({name: value for name, value in latest.items() if isinstance(value, float)})
+    intervals = {
+        name: (latest[f"eval_{name}_low"], latest[f"eval_{name}_high"])
+        for name in metrics
+        if f"eval_{name}_low" in latest and f"eval_{name}_high" in latest
+    }
+    reached = run.status.get("update") or update
+    result = {
+        "is_unfinished": True,
+        "metric": str(best.get("metric", "")).removeprefix("eval_"),
+        "direction": best.get("direction"),
+        "update": update,
+        "metrics": metrics,
+        "intervals": intervals,
+        "baselines": read_json(run.path / "baselines.json", {}) if metrics else {},
+        "updates": max(reached, update),
+        "epochs": None,
+        "num_suspects": 0,
+    }
+    return model_card(job, run, result)
+
+
+def _chosen(result: Mapping[str, Any]) -> str:
+    """Return which of the run's models this is."""
+    place = f"after update {result['update']} of {result['updates']}"
+    if result.get("is_unfinished"):
+        place += ", and the run has not come to its end"
+    if not result["metric"]:
+        return f"The model {place}; it was not evaluated."
+    direction = "more is better" if result["direction"] == "max" else "less is better"
+    return f"The best model by {result['metric']} ({direction}) on the validation data, {place}."
 
 
 def _several(count: float, noun: str) -> str:
@@ -84,6 +138,8 @@ def _data(job: Job) -> list[str]:
         for file in job.plan.files
     ]
     lines.append(f"- rows: {', '.join(f'{name} {len(split):,}' for name, split in job.plan.splits.items())}")
+    if used := used_rows(job.plan, job.args):
+        lines.append(f"- {used}")
     lines.append(f"- columns: {', '.join(f'{role} = {column}' for role, column in job.plan.columns.items())}")
     names = list(job.plan.labels.names) if job.plan.labels is not None and job.plan.labels.names else []
     if names:

@@ -16,7 +16,7 @@ from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArg
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.groups import GroupCollator
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
 _SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
@@ -149,7 +149,8 @@ class MultipleChoice(Task):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return the accuracy."""
-        return MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
+        scorer = MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
+        return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return prediction, label, loss and, where the model is sure of another choice, how sure."""

@@ -23,6 +23,7 @@ class Course:
         evaluate_every: updates between evaluations within an epoch; None is at the end of epochs only.
         update_seconds: of an update in the rehearsal; None without one.
         evaluation_seconds: of an evaluation, as the rehearsal has it; None without one.
+        per_epoch: updates of a whole epoch; None where all epochs are whole.
     """
 
     updates: int
@@ -31,11 +32,12 @@ class Course:
     evaluate_every: int | None = None
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
+    per_epoch: int | None = None
 
     @property
     def updates_per_epoch(self) -> float:
         """Updates of an epoch; of the last one there may be fewer."""
-        return max(self.updates / max(self.epochs, 1), 1e-9)
+        return max(self.per_epoch or self.updates / max(self.epochs, 1), 1e-9)
 
     def epoch_at(self, update: int) -> float:
         """Return how many epochs an update is from the start."""
@@ -44,7 +46,7 @@ class Course:
     def evaluations_after(self, update: int) -> int:
         """Return how many evaluations are to come: at the ends of epochs, between them, and that of the best model."""
         left = 1
-        if self.evaluates:
+        if self.evaluates and update < self.updates:  # the end is that of the last epoch, whole or not
             left += self.epochs - int(self.epoch_at(update) + 1e-9)
         if self.evaluates and self.evaluate_every is not None:
             left += self.updates // self.evaluate_every - update // self.evaluate_every
@@ -53,11 +55,12 @@ class Course:
 
     def _shared_after(self, update: int, every: int) -> int:
         """Return how many evaluations by updates are those of ends of epochs, and not made twice."""
-        per_epoch = self.updates / max(self.epochs, 1)
-        if per_epoch >= 1 and per_epoch.is_integer():
-            both = math.lcm(int(per_epoch), every)
-            return self.updates // both - update // both
-        return int(update < self.updates and self.updates % every == 0)
+        per_epoch = self.updates_per_epoch
+        at_end = int(update < self.updates and self.updates % every == 0)
+        if per_epoch < 1 or not float(per_epoch).is_integer():
+            return at_end
+        both = math.lcm(int(per_epoch), every)
+        return self.updates // both - update // both + (at_end if self.updates % per_epoch else 0)
 
     def expected_seconds(self) -> float | None:
         """Return how long the run takes by its rehearsal; None without one."""

@@ -1,4 +1,4 @@
-"""Finding the learning rate of a task: `--lr auto`, and what `loopwright find-lr` prints."""
+"""Finding the learning rate of a task: `--lr auto`, and what `lw find-lr` prints."""
 
 from __future__ import annotations
 

@@ -96,13 +96,15 @@ class Stopwatch(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Start again."""
+        self.batches = []
         self._began = time.monotonic()
 
     def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Note how long a batch took."""
-        self.batches.append(self._lap(trainer))
+        """Note how long a batch took, all its parts together."""
+        self.batches += [0.0] * (step + 1 - len(self.batches))
+        self.batches[step] += self._lap(trainer)
 
     def _lap(self, trainer: TrainerLike) -> float:
         if trainer.device.type == "cuda":

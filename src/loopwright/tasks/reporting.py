@@ -58,7 +58,8 @@ class ReportProgress(TrainerCallback):
         self._pace.begin(update)
         if update > 0:
             self._say_resumed(trainer)
-        self._line = self._screen.open_line(self._compose, self._course.updates, update)
+        if not trainer.job.training.disable_tqdm:  # type: ignore[attr-defined] # a TaskTrainer
+            self._line = self._screen.open_line(self._compose, self._course.updates, update)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Count an update; ask for a log of the first one, where that is wanted."""
@@ -86,11 +87,11 @@ class ReportProgress(TrainerCallback):
         self._evaluated = (0, _num_batches(trainer.eval_loader))
 
     def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch of the evaluation."""
+        """Count a batch of the evaluation, once however many parts it is run in."""
         if self._line is not None and self._evaluated is not None:
-            self._evaluated = (self._evaluated[0] + 1, self._evaluated[1])
+            self._evaluated = (step + 1, self._evaluated[1])
             self._line.nudge()
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:

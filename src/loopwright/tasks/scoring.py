@@ -18,6 +18,7 @@ from typing import Any
 
 from loopwright.metrics import Bootstrap, CountingMetric, Metric
 from loopwright.metrics.base import Combined
+from loopwright.metrics.mean_loss import MeanLoss
 from loopwright.run_folder import write_atomically
 
 NUM_WORST = 50
@@ -149,6 +150,46 @@ class JointScorer(Scorer):
         """Merge the states of the parts of another process."""
         for part, other in zip(self._parts, state["parts"], strict=True):
             part.merge_state(other)
+
+
+class LossInterval(Scorer):
+    """The interval of the mean loss of samples that have one each; the loss itself is what the loop has recorded.
+
+    A sample's "loss" is the mean over its "num_tokens", where it has these, and the mean of an evaluation is that over
+    all of them.
+    """
+
+    directions: Mapping[str, bool] = {}
+
+    def __init__(self) -> None:
+        self._losses = Bootstrap(MeanLoss())
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the losses of the samples."""
+        if samples:
+            counts = [int(sample.get("num_tokens", 1)) for sample in samples]
+            sums = [count * float(sample["loss"]) for sample, count in zip(samples, counts, strict=True)]
+            positions = [sample["position"] for sample in samples]
+            self._losses.add_batch(positions=positions, sums=sums, counts=counts)
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return that of the loss."""
+        return self._losses.interval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the losses."""
+        return self._losses.state_dict()
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Merge the sums of another process."""
+        other = Bootstrap(MeanLoss())
+        other.load_state_dict(state)
+        self._losses.merge(other)
 
 
 class Examples:

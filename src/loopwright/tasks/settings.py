@@ -18,7 +18,14 @@ from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import AcceptsOldNames
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import RunFolder, write_atomically
-from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments
+from loopwright.tasks.arguments import (
+    NO_EFFECT,
+    NOT_FOLLOWED,
+    OWN_HELP,
+    ShortName,
+    TaskArguments,
+    TaskTrainingArguments,
+)
 
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
@@ -31,7 +38,8 @@ _NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
-    "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto."
+    "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto. Beside these there are "
+    "--check, --print_config and --quiet (lw train --help)."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
 
@@ -89,7 +97,8 @@ class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
     """Help that says the default of a flag where it has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
+        is_made = action.dest == "output_dir"  # in the folder of runs, if it is not given
+        return action.help if is_made or action.default in (None, []) else super()._get_help_string(action)
 
 
 class TaskParser(HfArgumentParser):
@@ -220,6 +229,10 @@ def create_parser(task: Task) -> TaskParser:
         epilog=f"example: {task.example}",
     )
     parser.set_defaults(**task.defaults, task=task.name)
+    for action in parser._actions:
+        if action.dest in NO_EFFECT or action.dest in NOT_FOLLOWED:
+            action.help = argparse.SUPPRESS
+        action.help = OWN_HELP.get(action.dest, action.help)
     return parser
 
 

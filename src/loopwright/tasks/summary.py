@@ -16,7 +16,7 @@ from loopwright.tasks.pace import TimeSpent
 from loopwright.tasks.scoring import Examples
 from loopwright.tasks.screen import Screen, clock, lasted, metrics_text
 
-_TEXT_ROLES = ("text", "question", "source", "sentence", "image")
+_TEXT_ROLES = ("text", "question", "source", "sentence", "context", "image")
 _MOST_CHARACTERS = 60
 _MOST_WORDS = 6
 
@@ -81,6 +81,8 @@ def in_words(sample: Mapping[str, Any]) -> str:
     if role is not None:
         given = Path(sample[role]).name if role == "image" else " ".join(sample[role].split())
         words.append(f"'{given[:_MOST_CHARACTERS]}{'…' if len(given) > _MOST_CHARACTERS else ''}'")
+    elif isinstance(sample.get("tokens"), list):
+        words.append(f"'{_short(' '.join(map(str, sample['tokens'])))}'")
     elif "position" in sample:
         words.append(f"row {sample['position']}")
     said, true = sample.get("prediction"), sample.get("reference")

@@ -15,7 +15,7 @@ from loopwright.tasks import text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 _SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
@@ -168,7 +168,8 @@ class TextClassification(Task):
         directions = {name: True for name in _result_names(kind, glue)}
         if "mse" in directions:
             directions["mse"] = False
-        return MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
+        scorer = MetricScorer(lambda: _create_metric(kind, num_labels, glue), directions)
+        return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return prediction, label, loss and, where the model is sure of another label, how sure."""

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,8 @@ from loopwright.tasks import text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.tag_order import is_in_order, likeliest
 from loopwright.tasks.text_samples import tokens_of
 
 AUTO_CLASS = "AutoModelForTokenClassification"
@@ -28,6 +30,7 @@ IGNORED = -100
 """The label of tokens that the loss leaves out."""
 _SURE = 0.9  # how sure a model has to be for a tag that it contradicts to be suspected
 _NO_WORD = -1
+_ORDER_ROWS = 10_000  # rows that are looked at for the order of their tags
 _LETTERS = ("B-", "I-", "E-", "S-", "L-", "U-", "M-")
 
 
@@ -39,6 +42,9 @@ class TokenClassificationArguments(TaskArguments):
     tags_column: str | None = flag(None, "Column of the tags, one for each word.")
     label_all_tokens: bool = flag(
         False, "Train on all tokens of a word, and not on its first alone; after B-X comes I-X."
+    )
+    ordered_tags: bool | None = flag(
+        None, "Predict I-X only after B-X or I-X; unset does so where the training data has no other I-X."
     )
     max_length: int | None = flag(None, "Tokens of a sentence that are kept; unset looks at the data.")
 
@@ -133,6 +139,8 @@ class TokenClassification(Task):
                 )
             args.max_length = lengths.max_length
             notes.append(lengths.note)
+            if args.ordered_tags is None:
+                args.ordered_tags = _has_entities(names) and is_in_order(islice(_tag_rows(data, names), _ORDER_ROWS))
             if all(name.isdecimal() for name in names):
                 notes.append("tags are numbers, so entities are not known: --label_map 0=O 1=B-PER ... names them")
         collator = Collator(tokenizer, 8 if training.fp16 or training.bf16 else None)
@@ -169,7 +177,8 @@ class TokenClassification(Task):
         """Return the metrics of entities, or of tags that are none."""
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
-        return MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
+        scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
+        return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return the tags of all words, those that were given, the loss, and what looks mislabelled.
@@ -178,14 +187,17 @@ class TokenClassification(Task):
         """
         names = _names(job.plan)
         labels = batch["labels"]
-        losses = _token_losses(outputs.logits, labels).sum(-1) / (labels != IGNORED).sum(-1).clamp(min=1)
+        num_tokens = (labels != IGNORED).sum(-1)
+        losses = _token_losses(outputs.logits, labels).sum(-1) / num_tokens.clamp(min=1)
         given = [[names[tag] for tag in row if tag != IGNORED] for row in batch["tags"].tolist()]
-        found = _tags_of_words(outputs.logits, batch["words"], [len(row) for row in given], names)
+        counts = [len(row) for row in given]
+        found = _tags_of_words(outputs.logits, batch["words"], counts, names, is_ordered=bool(job.args.ordered_tags))
         samples = []
-        for position, loss, tags, (predicted, shares) in zip(
-            batch["position"].tolist(), losses.tolist(), given, found, strict=True
+        for position, loss, number, tags, (predicted, shares) in zip(
+            batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found, strict=True
         ):
             sample = {"position": position, "prediction": predicted, "reference": tags, "loss": loss}
+            sample["num_tokens"] = number
             wrong = [index for index, tag in enumerate(tags) if predicted[index] != tag and shares[index] >= _SURE]
             if wrong:
                 surest = max(wrong, key=lambda index: shares[index])
@@ -228,8 +240,8 @@ class TokenClassification(Task):
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the tag and the score of each word of pieces of text that fit the model."""
         counts = [max(row) + 1 for row in batch["words"].tolist()]
-        logits = model(**self.model_inputs(batch)).logits
-        found = _tags_of_words(logits, batch["words"], counts, _names(job.plan))
+        logits, is_ordered = model(**self.model_inputs(batch)).logits, bool(job.args.ordered_tags)
+        found = _tags_of_words(logits, batch["words"], counts, _names(job.plan), is_ordered=is_ordered)
         return [{"tags": tags, "scores": shares} for tags, shares in found]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
@@ -421,6 +433,11 @@ def _names(plan: DataPlan) -> list[str]:
     return list(plan.labels.names)
 
 
+def _tag_rows(data: RunData, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the tags of the training rows by name."""
+    return ([names[number] for number in row["tags"]] for rows in data.batches("train") for row in rows)
+
+
 def _has_entities(names: Sequence[str]) -> bool:
     """Whether tags mark entities, rather than say something of each word by itself, such as its part of speech."""
     return OUTSIDE in names or any(name.startswith(_LETTERS) for name in names)
@@ -443,7 +460,7 @@ def _token_losses(logits: Any, labels: Any) -> Any:
 
 
 def _tags_of_words(
-    logits: Any, words: Any, counts: Sequence[int], names: Sequence[str]
+    logits: Any, words: Any, counts: Sequence[int], names: Sequence[str], *, is_ordered: bool
 ) -> list[tuple[list[str], list[float]]]:
     """Return the tags of the words of each row, by their first tokens, and how sure the model is of them.
 
@@ -452,16 +469,16 @@ def _tags_of_words(
         words: for each token the number of the word it begins, or -1.
         counts: how many words each row has.
         names: of the tags.
+        is_ordered: whether what is inside an entity comes after its beginning only.
     """
-    confidence, predicted = logits.float().softmax(-1).max(-1)
+    shares, scores = (each.cpu().numpy() for each in (logits.float().softmax(-1), logits.float().log_softmax(-1)))
     found = []
-    for count, numbers, tags, shares in zip(
-        counts, words.tolist(), predicted.tolist(), confidence.tolist(), strict=True
-    ):
+    for count, numbers, row, logarithms in zip(counts, words.cpu().numpy(), shares, scores, strict=True):
         row_tags, row_shares = [_nothing(names)] * count, [0.0] * count
-        for number, tag, share in zip(numbers, tags, shares, strict=True):
-            if number != _NO_WORD:
-                row_tags[number], row_shares[number] = names[tag], share
+        places = (numbers != _NO_WORD).nonzero()[0]
+        tags = likeliest(logarithms[places], names) if is_ordered else row[places].argmax(-1).tolist()
+        for place, tag in zip(places, tags, strict=True):
+            row_tags[numbers[place]], row_shares[numbers[place]] = names[tag], float(row[place, tag])
         found.append((row_tags, row_shares))
     return found
 

@@ -271,7 +271,7 @@ class TaskTrainer(Trainer):
     def _create_accelerator(self) -> Any:
         training = self.job.training
         sharding = Sharding.parse(training.fsdp, training.fsdp_config)
-        return create_accelerator(self._settings.mixed_precision, training.use_cpu, sharding)
+        return create_accelerator(self._settings.mixed_precision, training.use_cpu, sharding, training.ddp_options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Say it, once per node."""
