@@ -43,7 +43,7 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
             if piece.rows:
                 check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
                 tracker.update(output["loss"], _items(trainer, output, piece))
-            event("on_eval_step_end", batch=batch, batch_output=output)
+            event("on_eval_step_end", batch=batch, batch_output=output, step=trainer._run.eval_batch)
     trainer.eval_epoch_end()
     loss, has_nonfinite_loss = reduced_mean(tracker, engine)
     trainer.run_history.update_metric(metric_name, loss)
@@ -98,7 +98,7 @@ def _results(
 ) -> Generator[tuple[Piece, Any, Any], None, None]:
     """Yield every batch with what is computed of it; where memory runs out, in parts, each sample once."""
     with closing(_pieces(trainer, engine, loader)) as pieces:
-        for piece in pieces:
+        for trainer._run.eval_batch, piece in enumerate(pieces):
             done, may_be_whole = 0, True
             while done < max(piece.rows, 1):
                 part = _part(trainer, engine, piece, done, may_be_whole)

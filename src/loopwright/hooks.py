@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from loopwright.data.cutting import cut_rows
-from loopwright.data.defaults import create_loader, default_loader_kwargs
+from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
 from loopwright.losses import batch_loss, prediction
 from loopwright.schedulers import replace_trainer_placeholder_values
 
@@ -44,13 +44,13 @@ class TrainerHooks:
             train_dl_kwargs: the caller's `train_dataloader_kwargs`, which win over the defaults.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
-        self._train_dl_kwargs = {**defaults, **(train_dl_kwargs or {})}
+        self._train_dl_kwargs = loader_kwargs(self.train_dataset, defaults, train_dl_kwargs)
         return create_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
         """Return the evaluation loader; called by keyword when there is an evaluation dataset."""
         defaults = self.get_default_eval_dl_kwargs(batch_size)
-        self._eval_dl_kwargs = {**defaults, **(eval_dl_kwargs or {})}
+        self._eval_dl_kwargs = loader_kwargs(self.eval_dataset, defaults, eval_dl_kwargs)
         return create_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:

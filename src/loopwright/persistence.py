@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from loopwright.resuming import (
     settings_of,
     sizes_of,
 )
-from loopwright.run_folder import RunRecord
+from loopwright.run_folder import LeaseError, RunRecord
 from loopwright.services import TrainerServices
 from loopwright.training_state import capture, load_model_file, restore, save_model_file
 
@@ -77,9 +77,20 @@ class TrainerPersistence(TrainerServices):
             raise
         except BaseException as failure:
             error, message = failure, f"{type(failure).__name__}: {failure}"
+            self._keep_save_in_flight(record)
             raise
         finally:
             record.close(state, message, error)
+
+    def _keep_save_in_flight(self, record: RunRecord) -> None:
+        """Let a save be committed that a failing run has begun: it is good, and the process may end with the error."""
+        if self._saver is None:
+            return
+        self._saver.wait()
+        with suppress(CheckpointError, LeaseError):  # the run fails of something else, which is told
+            while (saved := self._saver.poll()) is not None:
+                record.write("checkpoint", update=self._saver.update_of(saved), checkpoint=saved.name)
+                record.tell(last_checkpoint=saved.name)
 
     def write_record(self, event: str, **fields: Any) -> None:
         """Append an event of yours to metrics.jsonl, with the update and the epoch; called by callbacks and hooks.
@@ -244,7 +255,7 @@ class TrainerPersistence(TrainerServices):
         if made is None or self._made is None:
             self._made = self._made or made
             return
-        rates = {group["params"][0]: group["lr"] for group in state["optimizer"]["param_groups"] if group["params"]}
+        rates = {group["params"][0]: group.get("lr") for group in state["optimizer"]["param_groups"] if group["params"]}
         names = self._parameter_names()
         changes = apply_changes(optimizer, self.scheduler, made, self._made, names, rates)
         self._announce(path, changes, changes)
@@ -345,7 +356,9 @@ class TrainerPersistence(TrainerServices):
         return model, state, self.checkpoint_files()
 
     def _weights_are_finite(self) -> bool:
-        weights = [local(weight.detach()) for weight in self._engine.parameters if weight.is_floating_point()]
+        # What is not trained is as it was: a mask of -inf is no sign of trouble.
+        trained = [weight for weight in self._engine.parameters if weight.is_floating_point() and weight.requires_grad]
+        weights = [local(weight.detach()) for weight in trained]
         is_bad = bool(weights) and not bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         return not self._engine.agreement.largest(is_bad)[0]
 
@@ -360,9 +373,12 @@ class TrainerPersistence(TrainerServices):
         for directory, metadata in saves:
             saver = self._saver if self._saver is not None and directory.parent == self._saver.directory else None
             is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
-            if self._losses.has_nonfinite() or not (is_checked_later or self._weights_are_finite()):
-                culprit = "a loss of this epoch was" if self._losses.has_nonfinite() else "a weight is"
+            has_bad_loss = self._losses.has_nonfinite()
+            if has_bad_loss or not (is_checked_later or self._weights_are_finite()):
+                culprit = "a loss of this epoch was" if has_bad_loss else "a weight is"
                 self.print(f"Not saving {directory}: {culprit} not finite")
+                if has_bad_loss and not self._run.is_ending:
+                    self._log()  # which ends the run: whatever it does from here on is lost
                 continue
             if saver is None:
                 self.save_training_state(directory, metadata)
@@ -401,6 +417,7 @@ class TrainerPersistence(TrainerServices):
         num_bytes = world_process_zero_only(check_savable)(model, state, files)
         if self._saver is not None and num_bytes is not None:
             self._saver.check_space(num_bytes, self.print)
+            self._saver.expect(model)
 
     def _report_saves(self) -> None:
         """Tell the callbacks of a checkpoint that was committed since the last time, and of trouble."""

@@ -102,6 +102,7 @@ class RunState:
         first_epoch: the history's epoch when the run began, before any resume.
         first_update_of_epoch: number of the current epoch's first update.
         piece_index: of the current micro-batch within its update.
+        eval_batch: index of the current batch within its evaluation, however many parts it is run in.
         is_first_batch: the next batch output is still to be checked.
         epoch_is_whole: every update of the current epoch is done.
         is_running: between the first and the last event of the run.
@@ -119,6 +120,7 @@ class RunState:
     first_epoch: int = 1
     first_update_of_epoch: int = 1
     piece_index: int = 0
+    eval_batch: int = 0
     is_first_batch: bool = True
     epoch_is_whole: bool = False
     is_running: bool = False

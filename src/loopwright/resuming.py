@@ -171,7 +171,10 @@ def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -
     for index, group in enumerate(optimizer.param_groups):
         values = {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
         groups[_label(index, group, names)] = _plain({**values, "lr": group.get("initial_lr", group.get("lr"))})
-    state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+    try:
+        state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+    except Exception:  # noqa: BLE001 - a scheduler of the user's own; one without a state can be trained with
+        state = {}
     return {"optimizer": groups, "scheduler": _plain(state)}
 
 

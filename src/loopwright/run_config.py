@@ -107,8 +107,8 @@ def create_run_config(
 
     Where a loader's length is not known, the update steps per epoch are 0.
     """
-    train_batch_size = (train_dl_kwargs or {}).get("batch_size") or per_device_batch_size
-    eval_batch_size = (eval_dl_kwargs or {}).get("batch_size") or per_device_batch_size
+    train_batch_size = _batch_size(train_loader, train_dl_kwargs) or per_device_batch_size
+    eval_batch_size = _batch_size(eval_loader, eval_dl_kwargs) or per_device_batch_size
     processes = accelerator.num_processes
     batches = (None if train_loader is None else train_loader.num_batches) or 0
     updates = math.ceil(batches / gradient_accumulation_steps)
@@ -134,3 +134,10 @@ def create_run_config(
         mixed_precision=accelerator.mixed_precision,
         num_processes=processes,
     )
+
+
+def _batch_size(loader: Any, kwargs: Mapping[str, Any] | None) -> int | None:
+    """Return the samples of a loader's batch, as it, its batch sampler or its arguments say; None if none does."""
+    batches = getattr(loader, "batch_sampler", None)
+    told = (getattr(loader, "batch_size", None), getattr(batches, "batch_size", None), (kwargs or {}).get("batch_size"))
+    return next((size for size in told if isinstance(size, int) and size > 0), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from loopwright.callbacks import CallbackHandler
 from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Share, Window, adopt
+from loopwright.data.defaults import without_preparation, without_sharing
 from loopwright.engine import Engine, create_accelerator, forget_precision
 from loopwright.engine.buffers import BufferShadow
 from loopwright.engine.compiling import compile_model
@@ -105,13 +104,9 @@ class TrainerServices(TrainerHooks):
         loss = self._losses.mean_since_last_log()
         if loss is None:
             return
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        logs = {
-            "update": self.progress.update,
-            "epoch": self.run_history.current_epoch,
-            "loss": loss,
-            "lr": learning_rate,
-        }
+        logs = {"update": self.progress.update, "epoch": self.run_history.current_epoch, "loss": loss}
+        if "lr" in self.optimizer.param_groups[0]:  # an optimizer need not have one
+            logs["lr"] = float(self.optimizer.param_groups[0]["lr"])
         if self.gradient_norm is not None:
             logs["gradient_norm"] = float(self.gradient_norm)
         logs |= self._step_logs()
@@ -264,7 +259,14 @@ class TrainerServices(TrainerHooks):
 
     def _prepare(self) -> None:
         """Prepare everything, and make sure that the loaders are ours, also when the hook below is overridden."""
+        loaders = self._train_dataloader, self._eval_dataloader
+        forget_precision()
         self._prepare_model_optimizer_and_dataloaders()
+        if self._engine.accelerator is not self._accelerator:  # an override has made its own
+            self._engine = Engine(self._accelerator, self._settings.reduction)
+        self._engine.follow(self.model, self.optimizer)
+        self._train_dataloader = without_preparation(self._train_dataloader, loaders[0])
+        self._eval_dataloader = without_preparation(self._eval_dataloader, loaders[1])
         self._losses.follow(self._engine)
         if self._train_dataloader is not None:
             self._train_dataloader = self._as_loader(self._train_dataloader)
@@ -319,7 +321,7 @@ class TrainerServices(TrainerHooks):
     def _as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
         if isinstance(source, Loader):
             return source
-        source = _without_sharing(source, self._engine.num_processes)
+        source = without_sharing(source, self._engine.num_processes)
         # Every forward pass of a sharded model gathers its weights: the processes must run equally many.
         engine, accumulation = self._engine, self._settings.gradient_accumulation_steps
         share = Share(engine.rank, engine.num_processes, accumulation, is_even=is_sharded(self.model))
@@ -354,15 +356,12 @@ class TrainerServices(TrainerHooks):
                 holder.zero_grad()
 
     def _set_up_evaluation(
-        self,
-        dataset: Any,
-        batch_size: int,
-        kwargs: dict[str, Any] | None,
-        collate_fn: Any,
-        may_be_empty: bool = False,
+        self, dataset: Any, batch_size: int, kwargs: dict[str, Any] | None, collate_fn: Any, may_be_empty: bool = False
     ) -> None:
+        """Prepare everything for an evaluation or a prediction; called before what `_release` has to follow."""
         check_is_idle(self._run.is_running)
-        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            dataset, collate_fn = self.eval_dataset, collate_fn or self.collate_fn
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
         if not may_be_empty:
@@ -372,9 +371,13 @@ class TrainerServices(TrainerHooks):
         self._start_anew(RunSettings(per_device_batch_size=batch_size, mixed_precision=self._settings.mixed_precision))
         self.progress, self.scheduler, self._run.first_epoch, self._parts.train = kept
         self.eval_dataset, self.collate_fn = dataset, collate_fn
-        self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
-        self._prepare()
-        self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+        try:
+            self._eval_dataloader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
+            self._prepare()
+            self.run_config = self._create_run_config(batch_size, 1, 1, 1, None)
+        except BaseException:
+            self._release()
+            raise
 
     def _check_dataset(
         self, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str | None = None
@@ -559,36 +562,9 @@ class TrainerServices(TrainerHooks):
 def unused_devices(num_devices: int) -> str:
     """Return a line that says how to train on all GPUs of a machine; printed when a run begins on one of several."""
     return (
-        f"Training on 1 of {num_devices} GPUs. All of them: loopwright launch -n {num_devices} -- train ..., "
+        f"Training on 1 of {num_devices} GPUs. All of them: lw launch -n {num_devices} -- train ..., "
         f"or torchrun --nproc-per-node {num_devices} with a script"
     )
-
-
-def _without_sharing(source: Any, num_processes: int) -> Any:
-    """Return a DataLoader without its own sharing out among processes, which is done by the loader around it.
-
-    Raises:
-        ConfigError: its sampler shares out in a way that cannot be undone.
-    """
-    batch_sampler = getattr(source, "batch_sampler", None)
-    samplers = [getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    sharing = [one for one in samplers if getattr(one, "num_replicas", 1) > 1]
-    if num_processes == 1 or type(source) is not DataLoader or not sharing:
-        return source
-    sampler: Any = sharing[0]
-    if type(sampler) is not DistributedSampler or type(batch_sampler) is not BatchSampler:
-        raise ConfigError(
-            f"{type(sampler).__name__} shares samples out among {sampler.num_replicas} processes, and loopwright does "
-            "so again. Make it with num_replicas=1 and rank=0: every process then gets its part of what it yields."
-        )
-    whole: Any = DistributedSampler(
-        sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
-    )
-    loader = copy.copy(source)
-    batches = BatchSampler(whole, batch_sampler.batch_size, batch_sampler.drop_last)
-    # A loader refuses another sampler once it is made; this is a copy that nothing has iterated.
-    loader.__dict__.update(sampler=whole, batch_sampler=batches)
-    return loader
 
 
 def _listed(samples: list[int] | None) -> str:

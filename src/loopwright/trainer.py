@@ -7,7 +7,6 @@ evaluate, save, stop. The hooks are in `hooks.py`, preparing and asking in `serv
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatche
 from loopwright.checkpoint import Checkpointing
 from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Window
-from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR
+from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
 from loopwright.engine.buffers import BufferShadow
 from loopwright.engine.processes import fails_together, gather_objects, world_process_zero_only
 from loopwright.engine.signals import SignalWatch
@@ -84,8 +83,8 @@ class Trainer(TrainerTuning):
         self.model = model
         self.loss_func = loss_func
         self.optimizer = optimizer
-        limit = os.environ.get(LIMIT_BATCHES_ENV_VAR, "none")
-        limiters = [] if limit.lower() == "none" else [LimitBatchesCallback(int(limit))]
+        limit = limit_of_environment()
+        limiters = [] if limit is None else [LimitBatchesCallback(limit)]
         self.callback_handler = CallbackHandler([*limiters, *callbacks])
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.create_scheduler_fn: Callable[..., Any] | None = None
@@ -242,13 +241,13 @@ class Trainer(TrainerTuning):
         """Evaluate the model once and record `evaluation_loss`; the run history starts anew.
 
         Args:
-            dataset: None takes the evaluation dataset of the last call.
+            dataset: None takes the evaluation dataset of the last call, and its collate_fn unless one is given.
             per_device_batch_size: samples of a batch.
             dataloader_kwargs: win over the loader's defaults.
             collate_fn: makes a batch of samples.
         """
+        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
         try:
-            self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
             self.run_history.reset()
             self._run_evaluation()
         finally:
@@ -264,8 +263,8 @@ class Trainer(TrainerTuning):
         collate_fn: Callable[..., Any] | None = None,
     ) -> PredictionResult:
         """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
+        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
         try:
-            self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
             self.model.eval()
             outputs, num_samples = run_prediction(self, self._engine, self._eval_dataloader)
         finally:
@@ -280,10 +279,10 @@ class Trainer(TrainerTuning):
         try:
             self.training_run_start()
             self.call_event("on_training_run_start")
-            self._begin_run()
+            self._begin_once()
             while not self._is_over():
                 if self.progress.stage < TRAINED:
-                    self._run_train_epoch(self._train_dataloader)
+                    self._run_train_epoch(self._loader_of_epoch())
                 if self.progress.stage < EVALUATED and self._evaluation_is_due():
                     self._run_eval_epoch(self._eval_dataloader)
                 self._finish_epoch()
@@ -402,7 +401,7 @@ class Trainer(TrainerTuning):
         # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
         if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
             self.scheduler.step()
-        self._run.epoch_is_whole = self.progress.stage >= TRAINED
+        self._run.epoch_is_whole = True  # unless `_begin_epoch` says otherwise: `_run_train_epoch` may be overridden
         failpoint("before_first_update")
         self._drop_gradients()
         self._buffers = BufferShadow(self.get_model(keep_torch_compile=False), self.loss_func)
@@ -412,6 +411,7 @@ class Trainer(TrainerTuning):
         self._throughput = self._create_throughput()
 
     def _begin_epoch(self) -> None:
+        self._catch_up()
         done = -(-self.progress.batch // self._settings.gradient_accumulation_steps)
         self._run.first_update_of_epoch = self.progress.update - done + 1
         self._run.epoch_is_whole = False

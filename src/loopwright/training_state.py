@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import Checkpoint, store
 from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names, untied
 from loopwright.engine import Engine
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.errors import CheckpointError, ConfigError
+
+_WHAT_FILES_HOLD = (
+    "A checkpoint file holds tensors, arrays, numbers, texts, None, and lists, tuples, sets and dicts of them "
+    "(vars(config) instead of a config)."
+)
 
 
 def capture(
@@ -74,7 +81,13 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> None:
-    """Write the documented checkpoint file: a dict by torch.save, or weights alone for a .safetensors path."""
+    """Write the documented checkpoint file: a dict by torch.save, or weights alone for a .safetensors path.
+
+    The state of a scheduler that cannot be saved is left out, with a warning.
+
+    Raises:
+        CheckpointError: something else cannot be saved so that `load_model_file` reads it; nothing is written.
+    """
     state: dict[str, Any] = {"model_state_dict": model.state_dict()}
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import save_file
@@ -85,10 +98,38 @@ def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, schedule
         return
     if optimizer is not None:
         state["optimizer_state_dict"] = optimizer.state_dict()
+    problem: Exception | None = None
     if scheduler is not None and hasattr(scheduler, "state_dict"):
-        state["scheduler_state_dict"] = scheduler.state_dict()
-    state = {**state, **extra}
-    store.write_file(path, lambda aside: torch.save(_plain(state), aside))
+        try:
+            _write_readable(path, {**state, "scheduler_state_dict": scheduler.state_dict(), **extra})
+            return
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a scheduler of the user's own may raise anything
+            problem = error
+    _write_readable(path, {**state, **extra})
+    if problem is not None:
+        kind = type(scheduler).__name__
+        warnings.warn(f"{path} is without the state of the {kind}, which cannot be saved: {problem}", stacklevel=2)
+
+
+def _write_readable(path: str | Path, state: dict[str, Any]) -> None:
+    """Write a dict by torch.save, unless that, or reading it again, cannot be done."""
+
+    def write(aside: Path) -> None:
+        try:
+            torch.save(_plain(state), aside)
+        except (OSError, RuntimeError):
+            raise  # of the disk
+        except Exception as error:
+            raise CheckpointError(f"{path} is not written: {error}. {_WHAT_FILES_HOLD}") from error
+        if refused := get_unsafe_globals_in_checkpoint(aside):
+            raise CheckpointError(
+                f"{path} is not written: it would hold {', '.join(refused[:5])}, and could not be read again, since "
+                f"files are read without running code of theirs. {_WHAT_FILES_HOLD}"
+            )
+
+    store.write_file(path, write)
 
 
 def load_model_file(
@@ -102,14 +143,20 @@ def load_model_file(
     """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
 
     Raises:
+        CheckpointError: there is no such file, or it cannot be read, or is of another kind.
         ConfigError: the file has optimizer state and the trainer has no optimizer.
     """
     if not Path(path).exists():
         raise CheckpointError(f"there is no checkpoint file {path}")
+    if Path(path).is_dir():
+        raise CheckpointError(
+            f"{path} is a folder, not a checkpoint file. A training state is continued by train(resume_from=...), or "
+            "read by load_training_state."
+        )
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        checkpoint: dict[str, Any] = {"model_state_dict": load_file(path)}
+        checkpoint: dict[str, Any] = {"model_state_dict": _read(path, load_file)}
         current, tied = untied(model.state_dict())
         found = checkpoint["model_state_dict"]
         missing, unexpected = sorted(set(current) - set(found)), sorted(set(found) - set(current) - set(tied))
@@ -120,20 +167,40 @@ def load_model_file(
             )
         model.load_state_dict(found, strict=False)
         return checkpoint
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    checkpoint = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
+    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
+        found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
+        raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
     if load_optimizer and "optimizer_state_dict" in checkpoint and optimizer is None:
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
-    if not isinstance(checkpoint, dict) or "model_state_dict" not in checkpoint:
-        found = ", ".join(map(str, checkpoint))[:200] if isinstance(checkpoint, dict) else type(checkpoint).__name__
-        raise CheckpointError(f"{path} was not written by save_checkpoint: it has no model_state_dict, but {found}")
     model.load_state_dict(checkpoint["model_state_dict"])
     if load_optimizer and "optimizer_state_dict" in checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
     if load_scheduler and "scheduler_state_dict" in checkpoint and scheduler is not None:
         scheduler.load_state_dict(checkpoint["scheduler_state_dict"])
     return checkpoint
+
+
+def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
+    """Return what a file holds; CheckpointError if it cannot be read."""
+    try:
+        return read(path)
+    except OSError:
+        raise
+    except Exception as error:  # torch and safetensors raise many kinds for a file that is not theirs
+        try:
+            refused = get_unsafe_globals_in_checkpoint(path)
+        except Exception:  # noqa: BLE001 - a file that is not torch's
+            refused = []
+        if refused:
+            raise CheckpointError(
+                f"{path} is not read: it holds {', '.join(refused[:5])}, which needs code to be run, and a file may "
+                "bring any. If you trust it, read it by torch.load(path, weights_only=False), give its weights to the "
+                "model, and save them again."
+            ) from error
+        raise CheckpointError(f"{path} is damaged, or no checkpoint file ({type(error).__name__})") from error
 
 
 def _check_class(what: str, saved: str, current: Any, fix: str) -> None:

@@ -42,6 +42,7 @@ from loopwright.engine.seeding import seed_torch
 from loopwright.errors import ConfigError
 from loopwright.keys import forward_key
 from loopwright.persistence import TrainerPersistence
+from loopwright.progress import TRAINED, RunState
 from loopwright.tracking.throughput import Throughput, peak_flops
 
 STEP_HOOKS = (
@@ -73,6 +74,7 @@ class TrainerUpdates(TrainerPersistence):
     graph_safe: ClassVar[bool] = False
     speed: Mapping[str, float] = MappingProxyType({})
     _throughput: Throughput
+    _run_that_began: RunState | None = None
     _graphs: UpdateGraphs | None = None
     _planned: Any = None
     num_graphed_updates: int = 0
@@ -208,6 +210,28 @@ class TrainerUpdates(TrainerPersistence):
             found += [f"{type(callback).__name__}.{name}" for name in LATE_EVENTS if asks_alone(callback, name)]
         return found
 
+    # --- where `_run_training` is overridden ---------------------------------------------------------------------
+
+    def _begin_run(self) -> None:
+        """Make ready for the first update."""
+
+    def _begin_once(self) -> None:
+        """Make ready for the first update, unless it is done."""
+        if self._run_that_began is not self._run:
+            self._run_that_began = self._run
+            self._begin_run()
+
+    def _catch_up(self) -> None:
+        """Do what belongs before an epoch and what calls for it may have left out; called when one begins."""
+        self._begin_once()
+        if self.progress.stage >= TRAINED:
+            self.progress.end_epoch()
+
+    def _loader_of_epoch(self) -> Any:
+        """Return the training loader, which yields the batches of the current epoch to whoever iterates it."""
+        self._train_dataloader.set_epoch(self.progress.epoch)
+        return self._train_dataloader
+
     # --- an update ---------------------------------------------------------------------------------------------
 
     def _begin_update(self, window: Window) -> Window:
@@ -274,9 +298,10 @@ class TrainerUpdates(TrainerPersistence):
         return True
 
     def _release(self) -> None:
-        """Give everything back, the graphs and their memory too."""
+        """Give everything back, the graphs and their memory too, and what callbacks hold."""
         super()._release()
         self._graphs = None
+        self.callback_handler.release()
 
     def _run_eagerly(self, reason: str) -> None:
         """Run updates operation by operation from here on, and say why."""

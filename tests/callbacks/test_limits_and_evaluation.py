@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from loopwright.callbacks import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
+from loopwright.errors import ConfigError
 from loopwright.utils import LimitBatches
 
 
@@ -41,6 +43,19 @@ class Counter(TrainerCallback):
 
 
 # Limits
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+@pytest.mark.parametrize(
+    "make", [LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback], ids=lambda make: make.__name__
+)
+def test_numbers_that_cannot_be_are_refused_when_the_callback_is_made(make, number):
+    with pytest.raises(ConfigError, match=f"must be a whole number of at least 1, got {number}"):
+        make(number)
+
+
+def test_a_limit_may_be_a_number_of_numpy():
+    assert LimitBatchesCallback(np.int64(3)).num_batches == 3
 
 
 def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):

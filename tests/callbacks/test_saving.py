@@ -22,7 +22,7 @@ from loopwright.callbacks import (
     WSDCheckpointCallback,
 )
 from loopwright.checkpoint import Checkpointing, read
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, ConfigError
 from loopwright.schedulers import WSDLrScheduler
 
 
@@ -205,6 +205,13 @@ def test_save_training_state_has_the_documented_arguments():
     assert default.save_dir == Path("training_states")
     assert (default.save_every_n_epochs, default.save_every_n_steps) == (None, None)
     assert (default.save_at_end, default.max_checkpoints) == (True, None)
+
+
+@pytest.mark.parametrize("name", ["save_every_n_epochs", "save_every_n_steps", "max_checkpoints"])
+def test_states_of_which_none_would_be_kept_or_asked_for_are_refused(name, tmp_path):
+    """Otherwise 0 states to keep would remove each one once it is written."""
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1, got 0"):
+        SaveTrainingStateCallback(tmp_path, **{name: 0})
 
 
 def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):

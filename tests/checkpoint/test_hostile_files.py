@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from loopwright.checkpoint import find_newest, read, write
+from loopwright.checkpoint import find_newest, read, store, write
+from loopwright.checkpoint import tensor_file as tensor_file_module
 from loopwright.checkpoint.store import _canonical, read_manifest
 from loopwright.errors import CheckpointError
 
@@ -59,6 +60,24 @@ def test_a_header_of_many_megabytes_is_refused_unread(tmp_path):
     folder = checkpoint(tmp_path / "a")
     replace(folder, "model.safetensors", tensor_file(b" " * 11_000_000))
     assert "header claims 11000000 bytes" in refusal(folder)
+
+
+def test_what_would_be_too_large_to_be_read_again_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_file_module, "_LARGEST_HEADER_BYTES", 1000)
+    many = {f"weight-{number}": torch.zeros(4) for number in range(100)}
+    with pytest.raises(CheckpointError, match=r"the list of 100 tensors takes .* bytes"):
+        write(tmp_path / "a", many, {}, 1)
+    few_and_large = {f"weight-{number}": torch.zeros(16 * 1024) for number in range(20)}
+    write(tmp_path / "b", few_and_large, {}, 1)
+    assert (tmp_path / "b" / "model.safetensors").read_bytes().index(b"\0\0\0\0" * 8) > 1000
+    assert set(read(tmp_path / "b").model) == set(few_and_large)
+    monkeypatch.setattr(store, "_LARGEST_STATE_BYTES", 1000)
+    with pytest.raises(CheckpointError, match=r"state\.json .* takes .* bytes, and a checkpoint can hold 1,000 of it"):
+        write(tmp_path / "c", {}, {"text": "x" * 1000}, 1)
+    monkeypatch.setattr(store, "_LARGEST_MANIFEST_BYTES", 1000)
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json takes"):
+        write(tmp_path / "d", {}, {}, 1, about={"text": "x" * 1000})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
 
 
 def test_entries_that_lie_about_their_place_or_size_are_refused_by_name(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -276,6 +277,23 @@ def test_a_failed_save_leaves_the_older_file(tmp_path, monkeypatch):
         trainer.save_checkpoint(tmp_path / "x.pt")
     assert (tmp_path / "x.pt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_a_file_that_grows_too_large_for_the_disk_is_an_error_of_the_system_that_names_it(name, tmp_path):
+    trainer = trained()
+    trainer.save_checkpoint(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores the signal that comes with it
+    try:
+        with pytest.raises(OSError, match="maybe the disk is full") as error:
+            trainer.save_checkpoint(tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path):

@@ -216,6 +216,23 @@ def test_a_weight_that_is_not_finite_is_never_saved(tmp_path):
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000001"]
 
 
+def test_a_mask_of_infinities_is_saved_and_a_buffer_that_becomes_one_is_an_error(tmp_path, caplog):
+    loop = Loop()
+    loop.model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    loop.model.register_buffer("mean", torch.zeros(2))
+    with started(loop, tmp_path) as state:
+        state.save(1, {}, wait=True)
+        loop.model.mean[1] = float("nan")
+        with pytest.raises(CheckpointError, match=r"step-0000000002: a weight is not finite \(mean\)"):
+            state.save(2, {}, wait=True)
+        state.save(3, {})
+        state.close()
+        with caplog.at_level(logging.WARNING, logger="loopwright"):
+            state.is_due(4)
+        assert "step-0000000003: a weight is not finite (mean)" in caplog.text
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000001"]
+
+
 def test_one_failed_save_is_told_and_two_in_a_row_end_the_loop(tmp_path, caplog):
     with started(Loop(), tmp_path, every_updates=1, asynchronous=False) as state:
         arm("pre_rename:1:raise:ENOSPC,pre_rename:3:raise:ENOSPC,pre_rename:4:raise:ENOSPC")

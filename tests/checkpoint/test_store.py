@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -426,10 +427,21 @@ def test_a_policy_says_when_and_where():
 
 
 @pytest.mark.parametrize("name", ["every_updates", "every_epochs", "keep_last"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_policy_of_less_than_one_is_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "3"])
+def test_a_policy_of_no_whole_number_above_zero_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1, got {value!r}"):
         Checkpointing("runs/a", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"every_seconds": -1}, {"every_seconds": math.nan}, {"max_stall_seconds": -0.5}, {"max_stall_seconds": None}],
+    ids=["negative", "nan", "negative wait", "no wait"],
+)
+def test_a_policy_of_no_time_is_refused(values):
+    ((name, value),) = values.items()
+    with pytest.raises(ConfigError, match=f"{name} must be a number of at least 0, got {value!r}"):
+        Checkpointing("runs/a", **values)
 
 
 # Safety

@@ -30,6 +30,7 @@ from loopwright.data.defaults import (
     default_num_workers,
     worker_init_fn,
 )
+from loopwright.errors import ConfigError
 
 TENSORS = TensorDataset(torch.arange(20.0))
 
@@ -219,6 +220,7 @@ def test_the_length_of_a_slice_is_what_iterating_it_gives():
         part = DataLoaderSlice(list(range(size)), 3)
         assert len(part) == len(list(part))
     assert len(DataLoaderSlice(iter([]), 3)) == 3  # not known: the most it can be
+    assert len(DataLoaderSlice(DataLoader(Stream(), batch_size=2), 3)) == 3
 
 
 def test_a_slice_can_be_read_again_and_has_the_attributes_of_its_loader():
@@ -246,6 +248,19 @@ def test_trainers_made_inside_the_block_are_limited_for_their_life_and_no_others
     assert limit_of(inside) == 3
     assert isinstance(inside.callback_handler.callbacks[0], LimitBatchesCallback)
     assert limit_of(trainer()) is None
+
+
+@pytest.mark.parametrize("value", ["", " ", "none", "None"])
+def test_an_environment_without_a_number_limits_nothing(monkeypatch, value):
+    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, value)
+    assert limit_of(trainer()) is None
+
+
+@pytest.mark.parametrize("value", ["two", "1.5", "0", "-1"])
+def test_an_environment_that_cannot_be_is_refused_with_what_it_holds(monkeypatch, value):
+    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, value)
+    with pytest.raises(ConfigError, match=rf"must be a whole number of .*got '?{value}"):
+        trainer()
 
 
 def test_blocks_nest_and_the_innermost_counts(monkeypatch):

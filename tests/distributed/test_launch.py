@@ -1,4 +1,4 @@
-"""`loopwright launch`: torchrun with our exit codes; nothing is spread over devices unasked."""
+"""`lw launch`: torchrun with our exit codes; nothing is spread over devices unasked."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_one_process_never_spreads_its_model_over_several_devices():
 
 def test_a_run_on_one_of_several_devices_says_how_to_use_them_all():
     line = unused_devices(4)
-    assert "1 of 4" in line and "loopwright launch -n 4 -- train" in line and "torchrun --nproc-per-node 4" in line
+    assert "1 of 4" in line and "lw launch -n 4 -- train" in line and "torchrun --nproc-per-node 4" in line
 
 
 def test_the_launcher_for_notebooks_is_the_one_of_accelerate():

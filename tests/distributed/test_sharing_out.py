@@ -48,6 +48,18 @@ class Ragged(Trainer):
         return {"wide": ids.unsqueeze(1).expand(-1, int(ids.max()) + 1), "id": ids}
 
 
+class OwnPreparation(Trainer):
+    """Lets accelerate prepare everything, the loaders too, which then share out samples themselves."""
+
+    def _prepare_model_optimizer_and_dataloaders(self):
+        self._accelerator.free_memory()
+        self._accelerator = self._create_accelerator()
+        self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
+        for name in ("_train_dataloader", "_eval_dataloader"):
+            if getattr(self, name) is not None:
+                setattr(self, name, self._accelerator.prepare(getattr(self, name)))
+
+
 def share_out(results: Results) -> None:
     rank = int(os.environ["RANK"])
     dataset = subject.data(20)
@@ -57,10 +69,10 @@ def share_out(results: Results) -> None:
         "batch sampler": DataLoader(dataset, batch_sampler=BatchSampler(sharing, 2, False)),
         "stream": DataLoader(Stream(), 2),
     }
-    for name, loader in loaders.items():
+    for name, loader in {**loaders, "own preparation": DataLoader(dataset, 2)}.items():
         seen = Seen()
-        trainer = subject.trainer([seen], cls=Trainer)
-        trainer.train(loader, 2, seed=1)
+        trainer = subject.trainer([seen], cls=OwnPreparation if name == "own preparation" else Trainer)
+        trainer.train(loader, 2, loader, seed=1, gradient_clip_value=0.01)
         results[name] = seen.ids
     with pytest.raises(ConfigError, match="Interleaved shares samples out among 3 processes"):
         own = Interleaved(dataset, NUM_PROCESSES, rank)
@@ -114,7 +126,7 @@ def shared(tmp_path_factory):
     return run(share_out, tmp_path_factory.mktemp("sharing"), NUM_PROCESSES)
 
 
-@pytest.mark.parametrize("kind", ["sampler", "batch sampler", "stream"])
+@pytest.mark.parametrize("kind", ["sampler", "batch sampler", "stream", "own preparation"])
 def test_what_shares_out_itself_or_has_no_length_is_shared_out_once(kind, shared):
     ids = [entry for rank in shared for entry in rank[kind]]
     assert sorted(index for _, batch in ids for index in batch) == sorted(2 * list(range(20)))

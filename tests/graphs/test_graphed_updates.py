@@ -331,13 +331,20 @@ def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not() -> 
     assert trainer.capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
 
 
-def test_a_bad_sample_in_the_first_micro_batch_leaves_the_others_as_graphs() -> None:
-    class OneIsBad(torch.utils.data.Dataset[torch.Tensor]):
+def stacked(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    ids = torch.stack(samples)
+    return {"inputs": ids.float(), "labels": ids.sum(1).remainder(2).long()}
+
+
+@pytest.mark.parametrize("collate_fn", [Padding(), stacked], ids=["to bucket lengths", "as they are"])
+@pytest.mark.parametrize("num_bad", [1, 8], ids=["one is bad", "all are bad"])
+def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(collate_fn: Any, num_bad: int) -> None:
+    class SomeAreBad(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:
             return 120
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 1:
+            if index < num_bad:
                 raise ValueError("damaged")
             return torch.arange(3)
 
@@ -345,10 +352,10 @@ def test_a_bad_sample_in_the_first_micro_batch_leaves_the_others_as_graphs() -> 
     model = Reader()
     trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
     trainer.train(
-        OneIsBad(),
+        SomeAreBad(),
         num_epochs=1,
         per_device_batch_size=8,
-        collate_fn=Padding(),
+        collate_fn=collate_fn,
         train_dataloader_kwargs={"shuffle": False},
         bad_samples="skip",
     )

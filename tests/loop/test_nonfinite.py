@@ -140,6 +140,16 @@ def test_a_stop_long_after_the_bad_update_still_names_that_one(tmp_path):
     assert [entry["samples"] for entry in written["micro_batches"]] == updates[update - 1]
 
 
+def test_a_save_that_finds_a_bad_update_ends_the_run_without_waiting_for_a_log(tmp_path):
+    trainer = subject.trainer([], with_batch_norm(), cls=Poisoned)
+    checkpoints = Checkpointing(tmp_path, every_updates=1)
+    result = subject.fit(trainer, subject.data(NUM_SAMPLES), num_epochs=3, checkpoints=checkpoints, log_every=100)
+    update = next(number for number, ids in enumerate(trainer.seen, start=1) if 5 in ids)
+    assert update < 6, "the epoch would have gone on"
+    assert result.updates == update
+    assert f"the loss of update {update} is not finite" in result.stop_reason
+
+
 def test_no_state_with_a_bad_update_in_it_is_ever_saved(tmp_path, capsys):
     trainer, _ = fit(variant(when=(2,)), tmp_path, [TerminateOnNaNCallback])
     update = next(number for number, window in enumerate(windows(trainer.seen), 1) if number > 3 and holds(window))

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from graphs.recorder import GraphedTrainer
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import TrainerCallback
+from loopwright.callbacks import ProgressBarCallback, TrainerCallback
 from loopwright.checkpoint import read
 from loopwright.data.cutting import bounds_of, cut_rows
 from loopwright.engine.memory import SavedBytes, asked_bytes, is_out_of_memory
@@ -481,6 +481,21 @@ def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
     ]
     assert [event["parts"] for event in events] == {5: [2], 1: [2, 4, 8]}[room]
     assert "training is not touched" in " ".join(parts.said)
+
+
+def test_the_bar_of_an_evaluation_counts_batches_also_where_they_are_run_in_parts():
+    class Bar(ProgressBarCallback):
+        """Keeps where the bar of the evaluation ended."""
+
+        def on_eval_epoch_end(self, trainer, **kwargs):
+            self.ended_at, self.total = self.eval_pbar.n, self.eval_pbar.total
+            super().on_eval_epoch_end(trainer, **kwargs)
+
+    bar, seen = Bar(), Seen()
+    parts = make(1000, 2, callbacks=[bar, seen])
+    parts.evaluate(data(17), 6)
+    assert parts._parts.evaluation == 4 and sorted(seen.targets) == sorted(data(17).tensors[1].tolist())
+    assert (bar.ended_at, bar.total) == (3, 3)
 
 
 def test_an_evaluation_batch_that_cannot_be_cut_stays_whole_where_others_were_cut():

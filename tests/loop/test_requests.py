@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TerminateOnNaNCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
+from loopwright.errors import ConfigError
 
 BATCH_SIZE = 4
 
@@ -70,6 +71,22 @@ def run(*callbacks, num_epochs: int = 1, loss_func=None, num_samples: int = 24, 
     trainer = Trainer(model, loss_func or nn.MSELoss(), optimizer, callbacks=[*callbacks, journal])
     result = trainer.train(data(num_samples), num_epochs, per_device_batch_size=BATCH_SIZE, seed=0, **kwargs)
     return trainer, result, journal
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_a_call_that_is_refused_inside_a_run_leaves_the_run_as_it_was(call):
+    refused = []
+
+    def ask(trainer):
+        with pytest.raises(ConfigError, match="in the middle of a training run") as error:
+            getattr(trainer, call)(data())
+        refused.append(error)
+
+    noisy = {"collate_fn": lambda samples: [part + 0.1 * torch.randn(()) for part in default_collate(samples)]}
+    undisturbed, _, _ = run(num_epochs=2, **noisy)
+    trainer, result, _ = run(Asking("on_update_end", 3, ask), num_epochs=2, **noisy)
+    assert len(refused) == 1 and result.updates == 12
+    assert torch.equal(trainer.model.weight, undisturbed.model.weight)
 
 
 def ask_for_everything(folder):

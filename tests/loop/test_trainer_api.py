@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
 from loopwright import Trainer
 from loopwright.callbacks import (
@@ -28,6 +28,7 @@ from loopwright.callbacks import (
     TerminateOnNaNCallback,
     TrainerCallback,
 )
+from loopwright.checkpoint import Checkpointing
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import TrainerRunConfig
@@ -41,6 +42,16 @@ def data(num_samples: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_samples, 4, generator=generator)
     return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+class Streamed(IterableDataset):
+    """The samples of a dataset as a stream."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return (self.dataset[index] for index in range(len(self.dataset)))
 
 
 def trainer_of(model=None, callbacks=(), lr: float = 0.01, cls=Trainer, **kwargs):
@@ -308,6 +319,35 @@ def test_batch_sizes_in_the_loader_arguments_win_and_a_given_limit_is_reported_a
     assert config.gradient_clip_value == 0.5
 
 
+@pytest.mark.parametrize("given", ["loader", "sampler", "batch_sampler", "stream", "hook"])
+def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_really_has(given):
+    """8 is what `train` was told: 4 is what the loader has, and nothing torch would have refused is listed."""
+    dataset, kwargs, cls = data(16), None, Trainer
+    if given == "loader":
+        dataset = DataLoader(dataset, batch_size=4)
+    elif given == "sampler":
+        kwargs = {"sampler": SequentialSampler(dataset), "batch_size": 4}
+    elif given == "batch_sampler":
+        kwargs = {"batch_sampler": BatchSampler(SequentialSampler(dataset), 4, drop_last=False)}
+    elif given == "stream":
+        dataset, kwargs = Streamed(dataset), {"batch_size": 4}
+    else:
+
+        class Own(Trainer):
+            def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+                return DataLoader(self.train_dataset, batch_size=4)
+
+        cls = Own
+    trainer = trainer_of(cls=cls)
+    trainer.train(dataset, 1, per_device_batch_size=8, gradient_accumulation_steps=2, train_dataloader_kwargs=kwargs)
+    config = trainer.run_config
+    assert (config.train_per_device_batch_size, config.train_total_batch_size) == (4, 8)
+    assert (config.num_update_steps_per_epoch, trainer.progress.update) == (0 if given == "stream" else 2, 2)
+    listed = config.train_dl_kwargs or {}
+    assert "shuffle" not in listed
+    assert listed.get("batch_size", 4) == 4
+
+
 def test_the_run_config_of_an_evaluation():
     trainer = trainer_of()
     trainer.evaluate(data(10), per_device_batch_size=4)
@@ -389,6 +429,19 @@ def test_evaluating_without_a_dataset_takes_that_of_the_last_call():
     first = trainer.train(data(8), 1, data(6)).metrics["eval_loss_epoch"]
     assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
     assert trainer.eval_dataset is not None
+
+
+def test_evaluating_the_dataset_of_the_last_call_collates_it_as_there():
+    def collate(rows):
+        return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+    rows = [(*row, None) for row in data(6)]  # nothing that the default can collate
+    trainer = trainer_of()
+    first = trainer.train(rows, 1, rows, collate_fn=collate).metrics["eval_loss_epoch"]
+    assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
+    assert trainer.collate_fn is collate
+    trainer.evaluate(data(4))
+    assert trainer.collate_fn is None, "another dataset is collated as it is said, or by the default"
 
 
 # Prediction
@@ -598,6 +651,62 @@ def test_files_that_are_missing_or_of_another_model_are_refused(tmp_path):
     trainer.save_checkpoint(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="is of another model"):
         trainer_of(nn.Sequential(nn.Linear(4, 1))).load_checkpoint(tmp_path / "model.safetensors")
+
+
+def not_a_file(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        ("tensor.pt", lambda path: torch.save(torch.ones(2), path), "has no model_state_dict, but Tensor"),
+        ("text.pt", lambda path: path.write_text("nothing of torch's"), "is damaged, or no checkpoint file"),
+        ("empty.pt", lambda path: path.write_bytes(b""), "is damaged, or no checkpoint file"),
+        ("text.safetensors", lambda path: path.write_text("nothing"), "is damaged, or no checkpoint file"),
+        ("code.pt", lambda path: torch.save({"model_state_dict": {}, "x": path}, path), "it holds pathlib"),
+        ("folder.pt", not_a_file, "is a folder, not a checkpoint file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_words(name, make, told, tmp_path):
+    make(tmp_path / name)
+    with pytest.raises(CheckpointError, match=told):
+        trainer_of().load_checkpoint(tmp_path / name)
+
+
+class Notes:
+    """An object of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(Notes(), "test_trainer_api.Notes"), (lambda: 1, "lambda")], ids=["object", "function"]
+)
+def test_what_could_not_be_loaded_again_is_not_saved_and_leaves_the_old_file(value, told, tmp_path):
+    trainer = trainer_of()
+    trainer.save_checkpoint(tmp_path / "model.pt", {"epoch": 1})
+    with pytest.raises(CheckpointError, match=f"is not written: .*{told}.*tensors, arrays, numbers"):
+        trainer.save_checkpoint(tmp_path / "model.pt", {"notes": value})
+    assert trainer.load_checkpoint(tmp_path / "model.pt")["epoch"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_a_scheduler_that_cannot_be_saved_is_left_out_of_a_model_file_with_a_warning(tmp_path):
+    class Stateless:
+        def __init__(self, optimizer):
+            self.num_steps = 0
+
+        def step(self):
+            self.num_steps += 1
+
+        def state_dict(self):
+            raise NotImplementedError("nothing to save")
+
+    trainer = trainer_of()
+    trainer.train(data(16), 2, create_scheduler_fn=Stateless)
+    assert trainer.scheduler.num_steps == 4
+    with pytest.warns(UserWarning, match="without the state of the Stateless, which cannot be saved: nothing to save"):
+        trainer.save_checkpoint(tmp_path / "model.pt")
+    assert sorted(trainer_of().load_checkpoint(tmp_path / "model.pt")) == ["model_state_dict", "optimizer_state_dict"]
 
 
 def test_another_model_than_the_trainers_own_may_be_saved(tmp_path):
@@ -865,6 +974,35 @@ def test_a_plateau_scheduler_is_stepped_after_each_epoch_with_its_evaluation_los
     assert stepped == trainer.run_history.get_metric_values("train_loss_epoch"), "without an evaluation set"
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """Takes steps of one length, and has no learning rate to tell."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= 0.01 * parameter.grad
+
+
+def test_an_optimizer_need_not_have_a_learning_rate(tmp_path):
+    kept = []
+
+    class Keep(TrainerCallback):
+        def on_log(self, trainer, logs=None, **kwargs):
+            kept.append(sorted(logs))
+
+    for num_epochs in (1, 2):  # the second goes on with the first
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        trainer = Trainer(model, nn.MSELoss(), WithoutRate(model.parameters()), callbacks=[Keep()])
+        result = trainer.train(data(8), num_epochs, checkpoints=Checkpointing(tmp_path), resume_from="auto")
+        assert result.updates == num_epochs
+    assert kept == [["epoch", "loss", "update"]] * 2
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_torchs_schedulers_step_once_per_update(accumulation):
     trainer = trainer_of(lr=1.0)
@@ -949,6 +1087,87 @@ def test_stand_ins_of_a_users_own_tests_can_be_trained():
     assert result.updates == 6
     assert optimizer.step.call_count == 6
     assert result.metrics["train_loss_epoch"] == 1.0
+
+
+class OwnPreparation(Trainer):
+    """Prepares everything as trainers on accelerate do, without the hook's own way."""
+
+    def _prepare_model_optimizer_and_dataloaders(self):
+        self._accelerator.free_memory()
+        self._accelerator = self._create_accelerator()
+        self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
+        for name in ("_train_dataloader", "_eval_dataloader"):
+            if getattr(self, name) is not None:
+                setattr(self, name, self._accelerator.prepare(getattr(self, name)))
+
+
+def test_a_run_that_the_user_prepares_with_accelerate_is_the_same_run(tmp_path):
+    """Clipping, resuming and another precision included; afterwards the model is as the user made it."""
+    outcomes = []
+    for cls in (Trainer, OwnPreparation):
+        torch.manual_seed(0)
+        trainer = trainer_of(cls=cls)
+        trainer.train(data(16), 2, data(8), seed=1, gradient_clip_value=0.01, gradient_clip_norm=0.02)
+        trainer.save_training_state(tmp_path / cls.__name__)
+        metrics = trainer.train(data(16), 3, data(8), resume_from=tmp_path / cls.__name__).metrics
+        assert trainer._engine.accelerator is trainer._accelerator
+        assert trainer.train(data(16), 1, mixed_precision="bf16").updates == 2
+        assert (trainer.run_config.mixed_precision, trainer.model(torch.ones(1, 4)).dtype) == ("bf16", torch.float32)
+        assert "forward" not in vars(trainer.model) and type(trainer.optimizer) is torch.optim.SGD
+        outcomes.append((metrics, weights(trainer.model).tolist()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_training_epoch_may_be_all_the_users_own():
+    """It is over when the override returns, and iterating the loader gives each epoch an order of its own."""
+
+    class OwnEpoch(Trainer):
+        def _run_train_epoch(self, train_dl):
+            assert len(orders) < 9, "the run goes on for ever"
+            self.train_epoch_start()
+            orders.append([])
+            for batch in train_dl:
+                orders[-1] += batch[1].flatten().tolist()
+                self.backward_step(self.calculate_train_batch_loss(batch)["loss"])
+                self.optimizer_step()
+                self.optimizer_zero_grad()
+            self.run_history.update_metric("train_loss_epoch", 1.0)
+
+    orders = []
+    trainer = trainer_of(cls=OwnEpoch)
+    before = weights(trainer.model)
+    result = trainer.train(data(16), 3, data(8), per_device_batch_size=4, seed=1)
+    assert (result.epochs, len(trainer.run_history.get_metric_values("eval_loss_epoch"))) == (3, 3)
+    assert not torch.equal(weights(trainer.model), before)
+
+    expected = []
+    watch = type("Watch", (TrainerCallback,), {"on_train_step_end": lambda self, trainer, batch, **kwargs: (
+        expected.extend(batch[1].flatten().tolist())
+    )})  # fmt: skip
+    trainer_of(callbacks=[watch]).train(data(16), 3, per_device_batch_size=4, seed=1)
+    assert [value for order in orders for value in order] == expected
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_run_may_be_all_the_users_own_around_the_trainers_epochs():
+    class OwnRun(Trainer):
+        def _run_training(self):
+            self.training_run_start()
+            self.call_event("on_training_run_start")
+            for _ in range(self.run_config.num_epochs):
+                self._run_train_epoch(self._train_dataloader)
+                self._run_eval_epoch(self._eval_dataloader)
+                self.run_history._increment_epoch()
+            self.training_run_end()
+
+    outcomes = []
+    for cls in (Trainer, OwnRun):
+        torch.manual_seed(0)
+        trainer = trainer_of(cls=cls)
+        for _ in range(2):  # the second run begins anew
+            result = trainer.train(data(16), 3, data(8), seed=1, gradient_clip_norm=1.0)
+        outcomes.append((result.metrics, result.updates, weights(trainer.model).tolist()))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_two_trainers_may_share_a_process_and_interleave():

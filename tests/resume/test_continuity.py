@@ -772,3 +772,43 @@ def numbers(folder: Path) -> list[dict]:
     events = ("log", "training", "evaluation", "epoch")
     records = [record for record in read_metrics(folder / "metrics.jsonl") if record["event"] in events]
     return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in records]
+
+
+class Masked(nn.Module):
+    """A model with a mask of -inf, as a buffer or as a parameter that is not trained."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        mask = torch.full((3, 3), -math.inf).triu(1)
+        if kind == "buffer":
+            self.register_buffer("mask", mask)
+        else:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        self.inner = subject.network(6, dropout=0.2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_a_model_with_a_mask_of_infinities_is_saved_and_goes_on_exactly(kind, asynchronous, tmp_path):
+    policy = {"asynchronous": asynchronous}
+    whole = fit(None, model=Masked(kind), cls=Trainer)
+    fit(tmp_path, callbacks=[stop_at(3)], model=Masked(kind), cls=Trainer, policy=policy)
+    assert step(tmp_path, 3).is_dir()
+    resumed = fit(tmp_path, model=Masked(kind), cls=Trainer, policy=policy, resume_from="auto")
+    assert step(tmp_path, 8).is_dir()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+
+
+def test_a_buffer_that_becomes_infinite_is_named_and_not_saved(tmp_path, capsys):
+    def spoil(trainer, **kwargs):
+        if trainer.progress.update == 3:
+            trainer.model.count.fill_(math.inf)
+
+    fit(tmp_path, callbacks=[subject.callback(on_update_end=spoil)], model=Masked("buffer"))
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == [step(tmp_path, 1).name, step(tmp_path, 2).name]
+    assert "step-0000000003: a weight is not finite (count)" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from functools import partial
 
@@ -54,6 +55,26 @@ def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
     trainer = continuity.fit(tmp_path, slow, resume_from=continuity.step(tmp_path, 2), **settings)
     best = json.loads((tmp_path / "best.json").read_text())["value"]
     assert best in trainer.run_history.get_metric_values("eval_loss_epoch")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checkpoint": "step-0000000004", "metric": 1, "value": "x"}'])
+def test_a_damaged_note_of_the_best_checkpoint_is_made_anew_from_the_manifests(content, tmp_path):
+    settings = {"eval_dataset": subject.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}}
+    continuity.fit(tmp_path, num_epochs=2, **settings)
+    note = (tmp_path / "best.json").read_text()
+    (tmp_path / "best.json").write_text(content)
+    continuity.fit(tmp_path, num_epochs=2, resume_from="auto", **settings)
+    assert (tmp_path / "best.json").read_text() == note
+
+
+def test_what_a_killed_process_moved_aside_is_removed_once_its_successor_is_whole(tmp_path):
+    continuity.fit(tmp_path, num_epochs=1)
+    newest, older = continuity.step(tmp_path, 4), continuity.step(tmp_path, 2)
+    shutil.copytree(newest, tmp_path / f".old-{newest.name}")
+    shutil.copytree(older, tmp_path / f".old-{older.name}")
+    (older / "state.json").write_text("{}")
+    store.clean(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".old-*")) == [f".old-{older.name}"]
 
 
 @pytest.mark.parametrize(

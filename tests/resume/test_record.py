@@ -20,6 +20,7 @@ from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import ModelEmaCallback, SaveTrainingStateCallback, StopTrainingError
 from loopwright.checkpoint import find_newest, read, verify, write
+from loopwright.checkpoint.staging import Staging
 from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.failpoints import arm, disarm
 from loopwright.run_folder import LeaseError, read_metrics, read_status
@@ -356,6 +357,53 @@ def test_a_run_that_raises_says_what_and_gives_the_folder_back(tmp_path):
     assert not (tmp_path / "run" / "lease.json").exists()
     assert run(tmp_path / "run", resume_from="auto")[1].updates == NUM_UPDATES
     assert read_status(tmp_path / "run")["last_error"] is None
+
+
+def test_a_run_that_raises_keeps_the_save_that_it_has_begun(tmp_path):
+    def fail(trainer, **kwargs):
+        if trainer.progress.update == 3:
+            raise ZeroDivisionError("by nothing")
+
+    arm("pre_manifest:*:sleep:0.3")
+    try:
+        with pytest.raises(ZeroDivisionError):
+            run(tmp_path / "run", [subject.callback(on_update_end=fail)], policy={"every_updates": 2})
+    finally:
+        disarm()
+    assert [path.name for path in (tmp_path / "run").glob("*step-*")] == ["step-0000000002"]
+    status = read_status(tmp_path / "run")
+    assert (status["last_checkpoint"], status["last_error"]) == ("step-0000000002", "ZeroDivisionError: by nothing")
+    assert [record["update"] for record in records(tmp_path / "run", "checkpoint")] == [2]
+
+
+def test_without_memory_for_a_copy_training_waits_for_its_saves_and_has_the_same_bits(
+    tmp_path, whole, caplog, monkeypatch
+):
+    def refuse(buffers, name, tensor):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4711 bytes")
+
+    monkeypatch.setattr(Staging, "_buffer", refuse)
+    trainer, _ = run(tmp_path / "run")
+    assert "training waits while it is saved" in caplog.text
+    assert len(list((tmp_path / "run").glob("step-*"))) == NUM_UPDATES
+    assert numbers(tmp_path / "run") == numbers(whole[1])
+
+
+def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_that_is_said(tmp_path, whole, caplog):
+    def delete(trainer, **kwargs):
+        if trainer.progress.update == 5:
+            trainer._saver.wait()
+            shutil.rmtree(tmp_path / "run")
+
+    trainer, _ = run(tmp_path / "run", [subject.callback(on_update_end=delete)])
+    assert "was deleted or moved while a run writes to it" in caplog.text
+    kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
+    assert kept == [f"step-{update:010d}" for update in range(5, NUM_UPDATES + 1)]
+    assert read_status(tmp_path / "run")["state"] == "done"
+    events = [record["event"] for record in records(tmp_path / "run")]
+    assert events[0] == "earlier_records_missing" and events[-1] == "end"
+    assert numbers(tmp_path / "run") == [record for record in numbers(whole[1]) if record["update"] >= 5]
+    assert run(tmp_path / "run", resume_from="auto")[1].updates == NUM_UPDATES
 
 
 @pytest.mark.parametrize(

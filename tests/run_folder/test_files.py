@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,19 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(DamagedFileError, match="1099511627776 bytes, expected at most"):
         read_json(tmp_path / "file")
+
+
+def test_a_small_file_is_read_in_little_memory(tmp_path):
+    value = {"numbers": list(range(50_000))}
+    write_json(tmp_path / "file", value)
+    tracemalloc.start()
+    try:
+        found = read_json(tmp_path / "file")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == value
+    assert peak < 8 * 1024 * 1024
 
 
 def test_a_file_that_may_not_be_read_is_no_missing_file(tmp_path, monkeypatch):

@@ -271,3 +271,10 @@ def test_a_missing_length_is_named(name):
 def test_what_cannot_work_is_refused_before_training(name, arguments, text):
     with pytest.raises(ConfigError, match=text):
         get_scheduler(name, an_optimizer(), **arguments)
+
+
+@pytest.mark.parametrize("name", ["cosine_with_min_lr", "cosine_warmup_with_min_lr"])
+def test_a_lowest_lr_needs_one_to_come_from(name):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    with pytest.raises(ConfigError, match="min_lr=0.1 needs an lr above 0 to start from, and the optimizer's is 0.0"):
+        get_scheduler(name, optimizer, num_training_steps=9, scheduler_specific_kwargs={"min_lr": 0.1})

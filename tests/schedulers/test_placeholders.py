@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import OneCycleLR
 
+from loopwright import Trainer
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
 from loopwright.schedulers.placeholders import (
@@ -248,6 +249,21 @@ def test_a_count_that_the_run_does_not_know_is_said_so():
     trainer = SimpleNamespace(run_config=counts, _train_dataloader=None, _eval_dataloader=None)
     with pytest.raises(ConfigError, match="NUM_UPDATE_STEPS_PER_EPOCH is not known"):
         resolve(trainer, EPOCHS * UPDATES)
+
+
+class Counted(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([(torch.ones(2), torch.ones(1))] * 8)
+
+
+@pytest.mark.parametrize("create", [CosineLrScheduler.create_scheduler_fn(), WSDLrScheduler.create_scheduler_fn()])
+def test_a_run_over_a_stream_says_that_its_updates_are_not_known_before_it_starts(create):
+    model = torch.nn.Linear(2, 1)
+    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    with pytest.raises(ConfigError, match="NUM_UPDATE_STEPS_PER_EPOCH is not known for this run, whose train loader"):
+        trainer.train(Counted(), 1, create_scheduler_fn=create)
+    known = partial(create, num_update_steps_per_epoch=1)
+    assert trainer.train(Counted(), 1, create_scheduler_fn=known).updates == 1
 
 
 def test_one_cycle_of_torch_gets_its_counts():

@@ -139,6 +139,26 @@ def test_a_wrong_number_of_values_is_an_error_that_says_both_numbers():
         Returning(two_groups(), [1, 2, 3]).step_update(0)
 
 
+class Halving(StatefulSchedulerBase):
+    """Halves each group's own value with every update."""
+
+    def get_updated_values(self, num_updates):
+        return [base * 0.5**num_updates for base in self.base_lr_values]
+
+
+def test_a_group_that_is_added_later_is_scheduled_from_the_value_it_was_added_with():
+    optimizer = two_groups(lr=0.5, other_lr=0.25)
+    scheduler = Halving(optimizer)
+    for _ in range(2):
+        scheduler.step()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    scheduler.step()
+    assert lrs(optimizer) == [0.125, 0.0625, 0.25]
+    assert scheduler.base_lr_values == [0.5, 0.25, 1.0]
+    scheduler.step()
+    assert lrs(optimizer) == [0.0625, 0.03125, 0.125]
+
+
 def test_a_tensor_lr_is_written_in_place_and_its_start_is_kept():
     lr = torch.tensor(0.5)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)

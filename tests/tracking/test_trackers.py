@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from types import SimpleNamespace
 
@@ -246,6 +247,23 @@ def test_a_tracker_that_started_and_failed_to_name_its_run_is_finished(tmp_path,
     trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
     assert kind.calls == ["start", "finish"]
     assert "failed at start (ConnectionError: no network): the run goes on" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_closes_its_trackers_and_its_journal(tmp_path, use):
+    kind = fake()
+    use(kind)
+    callback = TrackerCallback("tensorboard", tmp_path / "trackers")
+
+    class Failing(TrainerCallback):
+        def on_log(self, trainer, **kwargs):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trained(tmp_path, callback, Failing())
+    assert kind.calls == ["start", "config", "log", "finish"]
+    journal = tmp_path / "trackers" / "trackers.jsonl"
+    held = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    assert journal.exists() and str(journal) not in held
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):

@@ -29,9 +29,10 @@ import difflib
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
-from loopwright.errors import CallbackMethodNotImplementedError, StopTrainingError
+from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, StopTrainingError
 from loopwright.protocols import TrainerLike
 
 __all__ = [
@@ -98,7 +99,8 @@ class TrainerCallback(ABC):
 
         Args:
             trainer: the trainer.
-            logs: update, epoch, loss (mean since the last log), lr, and gradient_norm where it is clipped.
+            logs: update, epoch, loss (mean since the last log), lr where the optimizer has one, and gradient_norm where
+                it is clipped.
             kwargs: `first_nonfinite_update`, the first update of the epoch whose loss was not finite, or None; and
                 `nonfinite_samples`, the ids of its samples where they are known.
         """
@@ -118,7 +120,14 @@ class TrainerCallback(ABC):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Run after every evaluation batch, with what `calculate_eval_batch_loss` returned."""
+        """Run after every evaluation batch, with what `calculate_eval_batch_loss` returned.
+
+        Args:
+            trainer: the trainer.
+            batch: on the device; a part of it where memory had run out.
+            batch_output: what the hook returned.
+            kwargs: `step`, the index of the batch within the evaluation.
+        """
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run at the end of an evaluation epoch; its loss is in the history.
@@ -162,8 +171,25 @@ class TrainerCallback(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; called after `on_training_run_start` of a resumed run."""
 
+    def release(self) -> None:
+        """Give back what is held beside the run, such as open files; called when a run is over, however it ended.
+
+        A run that fails has no `on_training_run_end`. Also called after `evaluate` and `predict`, and maybe twice.
+        """
+
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
+def require_counts(**numbers: Any) -> None:
+    """Refuse a number of a callback that is no whole number of at least 1; None stands for not at all.
+
+    Raises:
+        ConfigError: it names the number and what was given.
+    """
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def has_new_value(metric_name: str, event: Mapping[str, Any]) -> bool:
@@ -227,6 +253,12 @@ class CallbackHandler:
                 listener(*args, **kwargs)
             except CallbackMethodNotImplementedError:
                 continue
+
+    def release(self) -> None:
+        """Let every callback give back what it holds."""
+        for callback in self.callbacks:
+            if isinstance(callback, TrainerCallback):
+                callback.release()
 
     def batch_limit(self, trainer: Any, training: bool, is_intermediate: bool = False) -> int | None:
         """Return the smallest limit that any callback sets on an epoch's micro-batches, or None."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.callbacks.saving import SaveBestModelCallback
 from loopwright.engine.sharding import copy_model, load_weights, local
 from loopwright.protocols import TrainerLike
@@ -97,6 +97,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
         update_every: int = 1,
     ) -> None:
+        require_counts(update_every=update_every)
         super().__init__(
             save_path=save_path,
             watch_metric=watch_metric,

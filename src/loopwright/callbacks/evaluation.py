@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.protocols import TrainerLike
 
 
@@ -18,6 +18,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
     graph_safe = True  # it only counts
 
     def __init__(self, eval_every_n_steps: int) -> None:
+        require_counts(eval_every_n_steps=eval_every_n_steps)
         self.eval_every_n_steps = eval_every_n_steps
         self._asked_at: int | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.protocols import TrainerLike
 
 
@@ -15,6 +15,7 @@ class LimitBatchesCallback(TrainerCallback):
     """
 
     def __init__(self, num_batches: int) -> None:
+        require_counts(num_batches=num_batches)
         self.num_batches = num_batches
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
@@ -35,6 +36,7 @@ class LimitEvalStepsCallback(TrainerCallback):
     """
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
+        require_counts(num_eval_steps=num_eval_steps)
         self.num_eval_steps = num_eval_steps
         self.limit_intermediate_only = limit_intermediate_only
 

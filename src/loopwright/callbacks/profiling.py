@@ -37,8 +37,8 @@ class ProfileCallback(TrainerCallback):
     Time is taken between the events of an update, on the device's own clock where it is a GPU. What is run as a CUDA
     graph is one share, since forward, backward and optimizer are one there. Clipping counts as backward.
 
-    A run that fails is not profiled any further: the profiler ends with the next run or evaluation of the trainer, or
-    when the callback is gone. Files that cannot be written are told, and the run goes on.
+    A run that fails takes its profiler with it, and nothing is told. Files that cannot be written are told, and the run
+    goes on.
 
     Args:
         num_updates: how many updates are profiled.
@@ -78,7 +78,6 @@ class ProfileCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Settle which updates are profiled."""
-        self._stop()
         self._forget()
         self._is_over = not trainer.run_config.is_world_process_zero
         self._first = trainer.progress.update + self._num_warm_ups
@@ -143,9 +142,12 @@ class ProfileCallback(TrainerCallback):
             )
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End what a run that failed has left running."""
-        self._stop()
+        """Profile nothing: an evaluation is no update."""
         self._is_over = True
+
+    def release(self) -> None:
+        """Stop the profiler of a run that failed."""
+        self._stop()
 
     # --- profiling ----------------------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class ProfileCallback(TrainerCallback):
             trainer.print(f"Nothing is profiled: {str(error).splitlines()[0]}")
             return
         self._profiler = profiler
-        self._end = weakref.finalize(self, profiler.stop)  # a run that fails has no event
+        self._end = weakref.finalize(self, profiler.stop)  # also if the callback is taken away
         self._start_update(trainer)
         self._enter("data")
 

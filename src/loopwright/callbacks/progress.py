@@ -24,6 +24,7 @@ class ProgressBarCallback(TrainerCallback):
         self.pbar: Any = None
         self.eval_pbar: Any = None
         self._num_counted = 0
+        self._num_evaluated = 0
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Open the training bar, where the epoch is resumed if it is."""
@@ -45,13 +46,17 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Open the evaluation bar."""
+        self._num_evaluated = 0
         self.eval_pbar = _bar(trainer, trainer.eval_loader)
 
     def on_eval_step_end(
-        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count an evaluation batch."""
-        self.eval_pbar.update(1)
+        """Count an evaluation batch, once however many parts it is run in."""
+        done = self._num_evaluated + 1 if step is None else step + 1
+        if done != self._num_evaluated:
+            self.eval_pbar.update(done - self._num_evaluated)
+            self._num_evaluated = done
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Close the evaluation bar."""

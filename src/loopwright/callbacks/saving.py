@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback, has_new_value
+from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 
@@ -109,6 +109,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_every_n_steps: None for none; with accumulation, the first boundary after so many micro-batches.
         save_at_end: also write `final`, after a stopped run as well.
         max_checkpoints: keep only this many of the states written here, the newest; None keeps all.
+
+    Raises:
+        ConfigError: a number below 1.
     """
 
     def __init__(
@@ -119,6 +122,11 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_at_end: bool = True,
         max_checkpoints: int | None = None,
     ) -> None:
+        require_counts(
+            save_every_n_epochs=save_every_n_epochs,
+            save_every_n_steps=save_every_n_steps,
+            max_checkpoints=max_checkpoints,
+        )
         self.save_dir = Path(save_dir)
         self.save_every_n_epochs = save_every_n_epochs
         self.save_every_n_steps = save_every_n_steps

@@ -62,7 +62,6 @@ class TrackerCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Open the trackers, and give them the settings."""
-        self._finish()  # of a run that ended with an error
         self._counts = None
         if not self.trackers or not trainer.run_config.is_world_process_zero:
             return
@@ -109,6 +108,10 @@ class TrackerCallback(TrainerCallback):
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Close the trackers."""
         self._report_news(trainer, "end")
+        self._finish()
+
+    def release(self) -> None:
+        """Close the trackers and the journal of a run that failed."""
         self._finish()
 
     def state_dict(self) -> dict[str, Any]:

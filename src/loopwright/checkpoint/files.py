@@ -57,6 +57,17 @@ class HashedFile:
             os.close(self._descriptor)
 
 
+def within(data: bytes, most_bytes: int, what: str) -> bytes:
+    """Return data that are to be written, if they are no more than is read again later.
+
+    Raises:
+        CheckpointError: it says what is too large.
+    """
+    if len(data) > most_bytes:
+        raise CheckpointError(f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it")
+    return data
+
+
 def open_regular(path: Path) -> int:
     """Open a file for reading; refuse links, devices and folders.
 

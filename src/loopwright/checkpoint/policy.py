@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from loopwright.errors import ConfigError
 
@@ -51,8 +53,14 @@ class Checkpointing:
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "keep_last"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Checkpointing: {name} must be at least 1, got {value}")
+            is_left_out = value is None and name != "keep_last"
+            if not is_left_out and not _is_number(value, Integral, least=1):
+                raise ConfigError(f"Checkpointing: {name} must be a whole number of at least 1, got {value!r}")
+        for name in ("every_seconds", "max_stall_seconds"):
+            value = getattr(self, name)
+            is_left_out = value is None and name == "every_seconds"
+            if not is_left_out and not _is_number(value, Real, least=0):
+                raise ConfigError(f"Checkpointing: {name} must be a number of at least 0, got {value!r}")
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 "Checkpointing: name must be letters and digits, a hyphen and the update, as 'step-{update}' or "
@@ -85,3 +93,7 @@ class Checkpointing:
     def is_due_after_epoch(self, epoch: int) -> bool:
         """Whether to save after this epoch."""
         return self.every_epochs is not None and epoch % self.every_epochs == 0
+
+
+def _is_number(value: Any, kind: Any, least: int) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)

@@ -111,6 +111,7 @@ class ResumableState:
         values = None if path is None else self._load(path, read(path))
         is_ours = (lambda: True) if self._lease is None else self._lease.still_ours
         self._saver = Saver(self._policy, self._run_id, path, is_ours=is_ours)
+        self._saver.expect(self._weights())
         return values
 
     def is_due(self, update: int) -> bool:
@@ -147,6 +148,8 @@ class ResumableState:
         saver.save(lambda: self._capture(values), update, values, about=about, must_happen=wait)
         if wait:
             saver.finish()
+            if saver.refusals:
+                raise CheckpointError(saver.refusals.pop(0))
 
     def close(self) -> None:
         """Wait for a save in flight; called when the loop ends, however it ends.
@@ -179,21 +182,26 @@ class ResumableState:
         saver = self._started()
         earlier = saver.last_error
         saver.poll()
+        while saver.refusals:
+            _logger.warning(saver.refusals.pop(0))
         if saver.last_error is not None and saver.last_error is not earlier:
             _logger.warning("saving failed, trying again at the next save: %s", saver.last_error)
 
     def _capture(self, values: Mapping[str, Any]) -> Captured:
-        entries = self._model.state_dict()
-        weights = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+        weights = self._weights()
         state = {
             "run_id": self._run_id,
-            "model_extra": {name: value for name, value in entries.items() if name not in weights},
+            "model_extra": {name: value for name, value in self._model.state_dict().items() if name not in weights},
             "classes": self._classes(),
             "parts": {name: self._state_of(part) for name, part in self._parts.items()},
             "generators": generator_states(self._device()),
             "values": dict(values),
         }
         return weights, state, {}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        entries = self._model.state_dict()
+        return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
 
     def _load(self, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         state = checkpoint.state

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,23 @@ from loopwright.checkpoint.encoding import encode
 from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
-from loopwright.checkpoint.store import clean, commit, has_finite_weights, prune, read_manifest, take_snapshot
+from loopwright.checkpoint.store import (
+    checkpoint_folders,
+    clean,
+    commit,
+    nonfinite_weights,
+    prune,
+    read_manifest,
+    take_snapshot,
+)
+from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import read_json, write_json
+from loopwright.run_folder.files import DamagedFileError, read_json, write_json
 from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
+_logger = logging.getLogger("loopwright")
 Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
 
 
@@ -64,34 +76,44 @@ class Saver:
         self._is_sharded = is_sharded
         self._staging = Staging() if self.is_asynchronous else None
         self._is_cold = self._staging is not None
+        self._never_finite: set[str] = set()
         self._thread: threading.Thread | None = None
         self._outcome: Path | BaseException | str | None = None
         self._committed: list[Path] = []
         self._failures_in_a_row = 0
         self._commits = 0
         self._last_save = time.monotonic()
-        self._best = read_json(Path(policy.directory) / _BEST, default=None)
-        if self._best is not None and not (self.directory / self._best["checkpoint"]).exists():
-            self._best = None  # it was bad, or is of a way that the run has left
+        self._best = self._read_best()
         if self._is_writer:
             clean(policy.directory)
             Path(policy.directory).mkdir(parents=True, exist_ok=True)
         self._take_over_best()
 
+    def _read_best(self) -> dict[str, Any] | None:
+        """Return what best.json says; None if there is none, or none to be believed."""
+        try:
+            best = read_json(self.directory / _BEST, default=None)
+        except DamagedFileError:
+            return None  # the manifests know it too
+        kinds: dict[str, Any] = {"checkpoint": str, "metric": str, "value": (int, float)}
+        if not isinstance(best, dict) or not all(isinstance(best.get(name), kind) for name, kind in kinds.items()):
+            return None
+        # Otherwise it was bad, or is of a way that the run has left.
+        return best if (self.directory / best["checkpoint"]).exists() else None
+
     def _take_over_best(self) -> None:
-        """Make up for a kill between the commit of a better checkpoint and best.json: its manifest knows what it is."""
+        """Make up for a best.json that is damaged, or was not written before a kill: manifests know what was best."""
         folder = self._resumed_from
         if folder is None or folder.parent != self.directory or self._policy.keep_best is None:
             return
-        note = read_manifest(folder).get("about", {}).get("best")
-        name, _ = self._policy.keep_best
-        if note is None or note["checkpoint"] != folder.name or note["metric"] != name:
-            return
-        best = self.best_with({name: note["value"]}, folder)
-        if best is not None:
-            self._best = best
-            if self._is_writer:
-                write_json(self.directory / _BEST, best)
+        known, name = self._best, self._policy.keep_best[0]
+        for path in [folder] if known is not None else checkpoint_folders(self.directory):
+            with suppress(CheckpointError):  # a bad one is nobody's best
+                note = read_manifest(path).get("about", {}).get("best")
+                if note is not None and note["checkpoint"] == path.name and note["metric"] == name:
+                    self._best = self.best_with({name: note["value"]}, path) or self._best
+        if self._best is not known and self._is_writer:
+            write_json(self.directory / _BEST, self._best)
 
     def path(self, update: int) -> Path:
         """Return the folder of the checkpoint of an update."""
@@ -116,6 +138,15 @@ class Saver:
                 f"{self.directory} has {free:,} bytes free; {self._policy.keep_last} checkpoints and the one being "
                 f"written take {needed:,} or more. Free some space, or lower keep_last."
             )
+
+    def expect(self, model: Mapping[str, torch.Tensor]) -> None:
+        """Note which tensors are not finite before the first update, as a mask of -inf is: they are saved all the same.
+
+        Args:
+            model: weights and buffers by name.
+        """
+        with torch.no_grad():
+            self._never_finite = nonfinite_weights(model)
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update: by its number, or by the clock."""
@@ -146,8 +177,11 @@ class Saver:
         weights, _ = untied(model)
 
         def job() -> None:
-            staging.reserve("model/", weights)
-            staging.reserve("state/", tensors)
+            try:
+                staging.reserve("model/", weights)
+                staging.reserve("state/", tensors)
+            except (MemoryError, RuntimeError) as error:
+                self._do_without_copies(error)
 
         self._thread = threading.Thread(target=job, name="loopwright-staging", daemon=True)
         self._thread.start()
@@ -189,13 +223,19 @@ class Saver:
         if not self._is_writer:
             self._best = best or self._best
             return
-        snapshot = take_snapshot(model, state, update, staging=self._staging, files=files)
+        try:
+            snapshot = take_snapshot(model, state, update, staging=self._staging, files=files)
+        except (MemoryError, RuntimeError) as error:
+            if self._staging is None:
+                raise
+            self._do_without_copies(error)
+            snapshot = take_snapshot(model, state, update, files=files)
 
         def job() -> None:
             try:
                 failpoint("writer_start")
-                if not has_finite_weights(snapshot):
-                    self._outcome = f"Not saving {path}: a weight is not finite"
+                if culprits := nonfinite_weights(snapshot.model) - self._never_finite:
+                    self._outcome = f"Not saving {path}: a weight is not finite ({min(culprits)})"
                     return
                 commit(
                     snapshot,
@@ -215,6 +255,13 @@ class Saver:
             self._thread.start()
         else:
             job()
+
+    def _do_without_copies(self, error: BaseException) -> None:
+        """Write from where the tensors are from now on, while training waits: there is no memory for copies of them."""
+        if not is_out_of_memory(error):
+            raise error
+        self._staging, self.is_asynchronous = None, False
+        _logger.warning("there is no host memory for a copy of the state: training waits while it is saved")
 
     def _save_shards(
         self,

@@ -18,6 +18,7 @@ swapped in from elsewhere is found. Nothing here can run code from a file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -31,11 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from loopwright.checkpoint import shards
 from loopwright.checkpoint.encoding import decode, encode
-from loopwright.checkpoint.files import HashedFile, describe, open_regular
+from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
 from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
@@ -120,11 +122,12 @@ def take_snapshot(
     return Snapshot(weights, tensors, encoded, update, dict(files or {}))
 
 
-def has_finite_weights(snapshot: Snapshot) -> bool:
-    """Whether no weight of a snapshot is nan or infinite."""
-    weights = [weight for weight in snapshot.model.values() if weight.is_floating_point() and weight.numel()]
+def nonfinite_weights(model: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the names of the weights and buffers that hold something nan or infinite."""
+    weights = {name: weight for name, weight in model.items() if weight.is_floating_point() and weight.numel()}
     # A sum is finite only if all of it is, and costs half of looking at each number; it may overflow, though.
-    return all(bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all()) for weight in weights)
+    suspects = [name for name, weight in weights.items() if not bool(weight.sum(dtype=torch.float32).isfinite())]
+    return {name for name in suspects if not bool(weights[name].isfinite().all())}
 
 
 def commit(
@@ -207,7 +210,8 @@ def write_rest(aside: Path, snapshot: Snapshot, identity: Mapping[str, str]) -> 
 def write_own(aside: Path, name: str, content: Mapping[str, Any], identity: Mapping[str, str]) -> dict[str, Any]:
     """Write a JSON file that says which checkpoint it is of, and return its name with its size and sha256."""
     with HashedFile(aside / name) as file:
-        file.write(json.dumps({"identity": identity, **content}, allow_nan=False).encode())
+        text = json.dumps({"identity": identity, **content}, allow_nan=False)
+        file.write(within(text.encode(), _LARGEST_STATE_BYTES, f"{name} (all state that is no tensor)"))
     return {name: file.describe()}
 
 
@@ -225,7 +229,7 @@ def seal(
     failpoint("pre_manifest")
     with HashedFile(aside / MANIFEST) as file:
         body = {"format": kind, "identity": identity, "files": files, "about": dict(about or {}), "is_open": is_open}
-        file.write(_canonical(body))
+        file.write(within(_canonical(body), _LARGEST_MANIFEST_BYTES, MANIFEST))
     fsync_folder(aside)
     failpoint("pre_rename")
     if not is_ours():
@@ -480,6 +484,10 @@ def clean(directory: str | Path) -> None:
     for pattern in (".tmp-*", ".del-*"):
         for path in Path(directory).glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+    for moved in Path(directory).glob(".old-*"):
+        with contextlib.suppress(CheckpointError):  # then what was moved aside is better than what took its place
+            verify(moved.with_name(moved.name.removeprefix(".old-")))
+            shutil.rmtree(moved, ignore_errors=True)
 
 
 def write_file(path: str | Path, write_to: Any) -> None:
@@ -489,15 +497,14 @@ def write_file(path: str | Path, write_to: Any) -> None:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         write_to(aside)
-        descriptor = os.open(aside, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(aside, final)
         fsync_folder(final.parent)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, (RuntimeError, SafetensorError)):  # torch's and safetensors' words for a disk that refuses
+            raise OSError(errno.EIO, f"it cannot be written, maybe the disk is full: {error}", str(final)) from error
         raise
 
 
@@ -573,10 +580,9 @@ def _check_space(folder: Path, num_bytes: int) -> None:
 
 def _read_bytes(path: Path, largest: int) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
-        data = file.read(largest + 1)
-    if len(data) > largest:
-        raise CheckpointError(f"{path} is damaged: it is larger than {largest} bytes")
-    return data
+        if os.fstat(file.fileno()).st_size > largest:
+            raise CheckpointError(f"{path} is damaged: it is larger than {largest} bytes")
+        return file.read()
 
 
 def _read_json(path: Path, largest: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from loopwright.checkpoint.files import HashedFile, open_regular
+from loopwright.checkpoint.files import HashedFile, open_regular, within
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
 
@@ -39,7 +39,8 @@ DTYPES = {
 }
 _SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in DTYPES.items()}
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
-_LARGEST_HEADER_BYTES = 10_000_000
+_LARGEST_HEADER_BYTES = 10_000_000  # of a small file; whoever reads a large one has memory for more
+_LARGEST_HEADER_SHARE = 64  # of a large file: one byte in so many
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -69,6 +70,8 @@ def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data start on a multiple of 8, so that they can be mapped
+    # What would be refused when it is read is not written either.
+    within(text, _largest_header_bytes(8 + len(text) + offset), f"the list of {len(tensors):,} tensors")
     file.write(struct.pack("<Q", len(text)) + text)
 
 
@@ -99,7 +102,7 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, _LARGEST_HEADER_BYTES):
+        if length > min(size - 8, _largest_header_bytes(size)):
             raise CheckpointError(f"{path} is damaged: its header claims {length} bytes of {size}")
         header = parse_json(file.read(length), path)
     metadata = header.pop("__metadata__", None)
@@ -137,6 +140,11 @@ def parse_json(data: bytes, path: Path) -> Any:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: it holds a {type(value).__name__} instead of an object")
     return value
+
+
+def _largest_header_bytes(file_bytes: int) -> int:
+    """Return how long the header of a file of this size may be."""
+    return max(_LARGEST_HEADER_BYTES, file_bytes // _LARGEST_HEADER_SHARE)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

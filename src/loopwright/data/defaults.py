@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
+
+from loopwright.errors import ConfigError
 
 LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
 _MOST_WORKERS = 8  # more rarely help one process, and each costs memory
+_OF_A_READY_LOADER = ("batch_size", "num_workers", "pin_memory", "worker_init_fn", "persistent_workers", "drop_last")
 
 
 def default_num_workers(dataset: Any) -> int:
@@ -46,14 +57,14 @@ def default_loader_kwargs(dataset: Any, batch_size: int, shuffle: bool) -> dict[
     }
 
 
-def create_loader(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None, collate_fn: Any) -> Any:
-    """Make the DataLoader of a dataset from the defaults and what the caller gave.
+def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments that the DataLoader of a dataset is made with, from the defaults and what the caller gave.
 
-    A dataset that is itself a DataLoader is returned as it is. `sampler`, `batch_sampler` and
-    iterable datasets remove the defaults that torch would refuse beside them.
+    `sampler`, `batch_sampler` and iterable datasets remove the defaults that torch would refuse beside them. Of a
+    dataset that is itself a DataLoader they are the loader's own.
     """
     if isinstance(dataset, DataLoader):
-        return dataset
+        return {name: getattr(dataset, name) for name in _OF_A_READY_LOADER}
     given = dict(given or {})
     kwargs = {**defaults, **given}
     has_own_order = given.get("sampler") is not None or isinstance(dataset, IterableDataset)
@@ -69,8 +80,51 @@ def create_loader(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] 
         kwargs.pop("prefetch_factor", None)
     elif isinstance(dataset, IterableDataset) and "persistent_workers" not in given:
         kwargs["persistent_workers"] = False  # a living worker would not learn of the next epoch
-    kwargs.setdefault("collate_fn", collate_fn)
-    return DataLoader(dataset=dataset, **kwargs)
+    return kwargs
+
+
+def create_loader(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None, collate_fn: Any) -> Any:
+    """Make the DataLoader of a dataset from `loader_kwargs`; one that is ready is returned as it is."""
+    if isinstance(dataset, DataLoader):
+        return dataset
+    return DataLoader(dataset=dataset, **{"collate_fn": collate_fn, **loader_kwargs(dataset, defaults, given)})
+
+
+def without_preparation(loader: Any, given: Any) -> Any:
+    """Return a loader, or the one it was made of where accelerate has prepared it: it would share out samples too.
+
+    Args:
+        loader: after the run was prepared, maybe by a hook of the user's own.
+        given: before.
+    """
+    return given if type(loader).__module__.partition(".")[0] == "accelerate" else loader
+
+
+def without_sharing(source: Any, num_processes: int) -> Any:
+    """Return a DataLoader without its own sharing out among processes, which is done by the loader around it.
+
+    Raises:
+        ConfigError: its sampler shares out in a way that cannot be undone.
+    """
+    batch_sampler = getattr(source, "batch_sampler", None)
+    samplers = [getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    sharing = [one for one in samplers if getattr(one, "num_replicas", 1) > 1]
+    if num_processes == 1 or type(source) is not DataLoader or not sharing:
+        return source
+    sampler: Any = sharing[0]
+    if type(sampler) is not DistributedSampler or type(batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            f"{type(sampler).__name__} shares samples out among {sampler.num_replicas} processes, and loopwright does "
+            "so again. Make it with num_replicas=1 and rank=0: every process then gets its part of what it yields."
+        )
+    whole: Any = DistributedSampler(
+        sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
+    )
+    loader = copy.copy(source)
+    batches = BatchSampler(whole, batch_sampler.batch_size, batch_sampler.drop_last)
+    # A loader refuses another sampler once it is made; this is a copy that nothing has iterated.
+    loader.__dict__.update(sampler=whole, batch_sampler=batches)
+    return loader
 
 
 def worker_init_fn(worker_id: int) -> None:
@@ -78,6 +132,23 @@ def worker_init_fn(worker_id: int) -> None:
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
+
+
+def limit_of_environment() -> int | None:
+    """Return the batches per epoch that the environment allows, None for all; asked when a trainer is made.
+
+    Raises:
+        ConfigError: the variable holds neither a whole number nor "none".
+    """
+    given = os.environ.get(LIMIT_BATCHES_ENV_VAR, "").strip()
+    if given.lower() in ("", "none"):
+        return None
+    try:
+        return int(given)
+    except ValueError:
+        raise ConfigError(
+            f'{LIMIT_BATCHES_ENV_VAR} must be a whole number of batches, or "none", got {given!r}'
+        ) from None
 
 
 class DataLoaderSlice:
@@ -97,7 +168,10 @@ class DataLoaderSlice:
             yield batch
 
     def __len__(self) -> int:
-        return min(self.slice_size, len(self.dl)) if isinstance(self.dl, Sized) else self.slice_size
+        try:
+            return min(self.slice_size, len(self.dl))
+        except TypeError:  # a stream has no length; a loader over one says so when it is asked
+            return self.slice_size
 
     def __getattr__(self, name: str) -> Any:
         if name == "dl":

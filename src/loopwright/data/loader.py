@@ -47,6 +47,7 @@ from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrain
 from loopwright.keys import KeyStream, key
 
 _END = object()
+_MOST_TRIED = 8  # micro-batches, for one without a bad sample
 
 
 class Piece(NamedTuple):
@@ -289,14 +290,16 @@ class OrderedLoader(Loader):
         return self._shared_out(window)
 
     def first_batch(self) -> Any:
-        """Return the first micro-batch of the first epoch; what it is trained on is read again."""
-        first = next(self._global_micro_batches(0, 0), None)
-        if first is None:
-            return None
-        start, ids = first
-        micro_batch = MicroBatch(ids, KeyStream(self.seed, 0, purpose=self._purpose).at(start), 0, start, frozenset())
-        with preserved_generators():
-            read = self._reader(micro_batch)
+        """Return the first micro-batch of the first epoch; what it is trained on is read again.
+
+        Where bad samples are skipped, it is the first that can be read whole, or the last of a few that were tried.
+        """
+        keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
+        for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
+            with preserved_generators():
+                read = self._reader(MicroBatch(ids, keys.at(start), 0, start, frozenset()))
+            if not isinstance(read, Readable) or read.rows == len(ids):
+                break
         return read.batch if isinstance(read, Readable) else read
 
     def _fetched_by_loader(self, done: int) -> Iterator[Any]:

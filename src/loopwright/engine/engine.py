@@ -8,7 +8,7 @@ them itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,24 +31,32 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _ABSENT = object()
+_NOT_OFFERED = ("DEEPSPEED", "MEGATRON_LM")
 
 
-def create_accelerator(mixed_precision: str | None = None, use_cpu: bool = False, sharding: Any = None) -> Accelerator:
+def create_accelerator(
+    mixed_precision: str | None = None,
+    use_cpu: bool = False,
+    sharding: Any = None,
+    ddp_options: Mapping[str, Any] | None = None,
+) -> Accelerator:
     """Make a fresh Accelerator.
 
     Args:
         mixed_precision: "no", "fp16", "bf16", "fp8"; None follows accelerate's configuration.
         use_cpu: stay on the CPU, whatever else there is.
         sharding: how to split the model over the processes; None follows accelerate's configuration.
+        ddp_options: options of DistributedDataParallel, where it is what wraps the model.
     """
-    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     # Where torchrun started this and there is no accelerator, accelerate must be told: it would join the process
     # group, and still take each process for the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
     patience = InitProcessGroupKwargs(init_method=joining_method(), timeout=collective_timeout())
     with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read while it is made
-        make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[patience])
+        handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
+        make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=handlers)
         return create_sharding(make, sharding)
 
 
@@ -111,6 +119,11 @@ class Engine:
         self.num_processes: int = accelerator.num_processes
         self.rank: int = accelerator.process_index
         self.kind = str(accelerator.distributed_type.value)
+        if self.kind in _NOT_OFFERED:
+            raise ConfigError(
+                f"accelerate is configured for {self.kind}, which is not supported: its gradients would not be shared. "
+                'Configure FSDP 2, or nothing, and split the model by sharding or fsdp, each "full_shard"'
+            )
         self.is_distributed = self.kind != "NO" and self.num_processes > 1
         self.agreement = Agreement()
         self.parameters: list[nn.Parameter] = []
@@ -154,6 +167,22 @@ class Engine:
         if isinstance(model, nn.Module):
             self._note_parameters(model, optimizer)
         return model, optimizer
+
+    def follow(self, model: Any, optimizer: Any) -> None:
+        """Take over a model and an optimizer that accelerate has wrapped without `prepare`; others are known already.
+
+        Called when a run is prepared: the hook for that may be the user's own.
+        """
+        if self.parameters or not isinstance(model, nn.Module):
+            return
+        self._optimizer = optimizer
+        self._note_parameters(model, optimizer)
+        for module in model.modules():
+            own = module.__dict__
+            if "_original_forward" in own or "_is_accelerate_prepared" in own:
+                forward = own.get("_original_forward", own.get("forward", _ABSENT))
+                is_of_class = getattr(forward, "__func__", None) is type(module).forward
+                self._forwards.append((module, _ABSENT if is_of_class else forward))
 
     def follow_scheduler(self, optimizer: Any) -> None:
         """Let a wrapped optimizer step through what a scheduler has put around the `step` of the one inside.

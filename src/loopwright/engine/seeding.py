@@ -6,6 +6,7 @@ accelerator and costs about a hundred times as much.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,17 @@ def seed_torch(key: int, device: torch.device | None = None) -> None:
     _seed_torch_cpu(key)
     if device is not None and device.type != "cpu":
         _device_generator(device).manual_seed(key)
+
+
+def use_deterministic_algorithms() -> None:
+    """Let torch take deterministic algorithms only, for the rest of the process.
+
+    Older versions of torch refuse matrix products on GPUs then unless cuBLAS was given memory for them; what the
+    environment says about that already stays. cuDNN does not choose among algorithms by their speed.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
 
 
 def generator_states(device: torch.device | None = None) -> dict[str, Any]:

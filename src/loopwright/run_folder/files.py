@@ -25,6 +25,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking, so that a pipe planted under the name is refused instead of waited for.
 _EXISTING_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_BYTES = 64 * 1024 * 1024
+_PIECE_BYTES = 64 * 1024
 
 
 class DamagedFileError(LoopwrightError, ValueError):
@@ -164,10 +165,15 @@ def _read_regular(path: Path) -> str:
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise DamagedFileError(f"{path} is not a plain file; move it away")
-    with os.fdopen(descriptor, "rb") as file:
-        if found.st_size > _MOST_BYTES:
-            raise DamagedFileError(f"{path} has {found.st_size} bytes, expected at most {_MOST_BYTES}; move it away")
-        return file.read(_MOST_BYTES).decode()
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        content, size = bytearray(), found.st_size
+        # In pieces: to ask for the limit at once takes that much memory, however small the file is.
+        while size <= _MOST_BYTES and (piece := file.read(_PIECE_BYTES)):
+            content += piece
+            size = max(size, len(content))  # it may have grown meanwhile
+    if size > _MOST_BYTES:
+        raise DamagedFileError(f"{path} has {size} bytes, expected at most {_MOST_BYTES}; move it away")
+    return content.decode()
 
 
 def _refuse_constant(name: str) -> None:

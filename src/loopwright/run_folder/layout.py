@@ -109,6 +109,12 @@ class RunFolder:
         """What status.json says; `state` is "new" before the run has begun."""
         return read_status(self.path) or {"state": "new"}
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model folder has the best weights of the whole run: it has ended, and did not go on since."""
+        has_weights = (self.model / "model.safetensors").is_file()
+        return has_weights and self.read_result().get("updates", -1) == self.status.get("update")
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, at the end of a run and of an evaluation of it."""
         write_json(self.result, dict(result))

@@ -112,7 +112,7 @@ class Lease:
         self._descriptor = -1
         self._next_heartbeat = math.inf
         self._is_lost = False
-        self._writing = threading.Lock()  # never asked for in a forked child, where nobody would give it back
+        self._writing = threading.RLock()  # never asked for in a forked child, where nobody would give it back
         self._thread: threading.Thread | None = None
         self._has_ended = threading.Event()
 
@@ -206,17 +206,44 @@ class Lease:
     def still_ours(self) -> bool:
         """Return whether this process owns the folder; asked before each commit, which must not happen otherwise.
 
-        False before `acquire`, after `release`, in a forked child, and once another process took the folder over.
+        False before `acquire`, after `release`, in a forked child, and once another process took the folder over. A
+        folder that was deleted or moved away is nobody's: it is made again, and that is logged.
 
         Raises:
-            OSError: lease.json cannot be read.
+            OSError: lease.json cannot be read, or the folder cannot be made again.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return False
         with contextlib.suppress(LeaseError):  # damaged: at least it is not what this process wrote
             found = _read_owner(self._path)
+            # Whoever takes a folder over leaves .lock where it is, also when it is done.
+            if found is None and not os.path.lexists(self._folder / LOCK):
+                return self._make_again()
             return found is not None and found.incarnation == self._owner.incarnation
         return False
+
+    def _make_again(self) -> bool:
+        """Take a folder that is gone; return whether this process owns it."""
+        with self._writing:
+            if self._owner is None:
+                return False
+            if os.path.lexists(self._folder / LOCK):  # done meanwhile, by the other thread or by another process
+                owner = _read_owner(self._path)
+                return owner is not None and owner.incarnation == self._owner.incarnation
+            _logger.warning("%s was deleted or moved while a run writes to it: it is made again", self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            found = os.stat(self._folder)
+            key = (found.st_dev, found.st_ino, os.getpid())
+            if _held.setdefault(key, self) is not self:
+                return False
+            if key != self._key:
+                _held.pop(self._key, None)
+            self._key = key
+            self._close()
+            self._descriptor = os.open(self._folder / LOCK, _LOCK_FLAGS, 0o666)
+            self._take_lock()
+            write_json(self._path, asdict(self._owner))
+            return True
 
     def release(self) -> None:
         """Give the folder back; called at the end of a run. Does nothing in a forked child, or a second time."""

@@ -111,6 +111,8 @@ def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any])
         return "running"
     if state == "done":
         return "done" if result else "trained, not evaluated"
+    if state == "stopped" and result.get("updates", -1) == status.get("update"):
+        return "done, stopped early"
     if state not in _ENDED:
         return "not begun" if state == "new" else state
     return f"{_ENDED[state]}, {'resumable' if status.get('last_checkpoint') else 'nothing saved'}"

@@ -133,6 +133,13 @@ class MetricsLog:
                 )
             os.ftruncate(self._file.fileno(), size)
 
+    def is_in_place(self) -> bool:
+        """Return whether the file is still the one of its name; asked for every checkpoint."""
+        try:
+            return os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         """Close the file; called at the end of a run, after the last `sync`. May be called again."""
         with self._lock:

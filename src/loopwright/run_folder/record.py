@@ -169,8 +169,8 @@ class RunRecord:
         return (self.folder / STOP).exists()
 
     def is_ours(self) -> bool:
-        """Whether this process may still commit to the folder."""
-        return self._lease is None or self._lease.still_ours()
+        """Whether this process may still commit to the folder; not once the record is closed."""
+        return self.folder is None or (self._lease is not None and self._lease.still_ours())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `begin` needs to go on from here, once all that was written is safe on disk.
@@ -181,6 +181,12 @@ class RunRecord:
         if self._log is not None:
             self._flush()
             self._offset = self._log.sync()
+            if self.folder is not None and not self._log.is_in_place() and self.is_ours():
+                _logger.warning("%s was deleted or moved: its records go on in a new one", METRICS)
+                self._log.close()
+                self._log = MetricsLog(self.folder / METRICS)
+                self._log.cut_back(self._offset)
+                self._offset = self._log.sync()
         return {"offset": self._offset, "recorded": dict(self._recorded), "seconds": self.seconds}
 
     def close(self, state: str, message: str | None = None, error: BaseException | None = None) -> None:

@@ -419,6 +419,8 @@ def _raised(factor: float, lowest: float) -> float:
 
 def _lowest_factor(lr_init: float, min_lr: float | None, min_lr_rate: float | None) -> float:
     if min_lr is not None and min_lr_rate is None:
+        if not lr_init > 0:
+            raise ConfigError(f"min_lr={min_lr} needs an lr above 0 to start from, and the optimizer's is {lr_init}")
         return min_lr / lr_init
     if min_lr_rate is not None and min_lr is None:
         return min_lr_rate

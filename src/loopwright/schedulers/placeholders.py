@@ -213,7 +213,10 @@ def _number(trainer: PlaceholderSource, value: Operand) -> Number:
     if isinstance(value, TrainerPlaceholderValues):
         count = _COUNTS[value](trainer)
         if count is None:
-            raise ConfigError(f"{value.name} is not known for this run: give the scheduler a number instead")
+            raise ConfigError(
+                f"{value.name} is not known for this run, whose train loader has no length: give the scheduler a "
+                "number instead"
+            )
         return count
     if isinstance(value, Operation):
         numbers = [_number(trainer, operand) for operand in value.operands]
@@ -255,14 +258,16 @@ def _length(loader: Any, placeholder: str, owner: str) -> int:
         raise ConfigError(f"{placeholder} is used, but the {owner} has no length: give a number") from error
 
 
+def _updates_per_epoch(trainer: PlaceholderSource) -> int | None:
+    # The run config says 0 where the train loader has no length.
+    is_known = getattr(trainer._train_dataloader, "num_batches", 0) is not None
+    return trainer.run_config.num_local_update_steps_per_epoch if is_known else None
+
+
 _COUNTS: dict[TrainerPlaceholderValues, Callable[[PlaceholderSource], int | None]] = {
     TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: trainer.run_config.num_epochs,
-    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: (
-        lambda trainer: trainer.run_config.num_local_update_steps_per_epoch
-    ),
-    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: (
-        lambda trainer: trainer.run_config.num_local_update_steps_per_epoch
-    ),
+    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
+    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
     TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: (
         lambda trainer: _length(trainer._train_dataloader, "TRAIN_DATALOADER_LEN", "train loader")
     ),

@@ -72,7 +72,13 @@ class SchedulerBase(ABC):
         """
 
     def step_update(self, num_updates: int) -> None:
-        """Write the value of this update number into the parameter groups."""
+        """Write the value of this update number into the parameter groups.
+
+        A group that was added meanwhile, of layers unfrozen in the middle of a run, is scheduled from the value that it
+        was added with.
+        """
+        if len(self.optimizer.param_groups) > len(self.base_lr_values):
+            self.base_lr_values = [*self.base_lr_values, *self._keep_initial_values()[len(self.base_lr_values) :]]
         values = self.get_updated_values(num_updates)
         if values is not None:
             self._update_param_groups(values)
