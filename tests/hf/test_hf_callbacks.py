@@ -188,11 +188,34 @@ def test_long_texts_in_logs_are_cut_in_the_bar(tmp_path, capsys):
 
 
 def test_the_bar_of_an_evaluation_counts_the_batches_of_its_own_process():
-    bar, state = ProgressCallback(), TrainerState()
+    bar, state, loader = ProgressCallback(), TrainerState(), range(7)
     for _ in range(4):
-        bar.on_prediction_step(SimpleNamespace(world_size=2), state, TrainerControl(), eval_dataloader=range(7))
+        bar.on_prediction_step(SimpleNamespace(world_size=2), state, TrainerControl(), eval_dataloader=loader)
     assert (bar.prediction_bar.n, bar.prediction_bar.total) == (4, 4)
     bar.on_evaluate(None, state, TrainerControl())
+
+
+def test_the_bars_after_an_error_are_new_ones(tmp_path, capsys):
+    def fails(prediction):
+        raise ArithmeticError
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise ArithmeticError
+
+    args = arguments(tmp_path, disable_tqdm=False)
+    trainer = Trainer(Classifier(), args, train_dataset=rows(20), eval_dataset=rows(4), compute_metrics=fails)
+    with pytest.raises(ArithmeticError):
+        trainer.evaluate()
+    trainer.compute_metrics = None
+    trainer.evaluate()
+    trainer.add_callback(Fails())
+    with pytest.raises(ArithmeticError):
+        trainer.train()
+    trainer.remove_callback(Fails)
+    trainer.train()
+    shown = capsys.readouterr().err
+    assert "2it [" not in shown and shown.count("| 0/5") == 2 and "5/5" in shown
 
 
 def test_where_nothing_is_padded_no_share_of_padding_is_shown(tmp_path):

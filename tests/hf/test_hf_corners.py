@@ -109,19 +109,34 @@ def test_optimizers_that_are_no_pair_are_told(tmp_path):
             made(tmp_path, optimizers=wrong)
 
 
+def test_a_schedule_by_a_metric_that_was_given_goes_by_the_loss(tmp_path):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    options = {"factor": 0.5, "patience": 0, "threshold": 10.0, "threshold_mode": "abs"}
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+    made(tmp_path, model, rows(4), (optimizer, plateau), eval_strategy="steps", eval_steps=1).train()
+    assert optimizer.param_groups[0]["lr"] == 0.5 * 0.5**2
+
+
 # ------------------------------------------------------------------------------------------------- what is given
 
 
-def test_arguments_derived_from_those_of_transformers_keep_their_own_fields(tmp_path):
+def test_arguments_derived_from_those_of_transformers_keep_what_is_their_own(tmp_path):
     transformers = pytest.importorskip("transformers")
 
     @dataclass
-    class Arguments(transformers.TrainingArguments):
-        temperature: float = field(default=1.0)
+    class WithField(transformers.TrainingArguments):
+        alpha: float = field(default=1.0)
 
-    args = Arguments(str(tmp_path), temperature=2.0, learning_rate=0.5, use_cpu=True)
-    trainer = Trainer(Classifier(), args, train_dataset=rows(4))
-    assert (trainer.args.temperature, trainer.args.learning_rate) == (2.0, 0.5)
+    class WithAttribute(transformers.TrainingArguments):
+        def __init__(self, *args, alpha=1.0, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.alpha = alpha
+
+    for kind in (WithField, WithAttribute):
+        args = kind(str(tmp_path), alpha=2.0, learning_rate=0.5, use_cpu=True)
+        trainer = Trainer(Classifier(), args, train_dataset=rows(4))
+        assert (trainer.args.alpha, trainer.args.learning_rate) == (2.0, 0.5)
 
 
 def test_a_processor_of_images_that_can_pad_pads_no_samples(tmp_path):

@@ -6,10 +6,12 @@ import json
 import logging
 import math
 import os
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from loopwright.errors import ConfigError
 from loopwright.hf import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, set_seed
@@ -85,6 +87,61 @@ def test_a_loss_among_the_metrics_counts_as_with_transformers(tmp_path):
         return trainer.evaluate(rows(4))["eval_loss"]
 
     assert evaluated(loss=9.0) == 9.0 and evaluated(eval_loss=9.0) < 9.0
+
+
+def test_the_model_is_left_in_evaluation_mode_where_transformers_leaves_it_so(tmp_path):
+    trainer = Trainer(Classifier(), arguments(tmp_path), train_dataset=rows(8), eval_dataset=rows(4))
+    trainer.train()
+    assert trainer.model.training
+    trainer.evaluate()
+    assert not trainer.model.training and not trainer.model.dropout.training
+    trainer.args.eval_strategy = "epoch"
+    trainer.train()
+    assert not trainer.model.training
+    trainer.model.train()
+    trainer.predict(rows(4))
+    assert not trainer.model.training
+
+
+def test_an_evaluation_of_ones_own_may_return_nothing_and_a_prediction_step_a_number(tmp_path):
+    class Silent(Trainer):
+        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+            super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            return 0.5, None, None
+
+    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch")
+    trainer = Silent(Classifier(), args, train_dataset=rows(8), eval_dataset=rows(4))
+    trainer.train()
+    assert [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry] == [0.5]
+
+
+def test_a_batch_may_ask_for_a_loss_that_needs_no_labels(tmp_path):
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x, other, return_loss=None):
+            logits = self.linear(x) @ self.linear(other).T
+            if not return_loss:
+                return {"logits": logits}
+            return {"loss": nn.functional.cross_entropy(logits, torch.arange(len(x))), "logits": logits}
+
+    def collate(samples, **more):
+        columns = {name: torch.stack([sample[name] for sample in samples]) for name in ("x", "other")}
+        return {**columns, **more}
+
+    data = [{"x": sample["x"], "other": 2 * sample["x"]} for sample in rows(8)]
+    asks = partial(collate, return_loss=True)
+    args = arguments(tmp_path, per_device_eval_batch_size=4)
+    trainer = Trainer(Pairs(), args, data_collator=asks, compute_metrics=lambda p: {"rows": len(p.predictions)})
+    metrics = trainer.evaluate(data)
+    assert metrics["eval_rows"] == 8
+    halves = [trainer.model(**asks(half))["loss"].item() for half in (data[:4], data[4:])]
+    assert metrics["eval_loss"] == pytest.approx(sum(halves) / 2, rel=1e-6)
+    assert "eval_loss" not in Trainer(Pairs(), args, data_collator=collate).evaluate(data)
 
 
 def test_a_dataset_is_named_and_a_wrong_name_is_told(tmp_path):

@@ -84,6 +84,13 @@ def test_metrics_that_are_no_dict_are_told(tmp_path):
         trainer_of(tmp_path, eval_dataset=rows(4), compute_metrics=lambda _: 0.5).evaluate()
 
 
+def test_metrics_batch_by_batch_that_are_no_dict_in_the_end_are_told(tmp_path):
+    trainer = trainer_of(tmp_path, batch_eval_metrics=True, compute_metrics=lambda prediction, compute_result: None)
+    with pytest.raises(ConfigError, match="must return a dict of metrics by name, it returned a NoneType"):
+        trainer.evaluate(rows(4))
+    assert "eval_loss" not in trainer.evaluate([])
+
+
 def test_data_that_is_no_dataset_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"dict of datasets \(train, test\).* datasets\['train'\]"):
         trainer_of(tmp_path, data={"train": rows(4), "test": rows(4)}).train()
@@ -93,6 +100,12 @@ def test_data_that_is_no_dataset_is_told(tmp_path):
         trainer_of(tmp_path, data=[]).train()
     with pytest.raises(ConfigError, match="no batch"):
         trainer_of(tmp_path, data=rows(2), dataloader_drop_last=True).train()
+
+
+def test_an_output_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "run").write_text("notes")
+    with pytest.raises(ConfigError, match="output_dir='.*run' is a file: give a folder"):
+        trainer_of(tmp_path / "run")
 
 
 def test_a_wrong_checkpoint_folder_is_told_with_those_that_are_there(tmp_path):

@@ -290,6 +290,10 @@ def test_what_is_not_there_says_what_to_do_instead(tmp_path):
             call()
     trainer.create_model_card(model_name="tiny", dataset="rows")
     assert "# tiny" in (tmp_path / "README.md").read_text()
+    trainer.evaluate({"a": rows(4), "b": rows(4)})
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "- eval_a_loss: " in card and "- eval_b_loss: " in card
 
 
 def test_a_sampler_of_ones_own_is_used_and_a_method_that_is_never_called_is_told(tmp_path, caplog):

@@ -176,6 +176,7 @@ def test_options_come_by_name_and_as_text_with_types():
         ("adamw_torch", "betas=0.9", "betas is 2 numbers like (0.9,0.999), got '0.9'"),
         ("sgd", "momentum=0.9,momentum=0.8", "gives 'momentum' twice"),
         ("sgd", "lr=0.1", "give it as learning_rate"),
+        ("sgd", {"momentum": 0.9}, "must be text like 'momentum=0.9,nesterov=true', got {'momentum': 0.9}"),
     ],
 )
 def test_wrong_options_are_told(name, optim_args, expected):

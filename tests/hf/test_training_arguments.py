@@ -167,6 +167,12 @@ def test_a_refused_field_raises_with_its_name_and_the_alternative(name):
         assert instead == fields_of(Seq2SeqTrainingArguments)[name].metadata["help"]
 
 
+def test_a_token_that_is_refused_is_not_shown():
+    with pytest.raises(ConfigError, match="hub_token=<HUB_TOKEN> is not supported") as caught:
+        TrainingArguments("out", hub_token="hf_secret")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -257,6 +263,12 @@ def test_the_choices_are_those_of_the_core():
         ({"adafactor": True}, {"optim": "adafactor"}),
         ({"include_inputs_for_metrics": True}, {"include_for_metrics": ["inputs"]}),
         ({"save_safetensors": True}, {}),
+        ({"torchdynamo": "eager"}, {"torch_compile_backend": "eager"}),
+        ({"half_precision_backend": "auto"}, {}),
+        ({"fp16_opt_level": "O1"}, {}),
+        ({"past_index": -1}, {}),
+        ({"jit_mode_eval": False}, {}),
+        ({"fsdp_min_num_params": 0}, {}),
     ],
     ids=lambda case: "-".join(f"{name}={value}" for name, value in case.items()) or "default",
 )
@@ -279,9 +291,25 @@ def test_an_old_name_that_is_still_a_field_keeps_its_value_and_gives_notice(case
 
 @pytest.mark.parametrize("name", ["push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"])
 def test_an_old_name_of_uploading_is_refused_unless_none(name):
-    with pytest.raises(ConfigError, match=f"{name}='x' is not supported: .*huggingface_hub"):
+    told = "<PUSH_TO_HUB_TOKEN>" if name.endswith("_token") else "'x'"
+    with pytest.raises(ConfigError, match=f"{name}={told} is not supported: .*huggingface_hub"):
         TrainingArguments("out", **{name: "x"})
     assert TrainingArguments("out", **{name: None}) == TrainingArguments("out")
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "other", "instead"),
+    [
+        ("past_index", -1, 2, "compute_loss"),
+        ("use_ipex", False, True, "before it is given to the Trainer"),
+        ("tpu_num_cores", None, 8, "TPUs are not supported"),
+        ("fsdp_min_num_params", 0, 100, "fsdp_config"),
+    ],
+)
+def test_an_old_name_of_what_is_gone_is_refused_unless_it_changes_nothing(name, usual, other, instead):
+    with pytest.raises(ConfigError, match=f"{name}={other} is not supported: .*{instead}"):
+        TrainingArguments("out", **{name: other})
+    assert getattr(TrainingArguments("out"), name) == usual
 
 
 def test_old_and_new_name_must_not_contradict_each_other():
@@ -372,6 +400,11 @@ def test_a_whole_set_of_arguments_from_an_older_script_is_taken_as_written():
         ({"torch_compile": True, "step_mode": "eager"}, "exclude each other"),
         ({"lr_scheduler_kwargs": "num_cycles=2"}, "lr_scheduler_kwargs must be a dict, or one as JSON text"),
         ({"lr_scheduler_kwargs": "[2]"}, "lr_scheduler_kwargs must be a dict"),
+        ({"metric_for_best_model": 5}, "metric_for_best_model must be the name of a metric, got 5"),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+            "gradients are shared once per update",
+        ),
     ],
     ids=lambda value: "-".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
 )

@@ -149,8 +149,19 @@ def _ratio(value: float) -> float | None:
     return value or None
 
 
+def _gone(hint: Any, usual: Any, refusal: str) -> OldName:
+    """Return the old name of something that is not there any more: what it was by default is taken."""
+    return OldName(
+        None,
+        hint,
+        forward=lambda value: None if value in (usual, None) else value,
+        backward=lambda _: usual,
+        refusal=refusal,
+    )
+
+
 class TrainingOldNames(metaclass=AcceptsOldNames):
-    """The old names of `TrainingArguments`."""
+    """The old names of `TrainingArguments`, among them those that transformers 4 had and 5 has not."""
 
     evaluation_strategy = OldName("eval_strategy", str)
     warmup_ratio = OldName(
@@ -192,6 +203,23 @@ class TrainingOldNames(metaclass=AcceptsOldNames):
         backward=lambda _: True,
         refusal="weights are always written as safetensors",
     )
+    half_precision_backend = OldName(None, str, lambda _: None, lambda _: "auto", note="autocast is torch's own")
+    fp16_backend = OldName(None, str, lambda _: None, lambda _: "auto", note="autocast is torch's own")
+    fp16_opt_level = OldName(None, str, lambda _: None, lambda _: "O1", note="it was for apex")
+    ray_scope = OldName(None, str, lambda _: None, lambda _: "last", note="it was for hyperparameter_search")
+    torchdynamo = OldName("torch_compile_backend", str)
+    jit_mode_eval = _gone(bool, False, "torch_compile=True compiles the model, also for evaluations")
+    use_ipex = _gone(bool, False, "optimize the model with the extension before it is given to the Trainer")
+    use_legacy_prediction_loop = _gone(bool, False, "there is one evaluation loop; override evaluation_loop")
+    include_tokens_per_second = _gone(bool, False, "count the tokens in the data collator or in a callback")
+    past_index = _gone(int, -1, "keep what a batch hands on to the next in an overridden compute_loss")
+    mp_parameters = _gone(str, "", "SageMaker's model parallelism is not built in")
+    tpu_num_cores = _gone(int, None, "TPUs are not supported")
+    tpu_metrics_debug = _gone(bool, False, "TPUs are not supported")
+    split_batches = _gone(bool, False, "per_device_train_batch_size is always per device; divide it yourself")
+    dispatch_batches = _gone(bool, False, "each process reads its own share of the data")
+    fsdp_min_num_params = _gone(int, 0, 'write fsdp_config={"min_num_params": ...}')
+    fsdp_transformer_layer_cls_to_wrap = _gone(str, None, 'write fsdp_config={"transformer_layer_cls_to_wrap": [...]}')
     push_to_hub_model_id = OldName(None, str, refusal=_HUB)
     push_to_hub_organization = OldName(None, str, refusal=_HUB)
     push_to_hub_token = OldName(None, str, refusal=_HUB)

@@ -233,12 +233,10 @@ class TrainingArguments(TrainingFields):
         names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
         names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
         made = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-        # A class derived from theirs may have fields of its own, which its trainer reads.
-        theirs = next(base for base in type(args).__mro__ if base.__module__.partition(".")[0] == "transformers")
-        known = {field.name for field in dataclasses.fields(theirs)}
-        for field in dataclasses.fields(args):
-            if field.name not in known:
-                setattr(made, field.name, getattr(args, field.name))
+        # A class derived from theirs may have fields of its own, or attributes, which its trainer reads.
+        for name, value in vars(args).items():
+            if not name.startswith("_") and not hasattr(made, name):
+                setattr(made, name, value)
         return made
 
     # ------------------------------------------------------------------------------------------ several at once

@@ -41,7 +41,10 @@ _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "even_batches": ((True, False), ""),
     "use_seedable_sampler": ((True,), "the order of the data always follows from data_seed"),
     "non_blocking": ((True, False), ""),
-    "gradient_accumulation_kwargs": ((None, {}), "set gradient_accumulation_steps"),
+    "gradient_accumulation_kwargs": (
+        (None, {}, {"sync_each_batch": False}),
+        "gradients are shared once per update, of gradient_accumulation_steps micro-batches",
+    ),
     "use_configured_state": ((False,), "device and processes are made by the Trainer"),
 }
 
@@ -263,6 +266,8 @@ def _settle_best_model(args: TrainingFields) -> None:
         )
     if needs_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
+    if not isinstance(args.metric_for_best_model, (str, type(None))):
+        raise ConfigError(f"metric_for_best_model must be the name of a metric, got {args.metric_for_best_model!r}")
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 

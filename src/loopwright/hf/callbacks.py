@@ -241,10 +241,12 @@ class ProgressCallback(TrainerCallback):
     def __init__(self, max_str_len: int = 100) -> None:
         self.training_bar: Any = None
         self.prediction_bar: Any = None
+        self._predicted: Any = None
         self.max_str_len = max_str_len
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the bar, where a resumed run stands."""
+        self._close()  # that of a run which ended in an error
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
 
@@ -259,6 +261,9 @@ class ProgressCallback(TrainerCallback):
         """Count an evaluation batch."""
         if not state.is_world_process_zero:
             return
+        if self._predicted is not eval_dataloader:
+            self._close_prediction_bar()  # that of a pass which ended in an error
+            self._predicted = eval_dataloader
         if self.prediction_bar is None:
             try:
                 total = math.ceil(len(eval_dataloader) / args.world_size)  # of this process
@@ -282,12 +287,16 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the bar."""
+        self._close()
+
+    def _close(self) -> None:
         self._close_prediction_bar()
         if self.training_bar is not None:
             self.training_bar.close()
             self.training_bar = None
 
     def _close_prediction_bar(self) -> None:
+        self._predicted = None
         if self.prediction_bar is not None:
             self.prediction_bar.close()
             self.prediction_bar = None

@@ -117,7 +117,10 @@ class Core(CoreTrainer):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already."""
+        """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already.
+
+        Outside of a run it is left in evaluation mode, as by transformers: people go on using it.
+        """
         if self._run.is_running or self._evaluation_step is not None or self._engine_is_in_use:
             yield
             return
@@ -133,6 +136,7 @@ class Core(CoreTrainer):
             self._engine_is_in_use = False
             self.model, _ = self._engine.release(self.model, None)
             self.optimizer = optimizer
+            self.owner.model.eval()
 
     def run_evaluation(self, dataloader: Any, step: EvaluationStep) -> float:
         """Run a step over every batch of a loader, and return the mean loss over all items; nan without any.

@@ -49,6 +49,7 @@ class Flow:
         self._trainer = trainer
         self._ignore_keys = ignore_keys
         self._files: FolderFiles | None = None
+        self._last_evaluated: int | None = None
         self._passes_items = "num_items_in_batch" in inspect.signature(trainer.training_step).parameters
 
     # --- before -------------------------------------------------------------------------------------------------
@@ -216,10 +217,11 @@ class Flow:
         """Evaluate during the run: step a schedule that goes by a metric, and note whether this is the best model."""
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
-        metrics = trainer.evaluate(ignore_keys=self._ignore_keys)
+        metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # people's own may return nothing
+        self._last_evaluated = trainer.state.global_step
         trainer.core.record("evaluation", stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
-            trainer.lr_scheduler.step(self._metric(metrics, str(args.metric_for_best_model)))
+            trainer.lr_scheduler.step(self._metric(metrics, args.metric_for_best_model or "loss"))
         if args.metric_for_best_model is None:
             return
         value = self._metric(metrics, args.metric_for_best_model)
@@ -292,6 +294,8 @@ class Flow:
         core.switch_optimizer("eval")
         if trainer.args.load_best_model_at_end:
             self._load_best(state.best_model_checkpoint)
+        if self._last_evaluated == state.global_step:
+            trainer.model.eval()  # as an evaluation by transformers leaves it
         self.output = TrainOutput(state.global_step, loss, metrics)
         trainer.call_event("on_train_end")
 

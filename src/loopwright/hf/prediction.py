@@ -127,9 +127,12 @@ class EvaluationPass:
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
         count = trainer.item_counter.count(inputs)
         extra = self._main_input(inputs) if "inputs" in trainer.args.include_for_metrics else None
-        loss, logits, labels = trainer.prediction_step(
+        predicted: tuple[Any, Any, Any] = trainer.prediction_step(
             core.model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
+        loss, logits, labels = predicted
+        if isinstance(loss, (int, float)):
+            loss = torch.tensor(float(loss), device=core.device)
         self._check(inputs, logits, labels)
         gathered = self._gathered(loss, logits, labels, extra, rows)
         arrays = map_tensors(gathered, as_array) if self._is_prediction or not self._comes_by_batch(gathered) else None
@@ -214,7 +217,7 @@ class EvaluationPass:
         if compute_metrics is None or self._loss_only:
             return {}
         if self._by_batch:
-            return _checked(self._compute_by_batch(is_last=True) or {})
+            return {} if self._last_batch is None else _checked(self._compute_by_batch(is_last=True))
         if predictions is None or labels is None:
             return {}
         inputs, losses = self._inputs.result(joins), self._losses.result(joins)

@@ -478,11 +478,13 @@ class Trainer(TransformersHabits):
         """Return loss, logits and labels of an evaluation batch, each None if there is none; called for every batch."""
         inputs = self._prepare_inputs(inputs)
         names = self._labels_in(inputs)
-        labels = tuple(inputs[name] for name in names) if names else None
+        asked = inputs.get("return_loss")
+        needs_no_labels = not self.label_names and bool(self.can_return_loss if asked is None else asked)
+        labels = tuple(inputs[name] for name in names) if names or needs_no_labels else None
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None) or []
         is_own_loss = not self.uses_default("compute_loss") and not self.label_names
-        has_loss = bool(names) or self.can_return_loss or is_own_loss
+        has_loss = bool(names) or self.can_return_loss or needs_no_labels or is_own_loss
         loss: Tensor | None = None
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:

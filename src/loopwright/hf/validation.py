@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -94,6 +95,8 @@ def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
             kind = type(trainer).__name__
             _logger.warning("%s.%s is never called here: what it is for is done by %s", kind, name, instead)
     args = trainer.args
+    if Path(args.output_dir).is_file():
+        raise ConfigError(f"output_dir={args.output_dir!r} is a file: give a folder, which is made where there is none")
     if args.eval_strategy != "no" and trainer.eval_dataset is None and trainer.uses_default("get_eval_dataloader"):
         raise ConfigError(
             f'eval_strategy is "{args.eval_strategy}", but there is no eval_dataset: pass one, or set it to "no"'
