@@ -23,7 +23,7 @@ from loopwright.sources.opening import KINDS_BY_ENDING, open_table
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
 from loopwright.tasks.command_text import command_text
-from loopwright.tasks.data import ReadingProgress, RunData, describe
+from loopwright.tasks.data import ReadingProgress, RunData, check_inputs, describe
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, check_trackers, settle, words_of
 from loopwright.version import package_version
@@ -527,7 +527,7 @@ def _plan_of_file(
     Raises:
         InputError: the file cannot be used; it says why and what to do.
     """
-    options = _trained_options(task, settings.args, own)
+    schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
     (path,) = file.values()
     if has_known_ending(path):
         options = replace(options, file_kind=None, delimiter=None)  # those were of the run's own files
@@ -547,7 +547,9 @@ def _plan_of_file(
     needed = [role.name for role in schema.roles if role.is_required]
     if len(found) == 1 and len(needed) == 1 and not named:
         kept[needed[0]] = found[0]
-    return preflight(schema, columns=kept, options=options, **file)
+    plan = preflight(schema, columns=kept, options=options, **file)
+    check_inputs(plan, own, set(named))
+    return plan
 
 
 def has_known_ending(path: str | Path) -> bool:

@@ -14,7 +14,7 @@ from loopwright.data import Window
 from loopwright.engine import Engine
 from loopwright.engine.nested import num_rows
 from loopwright.engine.processes import sum_on_device, sum_over_processes
-from loopwright.errors import BatchLossError
+from loopwright.errors import BatchLossError, ConfigError
 from loopwright.failpoints import failpoint
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
@@ -78,6 +78,11 @@ class EpochLosses:
 
         None for a part of a micro-batch without any item: its mean of nothing has no gradient.
         """
+        if not hasattr(self, "_window"):
+            raise ConfigError(
+                "a micro-batch was run outside of an update, by an epoch of your own: its weight is not known. "
+                "Call calculate_train_batch_loss and backward_step there, or let _run_train_epoch be ours."
+            )
         loss: Tensor = output["loss"]
         rows = self._window.pieces[index].rows
         items = output.get("num_items_in_batch") if self._counts is None else None

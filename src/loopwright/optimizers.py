@@ -381,6 +381,8 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
 
 def _parsed(optim_args: str | None) -> dict[str, str]:
     """Return the parts of "k=v,k=v"; a comma inside brackets belongs to its value."""
+    if optim_args is not None and not isinstance(optim_args, str):
+        raise ConfigError(f"optim_args must be text like 'momentum=0.9,nesterov=true', got {optim_args!r}")
     texts: dict[str, str] = {}
     for part in re.split(r",(?![^(\[]*[)\]])", optim_args or ""):
         key, equals, text = (each.strip() for each in part.partition("="))

@@ -36,6 +36,7 @@ from loopwright.resuming import (
     apply_changes,
     as_json,
     begin_schedule,
+    changed_types,
     check_sizes,
     find_resume_path,
     hyper_parameters,
@@ -74,20 +75,22 @@ class TrainerPersistence(TrainerServices):
             state = "done" if message is None else "stopped"
         except (Preempted, KeyboardInterrupt) as interruption:
             state, message = "preempted", str(interruption) or type(interruption).__name__
+            self._tell_last_saves(record)
             raise
         except BaseException as failure:
             error, message = failure, f"{type(failure).__name__}: {failure}"
-            self._keep_save_in_flight(record)
+            if self._saver is not None:
+                self._saver.wait()  # it is good, and the process may end with the error
+            self._tell_last_saves(record)
             raise
         finally:
-            record.close(state, message, error)
+            record.close(state, message, error, update=self.progress.update, epoch=self.run_history.current_epoch)
 
-    def _keep_save_in_flight(self, record: RunRecord) -> None:
-        """Let a save be committed that a failing run has begun: it is good, and the process may end with the error."""
+    def _tell_last_saves(self, record: RunRecord) -> None:
+        """Write down the checkpoints that were committed since the loop looked last; called when a run breaks off."""
         if self._saver is None:
             return
-        self._saver.wait()
-        with suppress(CheckpointError, LeaseError):  # the run fails of something else, which is told
+        with suppress(CheckpointError, LeaseError):  # the run ends of something else, which is told
             while (saved := self._saver.poll()) is not None:
                 record.write("checkpoint", update=self._saver.update_of(saved), checkpoint=saved.name)
                 record.tell(last_checkpoint=saved.name)
@@ -178,6 +181,9 @@ class TrainerPersistence(TrainerServices):
         if "run" not in checkpoint.state:
             raise CheckpointError(f"{path} was not written by a Trainer: it does not say where the run stood")
         self._check_continuity(path, checkpoint.about)
+        model = self._engine.unwrap(self.model, keep_torch_compile=False)
+        types = changed_types(checkpoint.model, model.state_dict())
+        self._announce(path, types, types)
         groups = [dict(group) for group in getattr(self._unwrapped_optimizer(), "param_groups", ())]
         self._restore(checkpoint)
         state, run = checkpoint.state, checkpoint.state["run"]
@@ -371,6 +377,11 @@ class TrainerPersistence(TrainerServices):
             self._run.is_in_window = False
         saves, self.requests.saves = self.requests.saves, []
         for directory, metadata in saves:
+            if self._run.has_loaded:
+                self.print(
+                    f"Not saving {directory}: the model is no longer that of the run's end, but one loaded since"
+                )
+                continue
             saver = self._saver if self._saver is not None and directory.parent == self._saver.directory else None
             is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
             has_bad_loss = self._losses.has_nonfinite()
@@ -393,6 +404,22 @@ class TrainerPersistence(TrainerServices):
                 must_happen=self._run.is_ending,
             )
             self._report_saves()
+
+    def _load_at_end(self) -> None:
+        """Load what was asked for, once the end of the run is saved; what is asked for later would not be of it."""
+        for callback in self.callback_handler:
+            if isinstance(callback, SaveTrainingStateCallback):
+                callback.ask_for_final(self)
+        self._serve_saves()
+        if self._saver is not None:
+            self._saver.wait()
+        if self.requests.load is None:
+            return
+        try:
+            self.load_checkpoint(self.requests.load)
+        except CheckpointError:
+            return  # it is tried again, and told, when all is over
+        self.requests.load, self._run.has_loaded = None, True
 
     def _start_saver(self) -> None:
         """Make ready to save, and make sure that everything can be saved before any work is done."""

@@ -106,6 +106,7 @@ class RunState:
         is_first_batch: the next batch output is still to be checked.
         epoch_is_whole: every update of the current epoch is done.
         is_running: between the first and the last event of the run.
+        has_loaded: at the end of the run another model was loaded, such as the best one.
         is_ending: what is saved now is the last, and is waited for.
         run_id: names the run in its checkpoints, over all processes that continue it.
         is_in_window: some micro-batches of an update have run, and it is not finished.
@@ -124,6 +125,7 @@ class RunState:
     is_first_batch: bool = True
     epoch_is_whole: bool = False
     is_running: bool = False
+    has_loaded: bool = False
     is_ending: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     is_in_window: bool = False

@@ -64,7 +64,7 @@ class TrainerLike(Protocol):
         ...
 
     def request_load(self, checkpoint_path: str | Path) -> None:
-        """Ask for a checkpoint file to be loaded when the run is over."""
+        """Ask for a checkpoint file to be loaded at the end of the run, once everything asked for is saved."""
         ...
 
     def request_stop(self, reason: str) -> None:

@@ -154,6 +154,19 @@ def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | Non
             )
 
 
+def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return a line that names the first of the weights whose numbers are of another type than those saved, if any."""
+    names = [
+        name
+        for name, weight in current.items()
+        if isinstance(weight, torch.Tensor) and name in saved and saved[name].dtype != weight.dtype
+    ]
+    if not names:
+        return []
+    more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"type of {names[0]}{more}: {saved[names[0]].dtype} -> {current[names[0]].dtype}"]
+
+
 def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
     """Return the plain settings of an optimizer and a scheduler as the user made them.
 

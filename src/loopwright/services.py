@@ -78,8 +78,16 @@ class TrainerServices(TrainerHooks):
         self.requests.saves.append((Path(directory), metadata or {}))
 
     def request_load(self, checkpoint_path: str | Path) -> None:
-        """Ask for a checkpoint file to be loaded when the run is over and everything asked for is saved."""
+        """Ask for a checkpoint file to be loaded at the end of the run, once everything asked for is saved.
+
+        Asked for in `on_training_run_end`, it is loaded at once: callbacks further down the list see it.
+        """
         self.requests.load = Path(checkpoint_path)
+        if self._run.is_ending:
+            self._load_at_end()
+
+    def _load_at_end(self) -> None:
+        """Load what was asked for, once the end of the run is saved."""
 
     def request_stop(self, reason: str) -> None:
         """Ask for the run to end at the next update boundary; all processes stop together."""

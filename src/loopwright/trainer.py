@@ -289,7 +289,7 @@ class Trainer(TrainerTuning):
         except StopTrainingError as error:
             self._stop(error)
         except KeyboardInterrupt as error:
-            interruption = error
+            interruption = self._signals.first(error)
         self._finish_run(interruption)
 
     def _run_train_epoch(self, train_dl: Any) -> None:

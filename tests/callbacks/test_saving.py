@@ -361,6 +361,40 @@ def test_a_final_state_holds_the_last_weights_also_beside_a_callback_that_loads_
     assert torch.equal(row(read(tmp_path / "after" / "final").model), trainer.weights_after[1])
 
 
+@pytest.mark.parametrize("is_saved_too", [False, True])
+def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, tmp_path, capsys):
+    """As an export at the end of the run needs it; a state of the run's end cannot be had any more then."""
+    seen = []
+
+    class Export(TrainerCallback):
+        def on_training_run_end(self, trainer, **kwargs):
+            seen.append(subject.weights(trainer))
+            trainer.request_save(tmp_path / "too_late")
+
+    best = SaveBestModelCallback(tmp_path / "best.pt", "score")
+    savers = [SaveTrainingStateCallback(tmp_path / name) for name in ("before", "after")] if is_saved_too else []
+    trainer = run_with_scores([1.0, 2.0], [Export(), *savers[:1], best, *savers[1:], Export()])
+    last, first = trainer.weights_after[1], trainer.weights_after[0]
+    assert [torch.equal(seen[0], last), torch.equal(seen[1], first)] == [True, True]
+    assert torch.equal(row(read(tmp_path / "too_late").model), last), "asked for before, it was saved before"
+    assert (
+        f"Not saving {tmp_path / 'too_late'}: the model is no longer that of the run's end" in capsys.readouterr().out
+    )
+    for saver in savers:
+        assert torch.equal(row(read(saver.save_dir / "final").model), last)
+
+
+def test_a_best_model_that_is_gone_at_the_end_is_told_when_the_run_is_over_and_saved(tmp_path):
+    class Remove(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer, **kwargs):
+            (tmp_path / "best.pt").unlink()
+
+    best, save = SaveBestModelCallback(tmp_path / "best.pt", "score"), SaveTrainingStateCallback(tmp_path / "states")
+    with pytest.raises(CheckpointError, match="there is no checkpoint file"):
+        run_with_scores([1.0], [best, Remove(), save])
+    assert names_in(tmp_path / "states") == {"final"}
+
+
 def test_the_folder_is_written_when_the_event_says_so(tmp_path):
     seen = []
 

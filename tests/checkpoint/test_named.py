@@ -296,6 +296,14 @@ def test_a_file_that_grows_too_large_for_the_disk_is_an_error_of_the_system_that
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_name_without_a_suffix_is_a_file_like_any_other(tmp_path):
+    trainer, other = trained(), fresh()
+    trainer.save_checkpoint(tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    other.load_checkpoint(tmp_path / "best")
+    assert all(map(torch.equal, other.model.parameters(), trainer.model.parameters()))
+
+
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint file .*nowhere\.pt"):
         fresh().load_checkpoint(tmp_path / "nowhere.pt")

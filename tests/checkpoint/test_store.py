@@ -65,6 +65,24 @@ def test_what_is_written_is_read(tmp_path):
     assert names_in(folder.parent) == {"there"}, "nothing is left beside it"
 
 
+def test_the_folders_on_the_way_to_a_checkpoint_are_synced_before_it_is_committed(tmp_path, monkeypatch):
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noting(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    write(tmp_path / "run" / "checkpoints" / "step-1", weights(), {}, 1)
+    names = [name.removeprefix(str(tmp_path)) for name in synced]
+    assert names[:2] == ["", "/run"]
+    assert names[-1] == "/run/checkpoints"
+    aside = names[-2]
+    assert aside.startswith("/run/checkpoints/.tmp-step-1-")
+    assert set(names[2:-2]) == {f"{aside}/{name}" for name in FILES}
+
+
 def test_a_folder_may_be_given_as_text(tmp_path):
     checkpoint(str(tmp_path / "a"))
     assert_holds(str(tmp_path / "a"), 1.0)

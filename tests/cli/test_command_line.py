@@ -223,6 +223,7 @@ def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
     ]
     code, _, err = run(capsys, *words, "--logging_steps", "2")
     assert code == 4 and "error[loss.nan]" in err and "a smaller --lr" in err
+    assert "no state was saved before it" in err
 
 
 @pytest.mark.parametrize(
@@ -232,9 +233,10 @@ def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
         (KeyboardInterrupt(), 130, "interrupted"),
         (Preempted("SIGTERM"), 75, "SIGTERM"),
         (OSError(28, "No space left on device"), 74, "error[disk.write]"),
+        (PermissionError(13, "Permission denied"), 74, "error[disk.write]: [Errno 13] Permission denied"),
         (ZeroDivisionError("a bug"), 1, "Traceback"),
     ],
-    ids=["memory", "interrupt", "preempted", "disk", "bug"],
+    ids=["memory", "interrupt", "preempted", "disk", "permission", "bug"],
 )
 def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
     import loopwright.cli.looking as looking
@@ -324,3 +326,30 @@ def test_every_command_that_a_person_reads_is_written_with_the_short_name():
     long_name = re.compile(rf"\bloopwright ({'|'.join(VERBS)})\b(?! import)")
     found = [f"{file.name}: {match[0]}" for file in files for match in long_name.finditer(read_text(file))]
     assert len(files) > 300 and found == []
+
+
+def test_verbs_without_words_of_their_own_refuse_any_and_have_help(capsys):
+    for verb in ("doctor", "tasks"):
+        code, out, err = run(capsys, verb, "--loud")
+        assert (code, out) == (2, "") and f"error[args.unknown]: lw {verb} has no --loud" in err
+        assert run(capsys, verb, "--help")[1].startswith(f"usage: lw {verb}")
+
+
+def test_an_empty_input_is_no_prediction(capsys, finished):
+    code, out, err = run(capsys, "predict", finished.path, "good", " ")
+    assert (code, out) == (2, "") and "lw predict was given an empty input" in err
+
+
+def test_a_run_whose_process_is_gone_is_not_asked_to_stop(capsys, copied):
+    status = json.loads(read_text(copied / "status.json"))
+    (copied / "status.json").write_text(json.dumps({**status, "state": "running"}))
+    code, out, _ = run(capsys, "stop", copied)
+    assert code == 0 and "is not running (its process is gone): nothing to stop" in out
+    assert not (copied / "stop").exists()
+
+
+@pytest.mark.parametrize("folder", ["reviews.csv", "reviews.csv/run"])
+def test_a_run_that_cannot_have_its_folder_says_so_before_anything_is_read(capsys, reviews, folder):
+    code, out, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", folder)
+    assert (code, out) == (2, "")
+    assert f"error[disk.write]: the folder of the run cannot be made: {folder}\n" in err and "is a file\n" in err

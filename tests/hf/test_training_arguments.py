@@ -400,6 +400,7 @@ def test_a_whole_set_of_arguments_from_an_older_script_is_taken_as_written():
         ({"torch_compile": True, "step_mode": "eager"}, "exclude each other"),
         ({"lr_scheduler_kwargs": "num_cycles=2"}, "lr_scheduler_kwargs must be a dict, or one as JSON text"),
         ({"lr_scheduler_kwargs": "[2]"}, "lr_scheduler_kwargs must be a dict"),
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, "leave it out, or set gradient_accumulation_st"),
         ({"metric_for_best_model": 5}, "metric_for_best_model must be the name of a metric, got 5"),
         (
             {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},

@@ -164,7 +164,7 @@ def test_auto_starts_anew_where_there_is_nothing_yet(tmp_path):
 
 @pytest.mark.parametrize("name", ["every_updates", "every_epochs", "keep_last"])
 def test_checkpoint_intervals_below_one_are_refused(name, tmp_path):
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1, got 0"):
         Checkpointing(tmp_path, **{name: 0})
 
 

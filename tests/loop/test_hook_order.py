@@ -606,7 +606,7 @@ def test_events_get_the_trainer_first_and_their_details_by_keyword():
     assert [kwargs["batch_output"]["batch_size"] for kwargs in steps] == [4, 4, 2]
     assert all(kwargs["batch_output"]["loss"].requires_grad for kwargs in steps)
     (eval_step,) = journal.of("on_eval_step_end")
-    assert set(eval_step) == {"batch", "batch_output"}
+    assert set(eval_step) == {"batch", "batch_output", "step"} and eval_step["step"] == 0
     assert not eval_step["batch_output"]["loss"].requires_grad
     (log,) = journal.of("on_log")
     assert set(log) == {"logs", "first_nonfinite_update", "nonfinite_samples"}

@@ -1149,6 +1149,16 @@ def test_a_training_epoch_may_be_all_the_users_own():
     assert orders[0] != orders[1] != orders[2]
 
 
+def test_an_epoch_of_the_users_own_cannot_run_micro_batches_of_updates_that_are_ours():
+    class OwnEpoch(Trainer):
+        def _run_train_epoch(self, train_dl):
+            for step, batch in enumerate(train_dl):
+                self._perform_forward_and_backward_passes(batch, step)
+
+    with pytest.raises(ConfigError, match="outside of an update, by an epoch of your own"):
+        trainer_of(cls=OwnEpoch).train(data(8), 1)
+
+
 def test_a_run_may_be_all_the_users_own_around_the_trainers_epochs():
     class OwnRun(Trainer):
         def _run_training(self):

@@ -107,6 +107,12 @@ def test_an_interval_of_a_handful_of_rows_is_not_judged_by(run, num_rows, told):
     assert card_of(look(run)).verdict == f"10.0 points better than word-count (0.6000); {told} too few to judge it by."
 
 
+def test_rows_that_a_run_leaves_out_are_not_told_as_if_it_had_taken_them(tmp_path):
+    run = make_run(tmp_path / "run", config={"max_train_samples": (4, "flag"), "max_eval_samples": (60, "flag")})
+    facts = dict(card_of(look(run)).facts)
+    assert (facts["train rows"], facts["validation rows"]) == ("4 of 10", "6")
+
+
 def test_a_metric_that_is_no_number_is_told_as_such(run):
     write_json(run / "result.json", {**RESULT, "nonfinite": {"pearsonr": "nan"}})
     assert ("pearsonr", "nan", "") in card_of(look(run)).others

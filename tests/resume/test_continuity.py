@@ -486,6 +486,26 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
 # Data
 
 
+def test_weights_of_another_type_go_on_and_are_shown_and_refused_where_exactness_is_required(tmp_path, capsys):
+    fit(tmp_path, callbacks=[stop_at(3)])
+    said(capsys)
+    with pytest.raises(CheckpointError, match=r"type of .*weight and of \d more: torch.float32 -> torch.bfloat16"):
+        fit(
+            tmp_path,
+            model=subject.network(6, dropout=0.2).bfloat16(),
+            policy={"require_exact": True},
+            cls=Trainer,
+            resume_from="auto",
+        )
+    fit(tmp_path, model=subject.network(6, dropout=0.2).double(), cls=InDouble, resume_from="auto")
+    assert [line for line in said(capsys) if line.startswith("type of")][0].endswith("torch.float32 -> torch.float64")
+
+
+class InDouble(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        return super().calculate_train_batch_loss([part.double() for part in batch[:2]])
+
+
 def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
     before = contents(tmp_path)

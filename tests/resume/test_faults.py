@@ -233,6 +233,7 @@ def test_a_signal_ends_the_run_in_order_and_it_continues_exactly(number, code, w
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_the_run_at_once_and_harms_nothing(number, code, whole, tmp_path):
     assert in_a_process(tmp_path, signal_number=number, times=2) == code
+    assert not (tmp_path / "ended").exists()
     assert find_newest(tmp_path / "checkpoints")[1] == []
     assert in_a_process(tmp_path) == 0
     assert outcome(tmp_path) == whole

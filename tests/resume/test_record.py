@@ -352,6 +352,7 @@ def test_a_run_that_raises_says_what_and_gives_the_folder_back(tmp_path):
         run(tmp_path / "run", [subject.callback(on_update_end=fail)])
     status = read_status(tmp_path / "run")
     assert (status["state"], status["message"]) == ("failed", "ZeroDivisionError: by nothing")
+    assert (status["update"], status["epoch"]) == (3, 1)
     assert status["last_error"] == "ZeroDivisionError: by nothing"
     assert records(tmp_path / "run")[-1]["state"] == "failed"
     assert not (tmp_path / "run" / "lease.json").exists()
@@ -374,6 +375,18 @@ def test_a_run_that_raises_keeps_the_save_that_it_has_begun(tmp_path):
     status = read_status(tmp_path / "run")
     assert (status["last_checkpoint"], status["last_error"]) == ("step-0000000002", "ZeroDivisionError: by nothing")
     assert [record["update"] for record in records(tmp_path / "run", "checkpoint")] == [2]
+
+
+def test_a_save_that_is_left_out_since_the_one_before_takes_long_is_told(tmp_path, capsys):
+    arm("pre_manifest:*:sleep:0.3")
+    try:
+        trainer, _ = run(tmp_path / "run", policy={"max_stall_seconds": 0.001})
+    finally:
+        disarm()
+    left_out = [line for line in capsys.readouterr().out.splitlines() if "is still being written after 0.001 s" in line]
+    assert left_out[-1].endswith(f"({len(left_out)} left out so far)")
+    assert len(left_out) == trainer._saver.skipped > 0
+    assert find_newest(tmp_path / "run")[0].name == f"step-{NUM_UPDATES:010d}"
 
 
 def test_without_memory_for_a_copy_training_waits_for_its_saves_and_has_the_same_bits(

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.errors import LoopwrightError
+from loopwright.errors import ConfigError, LoopwrightError
 from loopwright.run_folder import lease as lease_module
 from loopwright.run_folder.lease import Lease, LeaseError
 
@@ -529,6 +530,40 @@ def test_without_locks_a_live_process_is_still_refused_whatever_its_heartbeat(tm
         with caplog.at_level(logging.WARNING, logger="loopwright"), pytest.raises(LeaseError, match=f"pid {owner.pid}"):
             Lease(tmp_path).acquire()
     assert "has no file locks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "away", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))], ids=["deleted", "moved"]
+)
+def test_a_folder_that_was_deleted_or_moved_is_made_again_and_still_owned(away, tmp_path, caplog):
+    folder = tmp_path / "run"
+    with Lease(folder) as lease:
+        before = content(folder)
+        away(folder)
+        assert lease.still_ours() and lease.still_ours()
+        assert caplog.text.count("it is made again") == 1
+        assert content(folder)["incarnation"] == before["incarnation"]
+        assert "refused" in try_in_another_process(folder)
+        with pytest.raises(LeaseError, match="in use by this process"):
+            Lease(folder).acquire()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    with Lease(folder) as lease:
+        assert lease.still_ours()
+
+
+def test_a_folder_that_was_deleted_and_taken_by_another_process_is_lost(tmp_path):
+    folder = tmp_path / "run"
+    with Lease(folder) as lease:
+        shutil.rmtree(folder)
+        assert "refused" not in try_in_another_process(folder)
+        assert not lease.still_ours()
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_where_the_folder_should_be_is_refused_with_its_name(name, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{name} cannot be a run folder: .* is a file"):
+        Lease(tmp_path / name).acquire()
 
 
 def test_without_locks_a_process_that_is_gone_is_followed_at_once(tmp_path, no_locks):

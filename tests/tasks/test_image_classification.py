@@ -222,6 +222,7 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
 def test_the_loss_is_what_is_asked_for(squares):
     def loss(**flags):
         run = api.train(TASK, data=squares, **{**SHORT, "lr": 1e-9, "max_steps": 1, **flags})
+        assert ("loss" in run.result["intervals"]) == (not flags), "its interval is that of the plain loss"
         return run.metrics["loss"]
 
     plain, focal, smooth = loss(), loss(loss="focal"), loss(label_smoothing=0.5)

@@ -11,7 +11,7 @@ from loopwright import api
 from loopwright.metrics import Bootstrap, load
 from loopwright.tasks.scoring import Examples, LossInterval, MetricScorer, PredictionFile, write_table
 from tasks.conftest import FLAGS
-from tasks.reviews import write_csv
+from tasks.reviews import read_lines, write_csv
 
 
 def samples(count=200):
@@ -94,7 +94,7 @@ def test_floors_are_learnt_and_scored_on_the_rows_that_the_run_takes(tmp_path, c
 def test_the_loss_has_an_interval_around_what_the_loop_recorded(finished):
     low, high = finished.result["intervals"]["loss"]
     assert low < finished.metrics["loss"] < high
-    losses = [json.loads(line)["loss"] for line in (finished.path / "eval" / "predictions.jsonl").open()]
+    losses = [sample["loss"] for sample in read_lines(finished.path / "eval" / "predictions.jsonl")]
     assert sum(losses) / len(losses) == pytest.approx(finished.metrics["loss"], abs=1e-6)
 
 

@@ -218,13 +218,22 @@ def test_evaluations_are_rows_of_one_table_that_marks_the_best():
         ["eval        20   2.00  0.2500 ±0.050  0.5000    1.5000      2.0"],
         ["eval        30   3.00  0.2500 ±0.050  0.5000    1.5000      2.0  best"],
     ]
-    shown, whole = table.lines(40, 4, metrics, bounds, 2.0, is_best=True, columns=50)
-    assert shown == ["eval        40  0.2500 ±0.050  1.5000      2.0  best"[:60]] and "0.5000" in whole[0]
+    shown, whole = table.lines(40, 4, metrics, bounds, 2.0, is_best=True, columns=52)
+    assert shown == ["eval        40  0.2500 ±0.050  1.5000      2.0  best"] and "0.5000" in whole[0]
     shown, _ = EvalTable("f1").lines(40, 4, metrics, bounds, 2.0, is_best=True, columns=20)
     assert [line.split() for line in shown] == [
         ["update", "f1", "seconds"],
         ["eval", "40", "0.2500", "±0.050", "2.0", "best"],
     ]
+
+
+def test_no_row_of_the_table_is_wider_than_the_terminal_and_the_interval_of_the_loss_gives_way_first():
+    metrics = {"accuracy": 0.5, "f1": 0.25, "loss": 1.5}
+    bounds = {name: (value - 0.1, value + 0.1) for name, value in metrics.items()}
+    for columns in range(44, 100):
+        shown, whole = EvalTable("accuracy").lines(10, 1, metrics, bounds, 2.0, is_best=True, columns=columns)
+        assert max(map(len, shown)) <= columns and "1.5000 ±0.100" in whole[1]
+        assert ("1.5000 ±0.100" in shown[1]) == (columns >= 81) and ("0.2500 ±0.100" in shown[1]) == (columns >= 74)
 
 
 def test_a_long_table_in_a_pipe_repeats_its_header():

@@ -419,3 +419,17 @@ def test_gradient_checkpointing_gives_the_same_model(reviews):
 def test_what_trivial_methods_reach_is_counted_once_and_kept(finished):
     kept = json.loads((finished.path / "baselines.json").read_text())
     assert kept == finished.result["baselines"] and set(kept) == {"majority", "word-count"}
+
+
+def test_a_model_of_pairs_refuses_a_file_without_the_second_text(tmp_path):
+    pairs = [{"one": f"a {n}", "two": f"b {n % 7}", "label": "yn"[n % 2]} for n in range(40)]
+    columns = {"text_column": "one", "text_pair_column": "two"}
+    run = api.train("text-classification", data=write_csv(tmp_path / "pairs.csv", pairs), **columns,
+                    **{**FLAGS, "max_steps": 1, "rehearsal": False})  # fmt: skip
+    half = write_csv(tmp_path / "half.csv", [{"one": "a 1", "label": "y"}])
+    for use in (lambda: list(run.predict(half)), lambda: run.evaluate(data=half)):
+        with pytest.raises(InputError, match="column for text_pair") as caught:
+            use()
+        assert caught.value.code == "data.column" and "--text_pair_column" in caught.value.fix
+    other = write_csv(tmp_path / "other.csv", [{"sentence1": "a 1", "sentence2": "b 2"}])
+    assert len(list(run.predict(other))) == 1

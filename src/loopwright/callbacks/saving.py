@@ -73,7 +73,7 @@ class SaveBestModelCallback(TrainerCallback):
         self._save(trainer, {self.watch_metric: value})
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Load what was saved; nothing if nothing was."""
+        """Load what was saved, once the end of the run is saved too; nothing if nothing was."""
         if not self.load_saved_checkpoint or self.best_metric is None:
             return
         trainer.print(
@@ -100,8 +100,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     """Saves everything needed to continue the run, every so many epochs or micro-batches and at the end.
 
     States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`.
-    They are written at update boundaries. `final` holds the last weights, also beside a SaveBestModelCallback, which
-    loads the best ones when everything is saved.
+    They are written at update boundaries. `final` holds the last weights, also beside a SaveBestModelCallback, wherever
+    that is in the list.
 
     Args:
         save_dir: the folder.
@@ -135,6 +135,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._batches_before = 0
         self._asked: list[Path] = []
         self._written: list[Path] = []
+        self._ended: Any = None  # the progress of the last run that ended
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Make the folder."""
@@ -158,7 +159,12 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Ask for the final state."""
-        if self.save_at_end:
+        self.ask_for_final(trainer)
+
+    def ask_for_final(self, trainer: Any) -> None:
+        """Ask for the final state, once in a run; called at its end, before another model is loaded."""
+        if self.save_at_end and self._ended is not trainer.progress:
+            self._ended = trainer.progress
             self._ask(trainer, "final")
 
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ from loopwright.checkpoint.store import (
 from loopwright.engine.memory import is_out_of_memory
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import DamagedFileError, read_json, write_json
+from loopwright.run_folder.files import DamagedFileError, make_folder, read_json, write_json
 from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
@@ -47,7 +47,7 @@ class Saver:
         skipped: saves that were due while the one before was still being written.
         last_error: of the last attempt that failed, or None.
         newest: the checkpoint that was committed last here, or None.
-        refusals: why states were not worth saving, a line each; whoever tells them removes them.
+        refusals: why states were not saved, a line each; whoever tells them removes them.
         is_asynchronous: saves are written in the background.
     """
 
@@ -86,7 +86,7 @@ class Saver:
         self._best = self._read_best()
         if self._is_writer:
             clean(policy.directory)
-            Path(policy.directory).mkdir(parents=True, exist_ok=True)
+            make_folder(policy.directory)
         self._take_over_best()
 
     def _read_best(self) -> dict[str, Any] | None:
@@ -145,8 +145,9 @@ class Saver:
         Args:
             model: weights and buffers by name.
         """
-        with torch.no_grad():
-            self._never_finite = nonfinite_weights(model)
+        if not self._is_sharded:  # of a model that is split the loop looks at what is trained, on every process
+            with torch.no_grad():
+                self._never_finite = nonfinite_weights(model)
 
     def is_due_after_update(self, update: int) -> bool:
         """Whether to save after this update: by its number, or by the clock."""
@@ -206,6 +207,10 @@ class Saver:
         """
         if not self._wait(None if must_happen else self._policy.max_stall_seconds):
             self.skipped += 1
+            self.refusals.append(
+                f"Not saving {self.path(update)}: the save before it is still being written after "
+                f"{self._policy.max_stall_seconds:g} s ({self.skipped} left out so far)"
+            )
             return
         self._settle()
         self._last_save = time.monotonic()

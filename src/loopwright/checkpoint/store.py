@@ -43,7 +43,7 @@ from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import fsync_folder
+from loopwright.run_folder.files import fsync_folder, make_folder
 from loopwright.run_folder.lease import LeaseError
 
 FORMAT = 1
@@ -183,7 +183,7 @@ def aside_of(final: Path, identity: Mapping[str, str]) -> Path:
 
 def prepare_aside(aside: Path, num_bytes: int) -> None:
     """Make the folder to write to, if there is space for so many bytes."""
-    aside.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(aside.parent)
     _check_space(aside.parent, num_bytes)
     aside.mkdir()
 
@@ -493,9 +493,10 @@ def clean(directory: str | Path) -> None:
 def write_file(path: str | Path, write_to: Any) -> None:
     """Write one file through a function that is given a temporary name, then sync and rename it into place."""
     final = Path(path)
-    aside = final.with_name(f".tmp-{final.name}-{uuid.uuid4().hex[:8]}")
+    # torch takes no name for a file whose only dot is its first letter.
+    aside = final.with_name(f".tmp-{final.name}-{uuid.uuid4().hex[:8]}{'' if final.suffix else '.part'}")
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         write_to(aside)
         with open(aside, "rb") as file:
             os.fsync(file.fileno())

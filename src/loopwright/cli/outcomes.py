@@ -66,7 +66,10 @@ def _code_of(error: BaseException) -> int:
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
         _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)
         return MEMORY
-    if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
+    if isinstance(error, PermissionError):
+        _say_error("disk.write", str(error), "give yourself the permission, or --output_dir with another folder")
+        return CANNOT_WRITE
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         _say_error("disk.write", str(error), "make room, and resume")
         return CANNOT_WRITE
     if isinstance(error, LoopwrightError):
@@ -82,7 +85,9 @@ def code_of_run(outcome: Any) -> int:
     if outcome.state == "diverged":
         reason = outcome.result.stop_reason if outcome.result is not None else ""
         remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
-        _say_error("loss.nan", reason, f"{remedies}; the last good state is in {outcome.run.checkpoints}")
+        has_state = outcome.run.status.get("last_checkpoint") is not None
+        kept = f"the last good state is in {outcome.run.checkpoints}" if has_state else "no state was saved before it"
+        _say_error("loss.nan", reason, f"{remedies}; {kept}")
         return DIVERGED
     if outcome.state == "stopped":
         _say(f"stopped and saved; go on with: lw resume {os.path.normpath(outcome.run.path)}")

@@ -53,6 +53,8 @@ def predict(words: list[str]) -> int:
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
     parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
     asked, changes = parse_for_run(parser, words, prediction_flags)
+    if not all(text.strip() for text in asked.inputs):
+        raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
     folder = find_run(asked.run)
     predictions = _predictions(folder, asked.inputs, changes)
     if asked.out is None:

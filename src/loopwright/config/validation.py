@@ -275,6 +275,12 @@ def _settle_best_model(args: TrainingFields) -> None:
 def _check_combinations(args: TrainingFields) -> None:
     if args.fp16 and args.bf16:
         raise ConfigError("fp16=True and bf16=True exclude each other: set one of them (bf16 where the device has it)")
+    if args.ddp_static_graph and (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size):
+        raise ConfigError(
+            "ddp_static_graph=True needs gradients to be shared in every backward pass, and those of an update in "
+            "several micro-batches are shared once: leave it out, or set gradient_accumulation_steps=1 and "
+            "auto_find_batch_size=False"
+        )
     if args.torch_compile and args.step_mode == "eager":
         raise ConfigError('torch_compile=True and step_mode="eager" exclude each other: leave step_mode at "auto"')
     if args.dataloader_num_workers == 0:

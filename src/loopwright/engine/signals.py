@@ -44,6 +44,12 @@ class SignalWatch:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
+    def first(self, interruption: KeyboardInterrupt) -> KeyboardInterrupt:
+        """Return what interrupted the run; raise it at once if a signal had asked it to end before."""
+        if self.received is not None:
+            raise interruption
+        return interruption
+
     def say_saved(
         self, interruption: BaseException | None, checkpoint: Path | None, say: Callable[[str], None]
     ) -> None:

@@ -11,6 +11,7 @@ from loopwright.report.curves import best_update
 from loopwright.report.run_view import RunView
 from loopwright.report.words import duration, metric, number, plural
 
+_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
 _FEW_ROWS = 5  # of so few a bootstrap tells nothing: they may all be alike
 _STATES = {
     "done": "done",
@@ -231,5 +232,8 @@ def _facts(run: RunView) -> list[tuple[str, str]]:
     splits = run.data.get("splits") or {}
     for name in ("train", "validation", "test"):
         if name in splits:
-            facts.append((f"{name} rows", f"{int(splits[name].get('num_rows', 0)):,}"))
+            num_rows = int(splits[name].get("num_rows", 0))
+            limit = run.config.get(_LIMITS.get(name, ""))
+            is_cut = isinstance(limit, int) and limit < num_rows
+            facts.append((f"{name} rows", f"{limit:,} of {num_rows:,}" if is_cut else f"{num_rows:,}"))
     return facts

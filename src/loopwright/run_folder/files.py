@@ -66,6 +66,20 @@ def fsync_folder(path: str | Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: str | Path) -> None:
+    """Make a folder and those on the way to it, so that their names survive a power cut; nothing if it is there.
+
+    Raises:
+        OSError: it cannot be made, or is a file.
+    """
+    folder = Path(path).absolute()
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        with contextlib.suppress(PermissionError):  # names may be added to it, but not read
+            fsync_folder(each.parent)
+
+
 def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = False) -> None:
     """Replace a file, or create it: a reader, now or after a crash, finds the old content or the new, never a part.
 

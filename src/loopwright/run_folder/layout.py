@@ -156,8 +156,11 @@ def create_run(
     run_id = new_run_id(label, now)
     path = runs_root() / run_id if folder is None else Path(folder)
     check_new_folder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    write_json(path / _RUN, {"id": run_id, **about})
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / _RUN, {"id": run_id, **about})
+    except (PermissionError, FileNotFoundError) as error:
+        raise _cannot_be_made(path, str(error), "--output_dir ") from error
     return RunFolder(path)
 
 
@@ -169,9 +172,14 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
         option: how it was given, up to the value: as a flag, or as an argument in Python.
 
     Raises:
-        InputError: it holds a run already, or other files.
+        InputError: it holds a run already, or other files; or it cannot be made.
     """
     path = Path(folder)
+    nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
+    if not nearest.is_dir():
+        raise _cannot_be_made(path, f"{nearest} is a file", option)
+    if not os.access(nearest, os.W_OK):
+        raise _cannot_be_made(path, f"{nearest} may not be written to", option)
     if (path / _RUN).exists():
         again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
         another = path.with_name(f"{path.name}-2")
@@ -186,6 +194,11 @@ def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
             saw=[f"it has {names}"],
             fix=f"{option}{_as_given(path / 'run', option)}",
         )
+
+
+def _cannot_be_made(path: Path, why: str, option: str) -> InputError:
+    fix = f"{option}{_as_given(Path('FOLDER'), option)}, in a folder of yours"
+    return InputError("disk.write", f"the folder of the run cannot be made: {path}", saw=[why], fix=fix)
 
 
 def _as_given(path: Path, option: str) -> str:

@@ -33,8 +33,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from loopwright.errors import LoopwrightError
-from loopwright.run_folder.files import fsync_folder, read_json, write_json
+from loopwright.errors import ConfigError, LoopwrightError
+from loopwright.run_folder.files import fsync_folder, make_folder, read_json, write_json
 
 LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
@@ -124,9 +124,15 @@ class Lease:
 
         Raises:
             LeaseError: a live process owns it, maybe this one; the text gives its pid and host.
+            ConfigError: it is a file.
             OSError: the folder cannot be written.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            make_folder(self._folder)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(
+                f"{self._folder} cannot be a run folder: it, or something on the way to it, is a file. Choose another."
+            ) from None
         found = os.stat(self._folder)
         key = (found.st_dev, found.st_ino, os.getpid())
         # Before .lock is opened: closing it again would give up the lock that this process has already.
@@ -231,7 +237,7 @@ class Lease:
                 owner = _read_owner(self._path)
                 return owner is not None and owner.incarnation == self._owner.incarnation
             _logger.warning("%s was deleted or moved while a run writes to it: it is made again", self._folder)
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             found = os.stat(self._folder)
             key = (found.st_dev, found.st_ino, os.getpid())
             if _held.setdefault(key, self) is not self:

@@ -189,7 +189,9 @@ class RunRecord:
                 self._offset = self._log.sync()
         return {"offset": self._offset, "recorded": dict(self._recorded), "seconds": self.seconds}
 
-    def close(self, state: str, message: str | None = None, error: BaseException | None = None) -> None:
+    def close(
+        self, state: str, message: str | None = None, error: BaseException | None = None, **place: int | None
+    ) -> None:
         """Say how the run ended and give the folder back; a second call does nothing.
 
         What was refused before it began says nothing: the folder may hold another run, which has ended well.
@@ -198,14 +200,15 @@ class RunRecord:
             state: one of the states of status.json.
             message: why, for a person.
             error: what ended it, if it failed.
+            place: where that was, for status.json: `update` and `epoch`.
         """
         self._ended = time.monotonic() if self._ended is None else self._ended
         if self._lease is None:
             return
         if self._has_begun and self._lease_is_ours_now():
             self.write("end", state=state, message=message)
-            told = {} if error is None else {"last_error": error}
-            self.tell(force=True, state=state, message=message, **told)
+            told: dict[str, Any] = {} if error is None else {"last_error": error}
+            self.tell(force=True, state=state, message=message, **told, **place)
         if self._log is not None:
             self._log.close()
         self._lease.release()

@@ -338,7 +338,7 @@ def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
                 "resume.data",
                 f"{name} is gone since the run started",
                 saw=[f"it was {file.path}, sha256 {file.sha256[:12]}..."],
-                fix="put it back, or give its new place",
+                fix="put it back, or give its new place: --data or --train_file",
             )
         now = _hash_now(plan, file, say)
         if now != file.sha256:

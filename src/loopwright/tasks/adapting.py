@@ -1,4 +1,4 @@
-"""Training a part of a model: frozen layers, and low-rank adapters."""
+"""Training a part of a model: frozen layers, and low-rank adapters; and the dropout of all of it."""
 
 from __future__ import annotations
 
@@ -94,6 +94,51 @@ def _lowest(base: Any, count: int) -> list[Any]:
 
 
 _HEADS = {"TOKEN_CLS": ["classifier", "score"], "QUESTION_ANS": ["qa_outputs"]}
+
+
+def set_dropout(model: Any, share: float) -> None:
+    """Leave out this share of features at random wherever a model leaves out some, or could; its config says so too.
+
+    Layers and paths that are left out whole (layerdrop, drop path) are another thing, and stay as they are.
+
+    Raises:
+        InputError: the model has no dropout.
+    """
+    from torch import nn
+
+    is_found = False
+    configs = {}
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = share
+            is_found = True
+        for name in _dropouts(module):
+            setattr(module, name, share)
+            is_found = True
+        config = getattr(module, "config", None)
+        if hasattr(config, "__dict__"):  # a module of one's own may have a dict, or something else of that name
+            configs[id(config)] = config
+    if not is_found:
+        raise InputError(
+            "args.value",
+            f"--dropout {share} has nothing to set: the model has no dropout",
+            saw=[f"it is a {type(model).__name__}"],
+            fix="leave --dropout out",
+        )
+    for config in configs.values():
+        for name in _dropouts(config):
+            setattr(config, name, share)
+
+
+def _dropouts(owner: Any) -> list[str]:
+    """Return the names of the shares of dropout that a module or a config has as plain numbers."""
+    return [
+        name
+        for name, value in vars(owner).items()
+        if ("dropout" in name or name.endswith("pdrop"))
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)
+    ]
 
 
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:

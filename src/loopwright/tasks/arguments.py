@@ -28,6 +28,10 @@ NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "torch_compile_mode": ((None,), "leave it out"),
     "include_for_metrics": (([],), "the metrics are the task's own"),
     "batch_eval_metrics": ((False,), "the metrics are the task's own, and stream"),
+    "ddp_find_unused_parameters": ((None, False), "an update of a task uses every parameter that is trained"),
+    "ddp_bucket_cap_mb": ((None,), "leave it out"),
+    "ddp_broadcast_buffers": ((None,), "leave it out"),
+    "ddp_static_graph": ((None, False), "leave it out"),
 }
 # Those that are taken since scripts and files of settings have them, and that change nothing in a task.
 NO_EFFECT: Final = frozenset(
@@ -139,6 +143,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     freeze: str | None = flag(
         None, "What stays as it is: N (the embeddings and the lowest N layers), backbone, or patterns of names."
     )
+    dropout: float | None = flag(None, "Dropout everywhere in the model while it is trained; unset is the model's own.")
     lora: bool = flag(False, "Train low-rank adapters instead of all weights (extra: lora).")
     lora_rank: int = flag(8, "Rank of the adapters.")
     lora_alpha: int = flag(16, "Scale of the adapters.")
@@ -163,6 +168,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
     def __post_init__(self) -> None:
         if not 0 < self.validation_ratio < 1:
             raise ConfigError(f"validation_ratio must be between 0 and 1, got {self.validation_ratio}")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         for name in (
             "max_train_samples",
             "max_eval_samples",

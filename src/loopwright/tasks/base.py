@@ -131,6 +131,17 @@ class Task(ABC):
         """Return the roles of the columns; called before the files are opened."""
         return SCHEMAS[self.name]
 
+    def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
+        """Return what rows of other files must have for a model; called before it evaluates or predicts them.
+
+        Override it where a role that is not required is, once a model has been trained with it.
+
+        Args:
+            schema: of these rows.
+            plan: of the data that the model was trained on.
+        """
+        return schema
+
     def columns(self, args: Any) -> dict[str, str]:
         """Return the columns that the user has named, by role: every flag `<role>_column` that is set."""
         named = {}

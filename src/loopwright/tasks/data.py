@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loopwright.errors import InputError
 from loopwright.quantities import size
 from loopwright.sources import DataPlan, Schema, SplitRows
 from loopwright.tasks.screen import Screen, Waiting
@@ -87,6 +88,29 @@ class RunData:
 
 def _tell(waiting: Waiting, total: int, index: int) -> None:
     waiting.to(index + 1, total)
+
+
+def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
+    """Refuse to take for an input, since no other column is left, what a run has as its labels.
+
+    Args:
+        plan: of the rows that are to be predicted or evaluated.
+        own: of the run's own data.
+        named: the roles whose columns a person has named.
+
+    Raises:
+        InputError: the file lacks the column of a role.
+    """
+    others = {column: role for role, column in own.columns.items() if isinstance(column, str)}
+    for role, column in plan.columns.items():
+        taken = others.get(column, role) if isinstance(column, str) else role
+        if taken != role and taken not in plan.columns and role not in named:
+            raise InputError(
+                "data.column",
+                f"the column for {role} cannot be guessed: {Path(plan.files[0].path).name} has none beside {column!r}, "
+                f"which is the {taken} of the run",
+                fix=f"--{role}_column NAME, with a file that has it",
+            )
 
 
 class ReadingProgress:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from loopwright.tasks.screen import metric_text
 
 _ROW = "eval"
+_FIRST_WIDTH = 6
 _HEADER_EVERY = 20  # rows, where other lines stand between them
 _BEST = "best"
 
@@ -21,6 +22,7 @@ class EvalTable:
     def __init__(self, decisive: str) -> None:
         self._decisive = decisive
         self._widths: dict[str, int] = {}
+        self._narrow: dict[str, int] = {}
         self._num_rows = 0
 
     def lines(
@@ -57,24 +59,32 @@ class EvalTable:
         has_header = self._num_rows == 0
         is_repeated = self._num_rows % _HEADER_EVERY == 0
         self._num_rows += 1
-        whole = self._table(list(cells), cells, is_best, has_header or is_repeated)
+        whole = self._table(list(cells), cells, self._widths, is_best, has_header or is_repeated)
         if columns is None:
             return whole, whole
-        shown = list(cells)
+        shown, widths = list(cells), self._widths
+        if "loss" in cells and self._decisive != "loss" and _width_of(shown, widths) > columns:
+            cells["loss"] = metric_text(metrics["loss"], None)  # without its interval there may be room for a metric
+            self._narrow.setdefault("loss", max(len("loss"), len(cells["loss"])))
+            widths = {**widths, **self._narrow}
         dropped = [*reversed([name for name in names if name not in (self._decisive, "loss")]), "epoch", "loss"]
-        while dropped and self._width_of(shown) > columns:
+        while dropped and _width_of(shown, widths) > columns:
             name = dropped.pop(0)
             shown = [each for each in shown if each != name]
-        return self._table(shown, cells, is_best, has_header), whole
+        return self._table(shown, cells, widths, is_best, has_header), whole
 
-    def _width_of(self, names: list[str]) -> int:
-        return len(_ROW) + 2 + sum(self._widths[name] + 2 for name in names) + len(_BEST)
-
-    def _table(self, names: list[str], cells: Mapping[str, str], is_best: bool, has_header: bool) -> list[str]:
-        row = "  ".join([f"{_ROW:<6}", *(self._padded(name, cells[name]) for name in names), _BEST if is_best else ""])
-        header = "  ".join([" " * 6, *(self._padded(name, name) for name in names)])
+    def _table(
+        self, names: list[str], cells: Mapping[str, str], widths: Mapping[str, int], is_best: bool, has_header: bool
+    ) -> list[str]:
+        values = (_padded(name, cells[name], widths[name]) for name in names)
+        row = "  ".join([f"{_ROW:<{_FIRST_WIDTH}}", *values, _BEST if is_best else ""])
+        header = "  ".join([" " * _FIRST_WIDTH, *(_padded(name, name, widths[name]) for name in names)])
         return [*([header.rstrip()] if has_header else []), row.rstrip()]
 
-    def _padded(self, name: str, text: str) -> str:
-        is_right = name in ("update", "epoch", "seconds")
-        return f"{text:>{self._widths[name]}}" if is_right else f"{text:<{self._widths[name]}}"
+
+def _width_of(names: list[str], widths: Mapping[str, int]) -> int:
+    return _FIRST_WIDTH + 2 + sum(widths[name] + 2 for name in names) + len(_BEST)
+
+
+def _padded(name: str, text: str, width: int) -> str:
+    return f"{text:>{width}}" if name in ("update", "epoch", "seconds") else f"{text:<{width}}"

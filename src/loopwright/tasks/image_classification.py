@@ -136,7 +136,8 @@ class ImageClassification(VisionTask):
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             parts.append(TopScorer())
-        if not isinstance(job.model, ModuleAdapter):  # which may have a loss of its own
+        is_other_loss = job.args.loss != "ce" or job.args.label_smoothing > 0 or isinstance(job.model, ModuleAdapter)
+        if not is_other_loss:  # than that of the samples
             parts.append(LossInterval())
         return JointScorer(parts)
 

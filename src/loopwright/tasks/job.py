@@ -30,7 +30,7 @@ from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root
 from loopwright.schedulers import get_scheduler
 from loopwright.services import STOPPED_BY_FILE
 from loopwright.tasks import start_block
-from loopwright.tasks.adapting import add_adapters, freeze
+from loopwright.tasks.adapting import add_adapters, freeze, set_dropout
 from loopwright.tasks.arguments import NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.batch_size import choose_batch
@@ -126,6 +126,8 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
     for name, value in vars(args).items():
         if before[name] != value:
             settings.sources[name] = "data"
+    if args.dropout is not None:
+        set_dropout(job.model, args.dropout)
     if args.freeze is not None:
         num_frozen = freeze(job.model, args.freeze)
         job.notes.append(f"frozen: {num_frozen:,} parameters (--freeze {args.freeze})")

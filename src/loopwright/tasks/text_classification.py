@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -89,6 +89,12 @@ class TextClassification(Task):
             return schema
         roles = zip(("text", "text_pair"), _GLUE_COLUMNS[args.glue], strict=False)
         return schema.with_names({role: (column,) for role, column in roles})
+
+    def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
+        """Require the second text where the model was trained on pairs."""
+        is_pair = "text_pair" in plan.columns
+        roles = (replace(role, is_required=is_pair) if role.name == "text_pair" else role for role in schema.roles)
+        return replace(schema, roles=tuple(roles))
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the texts of a row."""
