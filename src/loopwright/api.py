@@ -336,7 +336,7 @@ def _already_done(folder: RunFolder, settings: Settings, screen: Screen) -> Outc
 
 def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool, say: ReadingProgress) -> DataPlan:
     """Return the plan of a run, if its data is what it was; or that of the data as it is now, if that is allowed."""
-    plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
+    plan = DataPlan.read(folder.data)
     is_changed_allowed = settings.args.allow_changed_data
     if not is_moved and not is_changed_allowed:
         check_unchanged(plan, say)
@@ -418,7 +418,7 @@ def load_run(
     task = _task_of(folder)
     settings = settle(task, words or [], folder.config)
     if plan is None:
-        plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
+        plan = DataPlan.read(folder.data)
     prepare_torch(settings)
     is_finished = folder.is_finished
     if is_finished:
@@ -448,7 +448,7 @@ def evaluate_run(
         words: flags that overrule the run's settings.
         module: what the run was given as its model in Python.
     """
-    own = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
+    own = DataPlan.read(folder.data)
     task = _task_of(folder)
     settings = settle(task, words or [], folder.config)
     limit = settings.args.max_eval_samples
@@ -490,7 +490,7 @@ def predict_run(
         module: what the run was given as its model in Python.
     """
     task = _task_of(folder)
-    plan = DataPlan.from_json(folder.data.read_text(encoding="utf-8"))
+    plan = DataPlan.read(folder.data)
     rows: Any
     if isinstance(inputs, (str, Path)):
         settings = settle(task, words or [], folder.config)

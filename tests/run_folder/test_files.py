@@ -361,3 +361,9 @@ def test_the_run_folder_and_the_failpoints_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_file_that_should_hold_names_with_values_is_damaged_if_it_holds_something_else(tmp_path):
+    (tmp_path / "file").write_text("[1]")
+    with pytest.raises(DamagedFileError, match="holds a list, expected names with values"):
+        read_json(tmp_path / "file", default={})

@@ -329,6 +329,16 @@ def test_changed_data_is_refused_unless_it_is_allowed(reviews):
         api.resume(run, epochs=3, quiet=True)
 
 
+@pytest.mark.parametrize("damage", [None, b"\xff\xfe", b"[]"], ids=["missing", "no text", "a list"])
+def test_a_run_without_its_data_plan_says_so(reviews, damage):
+    run = api.train("text-classification", data=reviews, **{**FLAGS, "epochs": 1})
+    path = run.path / "data.json"
+    path.unlink() if damage is None else path.write_bytes(damage)
+    for act in (lambda: api.resume(run, epochs=2, quiet=True), run.evaluate):
+        with pytest.raises(InputError, match="data.json cannot be read"):
+            act()
+
+
 def test_the_names_are_offered_by_the_package():
     assert loopwright.train is api.train and loopwright.Run is api.Run
     assert {"train", "check", "resume", "evaluate", "predict", "Run"} <= set(dir(loopwright))

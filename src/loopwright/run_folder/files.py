@@ -132,13 +132,19 @@ def write_json(path: str | Path, value: Any, *, faults: bool = False) -> None:
 def read_json(path: str | Path, default: Any = None) -> Any:
     """Return what a JSON file holds, or the default if there is no such file; called for files of the run folder.
 
+    Args:
+        path: of the file.
+        default: if it is a dict, the file has to hold one too.
+
     Raises:
-        DamagedFileError: there is such a file, but it is no JSON, too large, or not a plain file.
+        DamagedFileError: there is such a file, but it is no JSON, too large, not a plain file, or holds something else.
         OSError: it cannot be read.
     """
     try:
-        text = _read_regular(Path(path))
-        return json.loads(text, parse_constant=_refuse_constant)
+        content = json.loads(_read_regular(Path(path)), parse_constant=_refuse_constant)
+        if isinstance(default, dict) and not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, expected names with values")
+        return content
     except FileNotFoundError:
         return default
     except DamagedFileError:

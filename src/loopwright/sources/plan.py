@@ -170,6 +170,19 @@ class DataPlan:
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
+    def read(cls, path: Path) -> DataPlan:
+        """Return the plan that a run has in its data.json.
+
+        Raises:
+            InputError: resume.data, if there is none.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _no_plan(error) from error
+        return cls.from_json(text)
+
+    @classmethod
     def from_json(cls, text: str) -> DataPlan:
         """Return the plan of which this is the text.
 
@@ -211,12 +224,16 @@ class DataPlan:
                 images=content.get("images", {}),
             )
         except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
-            raise InputError(
-                "resume.data",
-                "data.json cannot be read as a data plan",
-                saw=[f"{type(error).__name__}: {error}"],
-                fix="start the run again from its config.yaml",
-            ) from error
+            raise _no_plan(error) from error
+
+
+def _no_plan(error: Exception) -> InputError:
+    return InputError(
+        "resume.data",
+        "data.json cannot be read as a data plan",
+        saw=[f"{type(error).__name__}: {error}"],
+        fix="start the run again from its config.yaml",
+    )
 
 
 def _pack_rows(rows: Rows, num_rows: int) -> dict[str, Any]:
