@@ -69,7 +69,7 @@ def run_demo(task: str, flags: tuple[str, ...], folder: Path) -> Outcome:
     }
     used, started = cpu_of_children(), time.monotonic()
     process = subprocess.run(
-        [sys.executable, "-m", "loopwright.cli", "demo", task, "--threads", "1", *flags],
+        [sys.executable, "-m", "loopwright", "demo", task, "--threads", "1", *flags],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

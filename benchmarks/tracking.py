@@ -151,7 +151,7 @@ def help_row(num_rounds: int) -> tuple[str, bool]:
     walls, cpus = [], []
     for _ in range(num_rounds + 1):
         before, begin = os.times(), time.perf_counter()
-        command = [sys.executable, "-m", "loopwright.cli", "--help"]
+        command = [sys.executable, "-m", "loopwright", "--help"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         after = os.times()
         walls.append(time.perf_counter() - begin)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -14,7 +16,8 @@ import yaml
 
 from loopwright import failpoints
 from loopwright.cli import VERBS, main
-from loopwright.errors import Preempted
+from loopwright.cli.outcomes import guarded
+from loopwright.errors import CheckpointError, Preempted
 from loopwright.sources import CODES
 from tasks.reviews import rows, write_csv
 
@@ -248,6 +251,35 @@ def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
     assert main(["doctor"]) == code
     said = capsys.readouterr().err
     assert told in said and ("Traceback" in said) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ENOSPC", "fix: make room, and resume\n"),
+        ("EDQUOT", "fix: make room within your quota"),
+        ("EROFS", "fix: let the file system be written to"),
+        ("EACCES", "fix: give yourself the permission"),
+        ("EIO", "fix: look for faults of the disk"),
+        ("EMFILE", "fix: raise the number of open files"),
+        ("ENOTDIR", "fix: make sure that the folder is there"),
+    ],
+    ids=["space", "quota", "read-only", "permission", "faults", "open-files", "other"],
+)
+@pytest.mark.parametrize("is_save", [False, True], ids=["file", "save"])
+def test_what_helps_fits_the_reason_why_a_file_was_not_written(capsys, name, told, is_save):
+    number = getattr(errno, name)
+
+    def write(words):
+        try:
+            raise OSError(number, os.strerror(number), "run/x")
+        except OSError as error:
+            if not is_save:
+                raise
+            raise CheckpointError("saving failed twice in a row") from error
+
+    assert guarded(write, []) == 74
+    assert told in capsys.readouterr().err
 
 
 def test_tasks_explain_and_doctor_say_what_there_is(capsys):

@@ -15,9 +15,12 @@ from loopwright import Checkpointing, Trainer, api, models
 from loopwright.cli import main
 from loopwright.cli.outcomes import guarded
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder, write_json
+from loopwright.tasks.screen import Screen
+from loopwright.tasks.start_block import say_saved
 from tasks.squares import write_squares
 
-COMMAND = [sys.executable, "-m", "loopwright.cli"]
+COMMAND = [sys.executable, "-m", "loopwright"]
 FLAGS = ["--batch", "16", "--threads", "1", "--no_rehearsal"]
 
 
@@ -94,6 +97,20 @@ def test_an_interrupted_trainer_says_what_was_saved_and_how_to_go_on(tmp_path, c
         saved = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Saved ")]
         told = f"Saved {tmp_path / 'run' / 'step-0000000002'}; start the run again from there to go on"
         assert saved == ([told] if folder is not None else [])
+
+
+def test_a_run_that_is_ended_at_once_says_which_state_there_is_and_that_it_can_go_on(capsys, finished, tmp_path):
+    run = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    name, path = run.status["last_checkpoint"], os.path.normpath(run.path)
+    assert say_saved(run, 0.5, Screen()) == f"saved checkpoints/{name} (0.5 s)   go on with: lw resume {path}"
+    write_json(run.path / "status.json", {**run.status, "update": run.status["update"] + 1, "last_checkpoint": None})
+    told = f"not saved again: the last state is checkpoints/{name}   go on with: lw resume {path}"
+    assert say_saved(run, 0.5, Screen()) == told
+    shutil.rmtree(run.checkpoints)
+    assert say_saved(run, 0.5, Screen()) == f"nothing was saved yet   begin again with: lw resume {path}"
+    capsys.readouterr()
+    assert main(["resume", path, "--max_steps", "1", "--quiet"]) == 0
+    assert capsys.readouterr() == (f"{path}\n", "")
 
 
 # -------------------------------------------------------------------------------------------------------- resuming

@@ -15,7 +15,7 @@ import pytest
 from loopwright.cli import main
 from tasks.reviews import events, rows, write_csv
 
-COMMAND = [sys.executable, "-m", "loopwright.cli"]
+COMMAND = [sys.executable, "-m", "loopwright"]
 FLAGS = ["--lr", "2e-3", "--batch", "8", "--save_strategy", "steps", "--save_steps", "3", "--threads", "1"]
 ENDED_BY_TERM = "the run was ended by SIGTERM; it can be resumed from its last checkpoint"
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "peft", "sklearn", "pandas")
@@ -36,6 +36,21 @@ def started(*words):
         if " · epoch " in line:
             return process
     raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["tasks"], ["train", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_that_has_gone_away_is_no_error(words, buffering):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=writing, stderr=subprocess.PIPE, env=environment, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

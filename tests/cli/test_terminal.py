@@ -19,7 +19,7 @@ import pytest
 
 from loopwright.cli import main
 
-COMMAND = [sys.executable, "-m", "loopwright.cli"]
+COMMAND = [sys.executable, "-m", "loopwright"]
 SHORT = ["--max_train_samples", "192", "--max_eval_samples", "64", "--threads", "1"]
 DEMO = ["demo", "image-classification", *SHORT]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -186,6 +186,31 @@ def test_a_quiet_run_prints_its_folder_and_nothing_else(capfd, reviews):
     assert main(["train", "text-classification", *flags, "--data", "absent.csv"]) == 2
     said = capfd.readouterr()
     assert said.out == "" and said.err.startswith("error[data.file]")
+
+
+def test_plain_runs_say_on_a_terminal_what_they_say_in_a_pipe(monkeypatch, reviews, capsys):
+    class Terminal(io.StringIO):
+        """A stream that says that it is a terminal."""
+
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    flags = ["--data", str(reviews), "--threads", "1", "--plain", "--no_rehearsal", "--logging_steps", "2"]
+    for verb in (
+        ["train", "text-classification", *flags, "--epochs", "1", "--out", "run"],
+        ["resume", "run", "--plain"],
+    ):
+        stream = Terminal()
+        with redirect_stdout(stream), redirect_stderr(stream):
+            assert main([*verb, *(["--epochs", "2"] if verb[0] == "resume" else [])]) == 0
+        said = stream.getvalue()
+        assert CONTROL.findall(said) == [] and re.search(r"%  step \d+/\d+ · epoch ", said)
+        assert max(map(len, said.splitlines())) > 60
+    for verb in ("train", "resume", "demo"):
+        assert main([verb, "--help"]) == 0
+        assert "--plain prints whole lines" in capsys.readouterr().out
 
 
 def test_quiet_verbs_that_use_a_model_print_what_was_asked_for_alone(capfd, finished):

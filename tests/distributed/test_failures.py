@@ -256,7 +256,7 @@ def test_a_killed_process_is_replaced_by_the_launcher_and_the_run_ends_with_the_
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "loopwright.cli", "launch", "-n", "2", "--max-restarts", "3", "--"]
+    command = [sys.executable, "-m", "loopwright", "launch", "-n", "2", "--max-restarts", "3", "--"]
     done = subprocess.run(
         [*command, str(tmp_path / "script.py"), str(tmp_path / "killed")],
         env=environment, capture_output=True, text=True, timeout=100, check=False,

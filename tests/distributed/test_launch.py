@@ -22,7 +22,8 @@ SOURCE = Path(loopwright.__file__).parent
 SCRIPT = """
 import os, sys
 
-print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} got {sys.argv[1:]}")
+line = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} got {sys.argv[1:]}"
+os.write(1, f"{line}{os.linesep}".encode())  # at once: print writes the end of a line apart
 sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 """
 
@@ -41,13 +42,13 @@ trainer.print(trainer.num_processes, trainer.progress.update, model.weight.tolis
 """
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2"],
-    "loopwright": ["loopwright.cli", "launch", "-n", "2", "--"],
+    "loopwright": ["loopwright", "launch", "-n", "2", "--"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"],
 }
 
 
 def run(*words, cwd: Path) -> subprocess.CompletedProcess:
-    return run_module("loopwright.cli", "launch", *words, cwd=cwd)
+    return run_module("loopwright", "launch", *words, cwd=cwd)
 
 
 def run_module(*words, cwd: Path) -> subprocess.CompletedProcess:

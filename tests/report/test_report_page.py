@@ -213,6 +213,19 @@ def test_the_speed_panel_says_where_the_time_went_and_advises_with_a_number(run)
     assert advice_for(seen).startswith("40 % of all tokens were padding")
 
 
+def test_the_speed_panel_has_watts_and_watt_hours_where_they_were_logged(run):
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [{**line, "gpu_watts": 300.0} if line["event"] == "speed" else line for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    facts = dict(speed_panel(look(run)).blocks[1].items)
+    assert facts["watts of the device, on average"] == "300"
+    assert facts["watt-hours of the device in training, about"] == "0.2500"  # 300 W in 3 seconds
+    assert [
+        curve.points[0][1] for chart in charts_of([look(run)]) if chart.title == "Watts" for curve in chart.curves
+    ] == [300]
+
+
 def test_how_to_get_it_again_has_command_settings_hashes_versions_and_guarantee(run):
     blocks = {block.title: block for block in again_panel(look(run)).blocks}
     facts = dict(blocks["Command"].items)

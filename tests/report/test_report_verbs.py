@@ -120,7 +120,7 @@ def test_a_port_that_is_in_use_is_refused_and_a_free_one_named(run, capsys):
 
 
 def test_watch_of_a_run_that_has_ended_says_so_and_serves_its_page(run):
-    command = [sys.executable, "-m", "loopwright.cli", "watch", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "loopwright", "watch", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         url, told = watching.stdout.readline().split()[0], watching.stdout.readline()

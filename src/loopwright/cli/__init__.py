@@ -45,23 +45,19 @@ _GIVEN = 20  # columns of what a verb is given, in the lines above
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; the process's own by default."""
+    from loopwright.cli.outcomes import guarded
+
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
-        _print_help()
-        return 0 if words else 2
+        return guarded(_help, words)
     if words[0] == "--version":
-        from loopwright.version import package_version
-
-        _print(f"loopwright {package_version()}")
-        return 0
+        return guarded(_version, words)
     verb = _ALIASES.get(words[0], words[0])
     if verb not in VERBS:
         near = get_close_matches(verb, [*VERBS, *_ALIASES], n=1)
         hint = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
         sys.stderr.write(f"error[args.unknown]: {verb!r} is not a verb\n  fix: {hint}\n")
         return 2
-    from loopwright.cli.outcomes import guarded
-
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
     code = guarded(getattr(module, verb.replace("-", "_")), words[1:])
     if argv is None and code == _INTERRUPTED:
@@ -69,14 +65,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _print_help() -> None:
-    _print("usage: lw VERB ...   (loopwright is the same)\n")
+def _version(words: list[str]) -> int:
+    from loopwright.version import package_version
+
+    _print(f"loopwright {package_version()}")
+    return 0
+
+
+def _help(words: list[str]) -> int:
     from loopwright.cli.wrapping import hanging
 
+    _print("usage: lw VERB ...   (loopwright is the same)\n")
     for verb, (_, text) in VERBS.items():
         given, about = text[:_GIVEN], text[_GIVEN:]
         _print(hanging(f"  {verb:<9} {given}", about))
     _print("\n" + hanging("  ", "lw VERB --help says more; lw explain TASK lists every flag of a task."))
+    return 0 if words else 2
 
 
 def _print(line: str) -> None:

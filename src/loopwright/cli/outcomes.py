@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -14,18 +15,35 @@ from loopwright.errors import CheckpointError, ConfigError, DataError, Loopwrigh
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
 _TRAINING = ("train", "demo", "resume")
+_OTHER_FOLDER = "or --output_dir with another folder"
+_DISK_FIXES: dict[int | None, str] = {
+    errno.ENOSPC: "make room, and resume",
+    errno.EDQUOT: f"make room within your quota, and resume, {_OTHER_FOLDER}",
+    errno.EROFS: f"let the file system be written to, and resume, {_OTHER_FOLDER}",
+    errno.EACCES: f"give yourself the permission, {_OTHER_FOLDER}",
+    errno.EPERM: f"give yourself the permission, {_OTHER_FOLDER}",
+    errno.EIO: f"look for faults of the disk or its connection, and resume, {_OTHER_FOLDER}",
+    errno.EFBIG: f"raise the largest size of a file (ulimit -f), and resume, {_OTHER_FOLDER}",
+    errno.EMFILE: "raise the number of open files (ulimit -n), and resume",
+    errno.ENFILE: "raise the number of open files of the system, and resume",
+}
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 
 
 def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
     """Run a verb, say what went wrong, and return the exit code."""
+    code = DONE
     try:
-        return verb(words)
-    except SystemExit as error:  # argparse's --help and errors of the small verbs
-        return error.code if isinstance(error.code, int) else INPUT
+        try:
+            code = verb(words)
+        except SystemExit as error:  # argparse's --help and errors of the small verbs
+            code = error.code if isinstance(error.code, int) else INPUT
+        sys.stdout.flush()  # or it would be found out when the interpreter ends
+        return code
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has seen enough
-        return DONE
+        # Whoever read the output has seen enough; what is left of it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code
     except (KeyboardInterrupt, Preempted) as error:
         if os.environ.get("RANK", "0") == "0":  # the others have nothing to add
             _say_interrupted(error, verb.__name__, "--quiet" in words)
@@ -53,7 +71,7 @@ def _code_of(error: BaseException) -> int:
         _say_error("checkpoint.none", str(error), "lw verify RUN says what is wrong with each")
         return NO_CHECKPOINT
     if isinstance(error, CheckpointError):
-        _say_error("checkpoint.write", str(error), "make room, or give the folder back its permissions, and resume")
+        _say_error("checkpoint.write", str(error), _disk_fix(error))
         return CANNOT_WRITE
     if isinstance(error, (ConfigError, DataError)):
         text = str(error)
@@ -66,11 +84,8 @@ def _code_of(error: BaseException) -> int:
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
         _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)
         return MEMORY
-    if isinstance(error, PermissionError):
-        _say_error("disk.write", str(error), "give yourself the permission, or --output_dir with another folder")
-        return CANNOT_WRITE
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        _say_error("disk.write", str(error), "make room, and resume")
+        _say_error("disk.write", str(error), _disk_fix(error))
         return CANNOT_WRITE
     if isinstance(error, LoopwrightError):
         _say(f"error: {error}")
@@ -78,6 +93,15 @@ def _code_of(error: BaseException) -> int:
     traceback.print_exception(error)
     _say("this is a bug of loopwright, or of a library that it uses: please report it with the lines above")
     return BUG
+
+
+def _disk_fix(error: BaseException | None) -> str:
+    """Return what helps where a file could not be written, by the error of the system that is at the bottom of it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    if error is None:
+        return "lw verify RUN says what is wrong with each"
+    return _DISK_FIXES.get(error.errno, "make sure that the folder is there and takes files, and resume")
 
 
 def code_of_run(outcome: Any) -> int:

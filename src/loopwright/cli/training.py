@@ -26,7 +26,10 @@ _ABOUT = {
     "find-lr": "Train a few updates with a rising learning rate, show the loss over it, suggest one; leaves nothing "
     "behind.\n--start 1e-7 --end 10 --num_updates 100 say where to look; --quiet prints the suggestion alone.",
 }
-_QUIET = "--quiet prints errors and, at the end, the run folder; log.txt there has everything."
+_QUIET = (
+    "--quiet prints errors and, at the end, the run folder; log.txt there has everything.\n"
+    "--plain prints whole lines on a terminal too, as a pipe gets them: none changes, none is broken."
+)
 _FILES = (".yaml", ".yml", ".json")
 
 
@@ -38,7 +41,7 @@ def train(words: list[str]) -> int:
     is_quiet = asked["quiet"]
     if asked["check"] or asked["files"]:
         return _checked(settings, asked)
-    return _ended(start(settings, screen_of(is_quiet), ["lw", "train", *words]), is_quiet)
+    return _ended(start(settings, screen_of(is_quiet, asked["plain"]), ["lw", "train", *words]), is_quiet)
 
 
 def check(words: list[str]) -> int:
@@ -50,10 +53,11 @@ def check(words: list[str]) -> int:
 
 
 def _checked(settings: Settings, asked: dict[str, bool]) -> int:
+    screen = screen_of(asked["quiet"], asked["plain"])
     if asked["files"]:
-        check_files(get_task(settings.args.task), settings, screen_of(asked["quiet"]))
+        check_files(get_task(settings.args.task), settings, screen)
     else:
-        check_settings(settings, screen_of(asked["quiet"]))
+        check_settings(settings, screen)
     return DONE
 
 
@@ -61,14 +65,14 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: lw resume RUN [--quiet] [--flags of its task]\n\n"
+            "usage: lw resume RUN [--quiet] [--plain] [--flags of its task]\n\n"
             "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n"
             f"{_QUIET}\n\n"
             "example: lw resume last --epochs 5\n"
         )
         return DONE if words else INPUT
-    is_quiet, words = _quiet(words)
-    return _ended(go_on(find_run(words[0]), words[1:], screen_of(is_quiet)), is_quiet)
+    is_quiet, is_plain, words = _own(words)
+    return _ended(go_on(find_run(words[0]), words[1:], screen_of(is_quiet, is_plain)), is_quiet)
 
 
 def demo(words: list[str]) -> int:
@@ -81,7 +85,7 @@ def demo(words: list[str]) -> int:
         return DONE
     if words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--flags of the task]\n\n"
+            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--flags of the task]\n\n"
             "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
             "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n"
             f"{_QUIET}\n\n"
@@ -91,8 +95,8 @@ def demo(words: list[str]) -> int:
     from loopwright.data.embedded import find_minilm, write_demo
 
     task = get_task(words[0])
-    is_quiet, rest = _quiet(words[1:])
-    screen = screen_of(is_quiet)
+    is_quiet, is_plain, rest = _own(words[1:])
+    screen = screen_of(is_quiet, is_plain)
     variant, rest = _variant(task, rest)
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
     write_demo(task.name, folder, variant=variant)
@@ -127,9 +131,9 @@ def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
     return name, [*words[:place], *words[place + 2 :]]
 
 
-def screen_of(is_quiet: bool) -> Screen:
+def screen_of(is_quiet: bool, is_plain: bool) -> Screen:
     """Return what a verb says things on: of several processes, only the first prints."""
-    return Screen(is_main=_is_first(), is_quiet=is_quiet)
+    return Screen(is_main=_is_first(), is_quiet=is_quiet, is_plain=is_plain)
 
 
 def _is_first() -> bool:
@@ -140,9 +144,9 @@ def _quiet_help(verb: str) -> str:
     return "" if verb == "find-lr" else f"\n{_QUIET}"
 
 
-def _quiet(words: list[str]) -> tuple[bool, list[str]]:
-    """Return whether --quiet is among the words, and the others."""
-    return "--quiet" in words, [word for word in words if word != "--quiet"]
+def _own(words: list[str]) -> tuple[bool, bool, list[str]]:
+    """Return whether --quiet and --plain are among the words, and the others."""
+    return "--quiet" in words, "--plain" in words, [word for word in words if word not in ("--quiet", "--plain")]
 
 
 def _ended(outcome: Outcome, is_quiet: bool) -> int:
@@ -154,7 +158,9 @@ def _ended(outcome: Outcome, is_quiet: bool) -> int:
 
 def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
     """Return the settings that the words after a verb ask for, and which words are its own; None if only shown."""
-    asked = {name: f"--{name}" in words for name in ("check", "files", "quiet", "print_config", "print-config")}
+    asked = {
+        name: f"--{name}" in words for name in ("check", "files", "quiet", "plain", "print_config", "print-config")
+    }
     words = [word for word in words if word not in {f"--{name}" for name in asked}]
     name, config, rest = _target(verb, words)
     if name is None:

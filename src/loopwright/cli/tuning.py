@@ -27,7 +27,7 @@ def find_lr(words: list[str]) -> int:
     settings, asked = settings_of("find-lr", rest)
     if settings is None or bounds is None:
         return DONE if words else INPUT
-    task, screen = get_task(settings.args.task), screen_of(asked["quiet"])
+    task, screen = get_task(settings.args.task), screen_of(asked["quiet"], asked["plain"])
     plan = check_files(task, settings, screen)
     from loopwright.tasks.job import find_rate_only
     from loopwright.tasks.rates import Search, plot_lines, rounded, sentences
@@ -56,6 +56,6 @@ def _without_rate(words: list[str]) -> list[str]:
         word = left.pop(0)
         if word in _RATE_FLAGS:
             left = left[1:]
-        elif word.partition("=")[0] not in _RATE_FLAGS and word != "--quiet":
+        elif word.partition("=")[0] not in _RATE_FLAGS and word not in ("--quiet", "--plain"):
             kept.append(word)
     return kept

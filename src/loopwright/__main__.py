@@ -1,4 +1,4 @@
-"""`python -m loopwright.cli`: the command line without an installed script."""
+"""`python -m loopwright`: the command line without an installed script."""
 
 from __future__ import annotations
 
