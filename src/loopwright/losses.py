@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 
 _NEVER = 2**62
+_WRAPPERS = r"^(_orig_mod\.)?module\.(_orig_mod\.)?"  # what is before the name of a parameter of a wrapped model
 
 
 class EpochLosses:
@@ -258,6 +261,34 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
     inputs, targets = batch[0], batch[1]
     outputs = model(inputs)
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
+
+
+@contextmanager
+def naming_unused_parameters(model: Any, remedies: Callable[[], tuple[str, str]]) -> Iterator[None]:
+    """Run forward passes, and name the parameters that no loss depended on, where processes cannot share them.
+
+    Args:
+        model: as it is wrapped for several processes.
+        remedies: called for an error, it returns how to train them all the same, and how to freeze them.
+
+    Raises:
+        ConfigError: instead of what the wrapper raised.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "finished reduction in the prior iteration" not in str(error):
+            raise
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+        indices = [int(number) for number in listed[1].split()] if listed else []
+        names = [re.sub(_WRAPPERS, "", trained[index]) for index in indices if index < len(trained)]
+        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""
+        sharing, freezing = remedies()
+        raise ConfigError(
+            f"the loss does not depend on some of the parameters that are trained{named}. On several processes "
+            f"{sharing}; or freeze them, which is faster: {freezing}"
+        ) from error
 
 
 def prediction(model: Any, batch: Any) -> Any:

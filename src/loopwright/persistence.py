@@ -368,6 +368,20 @@ class TrainerPersistence(TrainerServices):
         is_bad = bool(weights) and not bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         return not self._engine.agreement.largest(is_bad)[0]
 
+    def _ask_for_final_save(self) -> None:
+        """Ask for the end of the run to be saved, unless it was saved already, by its last epoch."""
+        saver = self._saver
+        if saver is None:
+            return
+        failpoint("before_final_save")
+        position = self._position()
+        if not gather_objects(world_process_zero_only(lambda: saver.holds(position))())[0]:
+            self.request_save(saver.path(self.progress.update))
+
+    def _position(self) -> dict[str, Any]:
+        """Return where the run stands: two states that are saved at the same position are the same."""
+        return {**self.progress.state_dict(), "stop_reason": self._run.stop_reason}
+
     def _serve_saves(self) -> None:
         """Save what was asked for, as of the last finished update."""
         if self._run.update_is_torn:
@@ -394,13 +408,12 @@ class TrainerPersistence(TrainerServices):
             if saver is None:
                 self.save_training_state(directory, metadata)
                 continue
-            if self._run.is_ending:
-                failpoint("before_final_save")
             saver.save(
                 lambda metadata=metadata: self._capture(metadata),  # type: ignore[misc]
                 self.progress.update,
                 self.run_history.latest(),
                 about=self._about,
+                position=None if metadata else self._position(),
                 must_happen=self._run.is_ending,
             )
             self._report_saves()

@@ -218,6 +218,12 @@ class TrainerServices(TrainerHooks):
         """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
         return create_accelerator(self._settings.mixed_precision, sharding=self._settings.sharding)
 
+    def remedies_of_unused_parameters(self) -> tuple[str, str]:
+        """Return how to train parameters that a loss may not depend on, and how to freeze them; called for an error."""
+        handler = "DistributedDataParallelKwargs(find_unused_parameters=True)"
+        shared = f"override _create_accelerator to return Accelerator(kwargs_handlers=[{handler}])"
+        return shared, "parameter.requires_grad_(False)"
+
     def _heed_signals(self) -> None:
         if self._run.is_ending:
             return  # it ends already
@@ -430,10 +436,11 @@ class TrainerServices(TrainerHooks):
         self._write_metrics("evaluation" if self.run_history.metric_name_prefix else "training")
         run_eval_epoch(self, self._engine, loader, name, is_intermediate)
         self._write_metrics("evaluation")
-        if is_intermediate or self.run_history.metric_name_prefix:
-            return  # it is a request, or part of another evaluation: a stop is served after those
-        if is_training:
-            self._reach(EVALUATED)
+
+    def _evaluate_epoch(self) -> None:
+        """Evaluate after an epoch; an evaluation that a callback makes of its own does not stand for this one."""
+        self._run_eval_epoch(self._eval_dataloader)
+        self._reach(EVALUATED)
         self._serve_stop()
 
     def _write_metrics(self, event: str) -> None:
@@ -455,6 +462,7 @@ class TrainerServices(TrainerHooks):
             self.evaluation_run_start()
             self.call_event("on_evaluation_run_start")
             self._run_eval_epoch(self._eval_dataloader, is_training=False)
+            self._serve_stop()
         except StopTrainingError as error:
             self._stop(error)
         try:

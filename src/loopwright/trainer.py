@@ -24,7 +24,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
 from loopwright.failpoints import failpoint
-from loopwright.losses import EpochLosses, check_batch_output
+from loopwright.losses import EpochLosses, check_batch_output, naming_unused_parameters
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Parts, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_folder import RunRecord
@@ -284,7 +284,7 @@ class Trainer(TrainerTuning):
                 if self.progress.stage < TRAINED:
                     self._run_train_epoch(self._loader_of_epoch())
                 if self.progress.stage < EVALUATED and self._evaluation_is_due():
-                    self._run_eval_epoch(self._eval_dataloader)
+                    self._evaluate_epoch()
                 self._finish_epoch()
         except StopTrainingError as error:
             self._stop(error)
@@ -313,7 +313,8 @@ class Trainer(TrainerTuning):
 
     def _run_update(self, window: Window) -> None:
         """Run forward and backward of each micro-batch of a window, and apply the gradients."""
-        self._within_memory(self._run_micro_batches, window)
+        with naming_unused_parameters(self.model, self.remedies_of_unused_parameters):
+            self._within_memory(self._run_micro_batches, window)
         self._losses.finish_update()
         if not self._skips_update():
             self._apply_gradients()
@@ -456,8 +457,7 @@ class Trainer(TrainerTuning):
 
     def _finish_run(self, interruption: KeyboardInterrupt | None) -> None:
         self._run.is_ending = True
-        if self._saver is not None:
-            self.request_save(self._saver.path(self.progress.update))
+        self._ask_for_final_save()
         for phase in (self._serve_saves, self._end_run, self._serve_saves):
             try:
                 phase()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import Checkpoint, store
@@ -64,7 +65,7 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
     model = engine.unwrap(trainer.model, keep_torch_compile=False)
     optimizer = engine.unwrap_optimizer(trainer.optimizer)
     weights = {**checkpoint.model, **state["model_extra"]}
-    _check_shapes(model, weights)
+    _check_shapes("the checkpoint", model.state_dict(), weights)
     _check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
     if state["scheduler"] is not None and trainer.scheduler is not None:
         _check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
@@ -143,7 +144,8 @@ def load_model_file(
     """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read, or is of another kind.
+        CheckpointError: there is no such file, or it cannot be read, or is of another kind or another model; the model
+            is as it was.
         ConfigError: the file has optimizer state and the trainer has no optimizer.
     """
     if not Path(path).exists():
@@ -157,14 +159,10 @@ def load_model_file(
         from safetensors.torch import load_file
 
         checkpoint: dict[str, Any] = {"model_state_dict": _read(path, load_file)}
-        current, tied = untied(model.state_dict())
-        found = checkpoint["model_state_dict"]
-        missing, unexpected = sorted(set(current) - set(found)), sorted(set(found) - set(current) - set(tied))
-        if missing or unexpected:
-            raise CheckpointError(
-                f"{path} is of another model. Not in the file: {missing[:5] or 'none'}; "
-                f"not in the model: {unexpected[:5] or 'none'}."
-            )
+        current, found = model.state_dict(), checkpoint["model_state_dict"]
+        _, tied = untied(current)
+        expected = {name: value for name, value in current.items() if name not in tied or name in found}
+        _check_shapes(str(path), expected, found)
         model.load_state_dict(found, strict=False)
         return checkpoint
     checkpoint = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
@@ -175,6 +173,7 @@ def load_model_file(
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
+    _check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
     model.load_state_dict(checkpoint["model_state_dict"])
     if load_optimizer and "optimizer_state_dict" in checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
@@ -211,17 +210,28 @@ def _check_class(what: str, saved: str, current: Any, fix: str) -> None:
         )
 
 
-def _check_shapes(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    current = {name: tuple(getattr(value, "shape", ())) for name, value in model.state_dict().items()}
+def _check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse weights of other names or shapes than the model's; torch would copy those that match, and raise then.
+
+    Args:
+        source: what holds the saved ones, for the error.
+        current: the model's entries by name.
+        saved: the entries that it is to take.
+    """
     found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
-    if current == found:
-        return
+    here = {
+        # A lazy parameter takes any shape.
+        name: found.get(name) if is_lazy(value) else tuple(getattr(value, "shape", ()))
+        for name, value in current.items()
+    }
     differences = [
-        f"{name}: {found.get(name, 'absent')} saved, {current.get(name, 'absent')} in the model"
-        for name in sorted(current.keys() | found.keys())
-        if current.get(name) != found.get(name)
+        f"{name}: {found.get(name, 'absent')} saved, {here.get(name, 'absent')} in the model"
+        for name in sorted(here.keys() | found.keys())
+        if name not in here or name not in found or here[name] != found[name]
     ]
-    raise CheckpointError("the checkpoint is of another model. " + "; ".join(differences[:5]))
+    if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise CheckpointError(f"{source} is of another model. {'; '.join(differences[:5])}{more}")
 
 
 def _plain(value: Any) -> Any:

@@ -210,6 +210,28 @@ def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log() -> None:
     assert throughput.take() == {}
 
 
+def test_the_watts_of_a_gpu_are_read_at_logs_until_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[int] = [312_500]
+
+    def power_draw(device: torch.device) -> int:
+        return answers.pop()  # the second time there is none
+
+    def taken() -> dict[str, float]:
+        list(throughput.watch(iter([Window([], 5)])))
+        return throughput.take()
+
+    monkeypatch.setattr(torch.cuda, "power_draw", power_draw)
+    throughput = Throughput(CPU)
+    assert "gpu_watts" not in taken() and answers
+    throughput = Throughput(torch.device("cuda", 0))
+    assert taken()["gpu_watts"] == 312.5
+    assert taken()["gpu_watts"] == 312.5  # within a second it is not asked again
+    monkeypatch.setattr("loopwright.tracking.throughput._SECONDS_BETWEEN_WATTS", 0.0)
+    assert "gpu_watts" not in taken()
+    answers.append(100_000)
+    assert "gpu_watts" not in taken() and answers
+
+
 def test_what_follows_a_log_is_in_no_figure() -> None:
     throughput = Throughput(CPU)
     watched = throughput.watch(iter([Window([], 5), Window([], 7)]))

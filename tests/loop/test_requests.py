@@ -329,3 +329,29 @@ def test_a_nan_is_told_by_the_log_and_does_not_hide_in_the_mean():
     assert [math.isnan(log["loss"]) for log in journal.logs] == [False, True]
     assert "train_loss_epoch" not in result.metrics
     assert result.stop_reason.startswith("Stopping training: the loss of update 4 is not finite (samples ")
+
+
+class EvaluatesToo(TrainerCallback):
+    """Makes an evaluation of its own after each epoch of training."""
+
+    def on_train_epoch_end(self, trainer, **kwargs):
+        trainer._run_eval_epoch(trainer._eval_dataloader)
+
+
+def test_an_evaluation_that_a_callback_makes_itself_does_not_replace_the_regular_one():
+    trainer, result, journal = run(EvaluatesToo(), num_epochs=2, eval_dataset=data(4))
+    assert journal.of("evaluate") == [6, 6, 12, 12]
+    assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 4
+    assert (result.epochs, result.stop_reason) == (2, None)
+
+
+def test_a_stop_asked_for_in_the_regular_evaluation_ends_the_run_and_it_is_not_made_again_on_resume(tmp_path):
+    def stop(trainer):
+        trainer.request_stop("enough")
+
+    checkpoints = Checkpointing(tmp_path, every_updates=None, every_epochs=None)
+    options = {"num_epochs": 2, "eval_dataset": data(4), "checkpoints": checkpoints}
+    _, result, journal = run(Asking("on_eval_epoch_end", 1, stop), **options)
+    assert (result.stop_reason, journal.of("evaluate")) == ("enough", [6])
+    _, result, journal = run(**options, resume_from="auto")
+    assert (result.epochs, journal.of("evaluate")) == (2, [12])

@@ -653,6 +653,29 @@ def test_files_that_are_missing_or_of_another_model_are_refused(tmp_path):
         trainer_of(nn.Sequential(nn.Linear(4, 1))).load_checkpoint(tmp_path / "model.safetensors")
 
 
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_a_file_with_weights_of_other_names_or_shapes_is_refused_by_name_and_changes_nothing(name, tmp_path):
+    trainer_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))).save_checkpoint(tmp_path / name)
+    trainer = trainer_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1)))
+    before = weights(trainer.model)
+    with pytest.raises(CheckpointError) as raised:
+        trainer.load_checkpoint(tmp_path / name)
+    assert str(raised.value) == (
+        f"{tmp_path / name} is of another model. 1.bias: (1,) saved, (2,) in the model; "
+        "1.weight: (1, 3) saved, (2, 3) in the model; 2.bias: absent saved, (1,) in the model; "
+        "2.weight: absent saved, (1, 2) in the model"
+    )
+    assert torch.equal(weights(trainer.model), before)
+
+
+def test_a_file_is_loaded_into_a_model_whose_shapes_are_not_known_yet(tmp_path):
+    trainer = trainer_of(nn.Sequential(nn.Linear(4, 1)))
+    trainer.save_checkpoint(tmp_path / "model.pt")
+    other = nn.Sequential(nn.LazyLinear(1))
+    Trainer(other, None, None).load_checkpoint(tmp_path / "model.pt", load_optimizer=False)
+    assert torch.equal(weights(other), weights(trainer.model))
+
+
 def not_a_file(path: Path) -> None:
     path.mkdir()
 

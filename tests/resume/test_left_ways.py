@@ -7,13 +7,14 @@ import math
 import os
 import shutil
 import signal
+import threading
 from functools import partial
 
 import pytest
 import torch
 
 from flaws import subject
-from loopwright import Checkpointing, Trainer
+from loopwright import Checkpointing, Trainer, failpoints
 from loopwright.callbacks import ModelEmaCallback
 from loopwright.checkpoint import find_newest, store
 from loopwright.errors import CheckpointError, ConfigError, Preempted
@@ -46,6 +47,28 @@ def test_a_signal_in_the_evaluation_of_the_average_does_not_record_the_epoch_twi
         with_moving_average(tmp_path, [subject.callback(on_eval_step_end=send)])
     resumed = with_moving_average(tmp_path, resume_from="auto")
     assert len(resumed.run_history.get_metric_values("eval_loss_epoch")) == 2
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, error, tmp_path):
+    second = threading.Timer(0.3, os.kill, (os.getpid(), number))
+
+    def send(trainer, **kwargs):
+        if trainer.progress.update == 3:
+            trainer._saver.wait()
+            failpoints.arm("writer_start:1:sleep:20")
+            second.start()
+            os.kill(os.getpid(), number)
+
+    trainer = subject.trainer([subject.callback(on_update_end=send)], cls=Trainer)
+    try:
+        with pytest.raises(error):
+            subject.fit(trainer, subject.data(16), checkpoints=Checkpointing(tmp_path / "run", every_updates=2))
+    finally:
+        second.join()
+        failpoints.disarm()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "preempted" and status["last_checkpoint"] == "step-0000000002"
 
 
 def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):

@@ -18,7 +18,7 @@ from torch import nn
 
 from flaws import subject
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import ModelEmaCallback, SaveTrainingStateCallback, StopTrainingError
+from loopwright.callbacks import ModelEmaCallback, SaveTrainingStateCallback, StopTrainingError, TrainerCallback
 from loopwright.checkpoint import find_newest, read, verify, write
 from loopwright.checkpoint.staging import Staging
 from loopwright.errors import CheckpointError, ConfigError, Preempted
@@ -167,6 +167,30 @@ def test_a_run_resumed_several_times_is_recorded_as_if_never_interrupted(whole, 
         run(tmp_path / "run", [stop_at(update)], torch_seed=7 if update == 1 else 99, resume_from="auto")
     assert numbers(tmp_path / "run") == numbers(folder)
     assert [one["update"] for one in records(tmp_path / "run", "start")] == [0, 1, 5, 6]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_run_that_ends_with_a_save_after_its_last_epoch_saves_and_records_that_state_once(asynchronous, tmp_path):
+    told = []
+
+    class Told(TrainerCallback):
+        def on_checkpoint_saved(self, trainer, path, **kwargs):
+            told.append(path.name)
+
+    policy = {"every_updates": None, "every_epochs": 1, "asynchronous": asynchronous}
+    run(tmp_path / "run", [Told()], policy=policy)
+    names = ["step-0000000005", "step-0000000010"]
+    assert [one["checkpoint"] for one in records(tmp_path / "run", "checkpoint")] == told == names
+    assert read(tmp_path / "run" / names[-1]).state["run"]["progress"]["epoch"] == 2
+
+
+def test_a_save_after_the_last_epoch_that_fails_is_made_up_for_at_the_end_of_the_run(tmp_path):
+    arm("pre_fsync:1:raise:EIO")
+    try:
+        run(tmp_path / "run", num_epochs=1, policy={"every_updates": None, "every_epochs": 1})
+    finally:
+        disarm()
+    assert [one["checkpoint"] for one in records(tmp_path / "run", "checkpoint")] == ["step-0000000005"]
 
 
 def test_a_run_without_checkpoints_writes_no_file(tmp_path, monkeypatch):

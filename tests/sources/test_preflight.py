@@ -91,6 +91,29 @@ def test_a_column_that_does_not_exist_is_refused_with_all_columns(reviews_csv):
     assert refusal.error.fix == "--text_column review"
 
 
+@pytest.mark.parametrize(
+    ("columns", "named", "fix"),
+    [
+        (["one", "two", "label"], {"text": "one", "text_pair": "other"}, "--text_pair_column two"),
+        (["one", "two", "label"], {"text": "x", "text_pair": "y"}, "--text_column one --text_pair_column two"),
+        (["text", "id", "label"], {"text_pair": "text2"}, "--text_pair_column id"),
+    ],
+    ids=["named", "proposed", "guessed"],
+)
+def test_a_column_that_another_role_has_is_not_proposed(tmp_path, columns, named, fix):
+    rows = [[f"first {k}", f"second {k}", k % 2] for k in range(20)]
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", columns, rows), columns=named)
+    assert refusal.error.fix == fix
+
+
+def test_where_no_column_is_left_none_is_proposed(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", ["text", "label"], [[f"some words {k}", k % 2] for k in range(20)])
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=path, columns={"text_pair": "text2"})
+    assert refusal.error.fix == "a file with a column for text_pair, named by --text_pair_column"
+
+
 def test_columns_that_would_both_do_are_not_guessed(tmp_path):
     rows = [[f"one {k}", f"two {k}", k % 2] for k in range(20)]
     with assert_refused("data.column") as refusal:

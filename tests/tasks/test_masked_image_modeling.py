@@ -48,6 +48,17 @@ def test_a_small_model_is_scored_against_the_mean_image(trained):
     assert trained.evaluate() == trained.metrics
 
 
+def test_the_mean_image_is_that_of_the_images_that_are_trained_on(tmp_path):
+    write_squares(tmp_path / "data", number=6, seed=1, split="validation")
+    few = write_squares(tmp_path / "data", number=12, split="train")
+    short = {**SHORT, "max_steps": 1}
+    limited = api.train(TASK, data=few, output_dir=tmp_path / "limited", max_train_samples=4, **short)
+    for path in images_in(few / "train")[4:]:
+        path.unlink()
+    alone = api.train(TASK, data=few, output_dir=tmp_path / "alone", **short)
+    assert limited.result["baselines"] == alone.result["baselines"]
+
+
 def test_the_error_is_that_of_the_images_that_are_listed_worst_first(trained):
     told = read_lines(trained.path / "eval" / "predictions.jsonl")
     assert np.mean([each["masked_mse"] for each in told]) == pytest.approx(trained.metrics["masked_mse"], rel=1e-5)

@@ -47,6 +47,19 @@ def at_once(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- lines
 
 
+def test_a_plain_screen_on_a_terminal_prints_what_a_pipe_gets(monkeypatch, at_once):
+    stream = in_terminal(monkeypatch)
+    plain = Screen(is_plain=True)
+    assert plain.open_line(lambda done, columns: "a line that changes", 3) is None
+    plain.say_wrapped("word " * 60)
+    plain.block("name", "word " * 60)
+    with plain.waiting("reading") as waiting:
+        waiting.to(1, 2)
+    said = stream.getvalue()
+    assert said.startswith(f"{'word ' * 60}\nname    {'word ' * 60}\nreading: 1 in ")
+    assert said.count("\n") == 3 and "\r" not in said
+
+
 def test_lines_are_printed_and_logged_and_a_quiet_screen_logs_only(tmp_path, capsys):
     loud, quiet, other = Screen(), Screen(is_quiet=True), Screen(is_main=False)
     for place, one in (("loud", loud), ("quiet", quiet), ("other", other)):

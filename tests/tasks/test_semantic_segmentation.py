@@ -117,6 +117,14 @@ def test_a_small_model_is_clearly_better_than_the_most_common_class(trained):
     assert low <= trained.metrics["mean_iou"] <= high
 
 
+def test_the_most_common_class_is_counted_and_scored_on_the_masks_that_are_used(shapes, tmp_path):
+    flags = {**FLAGS, "max_steps": 1, "rehearsal": False, "max_train_samples": 3, "max_eval_samples": 2}
+    run = api.train("semantic-segmentation", data=shapes, output_dir=tmp_path / "run", **flags)
+    masks = [decode_mask(path) for path in sorted((shapes / "validation" / "masks").iterdir())[:2]]
+    pixels = np.concatenate([mask[mask != 255] for mask in masks])
+    assert run.result["baselines"]["majority"]["overall_accuracy"] == np.mean(pixels == 0)
+
+
 def test_predicted_masks_have_the_size_of_the_images_and_give_the_scores_of_the_run(trained, shapes, tmp_path):
     images = sorted((shapes / "validation" / "images").iterdir())
     predicted = trained.predict([str(path) for path in images], overlays=tmp_path / "drawn")

@@ -218,8 +218,10 @@ def test_a_language_that_the_data_has_not_is_refused(tmp_path):
     with pytest.raises(InputError, match="--source_lang fr: there is no column") as caught:
         api.train("translation", data=data, source_lang="fr", target_lang="de", **SHORT)
     assert caught.value.code == "data.column" and "--source_lang en" in caught.value.fix
-    with pytest.raises(InputError, match=r"data\.column.*cannot be guessed"):
+    with pytest.raises(InputError, match=r"data\.column.*cannot be guessed") as caught:
         api.train("translation", data=data, **SHORT)
+    first, second = nested()[0]["translation"]
+    assert caught.value.fix == f"--source_lang {first} --target_lang {second}"
     flat = write_jsonl(tmp_path / "flat.jsonl", [row["translation"] for row in nested()])
     plan = api.check("translation", data=flat, source_lang="en_XX", target_lang="de_DE", **SHORT)
     assert plan.columns == {"source": "en", "target": "de"}

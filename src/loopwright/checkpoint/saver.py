@@ -30,7 +30,7 @@ from loopwright.checkpoint.store import (
     take_snapshot,
 )
 from loopwright.engine.memory import is_out_of_memory
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, Preempted
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import DamagedFileError, make_folder, read_json, write_json
 from loopwright.run_folder.lease import LeaseError
@@ -83,6 +83,7 @@ class Saver:
         self._failures_in_a_row = 0
         self._commits = 0
         self._last_save = time.monotonic()
+        self._position: Mapping[str, Any] | None = None
         self._best = self._read_best()
         if self._is_writer:
             clean(policy.directory)
@@ -194,6 +195,7 @@ class Saver:
         metrics: Mapping[str, Any],
         *,
         about: Mapping[str, Any] | None = None,
+        position: Mapping[str, Any] | None = None,
         must_happen: bool = False,
     ) -> None:
         """Save the state at this update boundary; only the copy to host memory is waited for.
@@ -203,6 +205,7 @@ class Saver:
             update: updates finished.
             metrics: the latest metrics, among them the one that decides which checkpoint is best.
             about: plain values for the manifest.
+            position: where the run stands, which `holds` is asked for; None if the state is not the run's alone.
             must_happen: wait for an earlier save however long it takes, and for this one to be committed.
         """
         if not self._wait(None if must_happen else self._policy.max_stall_seconds):
@@ -213,10 +216,10 @@ class Saver:
             )
             return
         self._settle()
-        self._last_save = time.monotonic()
+        self._last_save, self._position = time.monotonic(), None
         path = self._policy.path(update)
         if self._is_sharded:
-            self._save_shards(capture, path, update, metrics, about)
+            self._save_shards(capture, path, update, metrics, about, position)
             return
         try:
             model, state, files = capture()
@@ -251,7 +254,9 @@ class Saver:
                     is_open=self._policy.is_open,
                 )
                 self._tidy(best)
-                self._outcome = path
+                self._outcome, self._position = path, position
+            except (KeyboardInterrupt, Preempted):  # a second signal, where training waits for the save
+                raise
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
                 self._outcome = error
 
@@ -275,6 +280,7 @@ class Saver:
         update: int,
         metrics: Mapping[str, Any],
         about: Mapping[str, Any] | None,
+        position: Mapping[str, Any] | None,
     ) -> None:
         """Save together with the other processes; each of them calls this, and all learn of a failure of one."""
         outcome: Path | BaseException
@@ -294,7 +300,7 @@ class Saver:
             self._best = best or self._best
             if self._is_writer:
                 self._tidy(best)
-            outcome = path
+            outcome, self._position = path, position
         except (CheckpointError, LeaseError, OSError) as error:
             outcome = error
         # The first process tells of it, in `poll`, and the others learn it from there.
@@ -347,6 +353,11 @@ class Saver:
         self._settle()
         if self.last_error is not None:
             raise self.last_error
+
+    def holds(self, position: Mapping[str, Any]) -> bool:
+        """Whether the last save was made at this position, and was committed; a save in flight is waited for."""
+        self._wait(None)
+        return self._position == position
 
     def wait(self) -> None:
         """Wait for what is going on in the background; `poll` tells of it afterwards."""

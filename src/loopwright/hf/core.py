@@ -27,7 +27,7 @@ from loopwright.engine.sharding import Sharding
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
-from loopwright.hf.loss import LossCall, unused_parameters
+from loopwright.hf.loss import LossCall
 from loopwright.hf.resuming import prepare_folder
 from loopwright.losses import check_batch_output
 from loopwright.memory import Saving, told_savings
@@ -245,6 +245,10 @@ class Core(CoreTrainer):
         """Return the argument."""
         return "auto_find_batch_size=True"
 
+    def remedies_of_unused_parameters(self) -> tuple[str, str]:
+        """Return the argument, and how the core freezes parameters."""
+        return "set ddp_find_unused_parameters=True", super().remedies_of_unused_parameters()[1]
+
     def remedies_of_batch(self, rows: int, length: int | None, savings: list[Saving]) -> str:
         """Return the arguments that make activations smaller, each with what it saves."""
         words = {
@@ -363,13 +367,7 @@ class Core(CoreTrainer):
             self.owner.call_event("on_substep_end")
 
     def _training_step(self, batch: Any, items: Tensor) -> Tensor:
-        try:
-            loss = self.owner.flow.training_step(self.model, batch, items)
-        except RuntimeError as error:
-            unused = unused_parameters(self.model, error)
-            if unused is None:
-                raise
-            raise unused from error
+        loss = self.owner.flow.training_step(self.model, batch, items)
         if not isinstance(loss, Tensor):
             raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
         if loss.numel() != 1:

@@ -9,7 +9,6 @@ passed to the model.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -267,26 +266,6 @@ def unexpected_inputs(model: Any, inputs: Any) -> DataError | None:
         f"the batch has {', '.join(unexpected)}, which {type(base_model(model)).__name__}.forward does not take; it "
         f"takes {', '.join(names) or 'nothing'}. Add it to the forward (one that is given labels returns a loss), or "
         "pass compute_loss_func(outputs, labels), or override compute_loss."
-    )
-
-
-def unused_parameters(model: Any, error: RuntimeError) -> ConfigError | None:
-    """Return the error for parameters that no loss depends on, which several processes cannot share; None for others.
-
-    Args:
-        model: as it is wrapped for several processes.
-        error: what its forward raised.
-    """
-    if "finished reduction in the prior iteration" not in str(error):
-        return None
-    trained = [name for name, parameter in base_model(model).named_parameters() if parameter.requires_grad]
-    listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
-    indices = [int(number) for number in listed[1].split()] if listed else []
-    names = [trained[index].removeprefix("module.") for index in indices if index < len(trained)]
-    named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""
-    return ConfigError(
-        f"the loss does not depend on some of the parameters that are trained{named}. On several processes set "
-        "ddp_find_unused_parameters=True; or freeze them, which is faster: parameter.requires_grad_(False)"
     )
 
 

@@ -171,10 +171,15 @@ def speed_panel(run: RunView) -> Panel | None:
         ("data_wait", "waiting for data", percent),
         ("padding_waste", "padding", percent),
         ("flops_utilisation", "utilisation of the device", percent),
+        ("gpu_watts", "watts of the device", number),
     ):
         mean = run.metrics.series[key].mean() if key in run.metrics.series else None
         if mean is not None:
             facts.append((f"{name}, on average", form(mean)))
+    watts = run.metrics.series["gpu_watts"].mean() if "gpu_watts" in run.metrics.series else None
+    if watts is not None:
+        hours = max(run.metrics.spent.training, 0.0) / 3_600
+        facts.append(("watt-hours of the device in training, about", number(watts * hours)))
     if "peak_memory_bytes" in run.metrics.series:
         best = run.metrics.series["peak_memory_bytes"].best(is_more_better=True)
         facts.append(("memory at its peak", size(best[1] if best else 0)))

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
 
 ROWS_LOOKED_AT = 500
+_LANGUAGES = "translation."  # what the entries of a column of languages begin with
 FEW_LABELS = 50  # Above this many distinct values, a column is not taken for labels by elimination.
 
 Columns = dict[str, str | tuple[str, ...]]
@@ -107,16 +109,17 @@ def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Seque
         )
     samples = sample_columns(table)
     chosen: Columns = {}
-    wrong: list[InputError] = []
+    absent: dict[str, str] = {}
     for role in schema.roles:
         if role.name in given:
-            try:
-                chosen[role.name] = _as_told(role, given[role.name], table, samples)
-            except InputError as error:
-                wrong.append(error)
-    if wrong:
-        whats, fixes = "; ".join(error.what for error in wrong), " ".join(error.fix for error in wrong)
-        raise InputError("data.column", whats, saw=wrong[0].saw, fix=fixes)
+            names = _as_told(role, given[role.name], samples)
+            unknown = [name for name in names if name not in samples and name not in table.columns]
+            if unknown:
+                absent[role.name] = unknown[0]
+            else:
+                chosen[role.name] = names[0] if len(names) == 1 else tuple(names)
+    if absent:
+        raise _no_such_columns(schema, absent, table, samples, chosen)
     guesses: list[str] = []
     for role in schema.roles:
         if role.name not in chosen and (column := _by_name(role, table, samples, chosen)) is not None:
@@ -128,7 +131,7 @@ def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Seque
         left = [sample for name, sample in samples.items() if name not in _used(chosen)]
         fitting = [sample.name for sample in left if _fits(role, sample)]
         if len(fitting) != 1:
-            raise _cannot_choose(role, table, samples, chosen, fitting)
+            raise _cannot_choose(role, table, samples, chosen, fitting, _languages_fix(schema, chosen, fitting))
         chosen[role.name] = fitting[0]
         guesses.append(f"{role.name}={fitting[0]!r} (guessed: no other column is left that fits)")
     return {role.name: chosen[role.name] for role in schema.roles if role.name in chosen}, guesses
@@ -142,23 +145,35 @@ def _shown(column: str | tuple[str, ...]) -> str:
     return repr(column) if isinstance(column, str) else ", ".join(map(repr, column))
 
 
-def _as_told(
-    role: Role, column: str | Sequence[str], table: Table, samples: dict[str, ColumnSample]
-) -> str | tuple[str, ...]:
-    names = [column] if isinstance(column, str) else list(column)
+def _as_told(role: Role, column: str | Sequence[str], samples: dict[str, ColumnSample]) -> list[str]:
+    """Return the columns that were named for a role; several of one that holds texts may be in one word."""
     if isinstance(column, str) and role.kind == "texts" and column not in samples and "," in column:
-        names = [name.strip() for name in column.split(",")]
-    for name in names:
-        if name not in samples and name not in table.columns:
-            near = difflib.get_close_matches(name, samples, n=1, cutoff=0.5)
-            fitting = [other for other, sample in samples.items() if _fits(role, sample)]
-            raise InputError(
-                "data.column",
-                f"{role.flag} {name!r}: no such column",
-                saw=describe_columns(table, samples),
-                fix=_column_fix(role, near or fitting, list(samples)),
-            )
-    return names[0] if len(names) == 1 else tuple(names)
+        return [name.strip() for name in column.split(",")]
+    return [column] if isinstance(column, str) else list(column)
+
+
+def _no_such_columns(
+    schema: Schema, absent: Mapping[str, str], table: Table, samples: dict[str, ColumnSample], chosen: Columns
+) -> InputError:
+    """Return the error about columns that were named for some roles and are not there.
+
+    None is proposed that another role has: as told, by its name where the role is required, or by another proposal.
+    """
+    taken = dict(chosen)
+    for role in schema.roles:
+        if role.is_required and role.name not in taken and role.name not in absent:
+            with suppress(InputError):  # several would do: none is taken
+                taken[role.name] = _by_name(role, table, samples, taken) or ()
+    whats, fixes = [], []
+    for role in schema.roles:
+        if role.name in absent:
+            free = [name for name in samples if name not in _used(taken)]
+            near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
+            fitting = near or [name for name in free if _fits(role, samples[name])]
+            whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
+            fixes.append(_column_fix(role, fitting, free))
+            taken[role.name] = tuple(fitting[:1] or free[:1])
+    return InputError("data.column", "; ".join(whats), saw=describe_columns(table, samples), fix=" ".join(fixes))
 
 
 def _by_name(
@@ -208,7 +223,7 @@ def _could_be_image(value: Any) -> bool:
 
 
 def _cannot_choose(
-    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns, fitting: list[str]
+    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns, fitting: list[str], fix: str = ""
 ) -> InputError:
     what = f"{' and '.join(map(repr, fitting))} would both do" if len(fitting) > 1 else "no column looks like it"
     if len(fitting) > 2:
@@ -218,14 +233,31 @@ def _cannot_choose(
         "data.column",
         f"the column for {role.name} cannot be guessed: {what}",
         saw=describe_columns(table, samples),
-        fix=_column_fix(role, fitting, left or list(samples)),
+        fix=fix or _column_fix(role, fitting, left),
     )
 
 
+def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
+    """Return the flags that name the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
+    codes = [name[len(_LANGUAGES) :] for name in fitting if name.lower().startswith(_LANGUAGES)]
+    if schema.task != "translation" or len(codes) < 2:
+        return ""
+    unnamed = [role.name for role in schema.roles if role.name not in chosen]
+    return " ".join(f"--{role}_lang {code}" for role, code in zip(unnamed, codes, strict=False))
+
+
 def _column_fix(role: Role, fitting: list[str], others: list[str]) -> str:
-    """Return the flag with the column that is nearest; a column that holds no images is not named for them."""
+    """Return the flag with the column that is nearest; a column that holds no images is not named for them.
+
+    Args:
+        role: to be filled.
+        fitting: columns that would do.
+        others: that no other role has.
+    """
     if role.kind in ("image", "mask") and not fitting:
         return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
+    if not fitting and not others:
+        return f"a file with a column for {role.name}, named by {role.flag}"
     return f"{role.flag} {(fitting or others)[0]}"
 
 

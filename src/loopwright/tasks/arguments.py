@@ -28,7 +28,6 @@ NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "torch_compile_mode": ((None,), "leave it out"),
     "include_for_metrics": (([],), "the metrics are the task's own"),
     "batch_eval_metrics": ((False,), "the metrics are the task's own, and stream"),
-    "ddp_find_unused_parameters": ((None, False), "an update of a task uses every parameter that is trained"),
     "ddp_bucket_cap_mb": ((None,), "leave it out"),
     "ddp_broadcast_buffers": ((None,), "leave it out"),
     "ddp_static_graph": ((None, False), "leave it out"),

@@ -78,10 +78,14 @@ class RunData:
         finally:
             self._limits = {}
 
+    def num_used(self, split: str) -> int:
+        """Return how many rows of a split there are, or that `limited` leaves of them."""
+        number, limit = len(self.plan.splits[split]), self._limits.get(split)
+        return number if limit is None else min(number, limit)
+
     def batches(self, split: str, size: int = 1_000, most: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of a split, some at a time, up to a limit."""
-        rows, limit = self.rows(split), self._limits.get(split)
-        end = min(len(rows), most if limit is None else min(most, limit))
+        rows, end = self.rows(split), min(self.num_used(split), most)
         for start in range(0, end, size):
             yield [rows[index] for index in range(start, min(start + size, end))]
 

@@ -98,9 +98,9 @@ class MaskedImageModeling(VisionTask):
         from loopwright.engine.seeding import preserved_generators
 
         with preserved_generators():
-            rows = job.data.rows("train")
-            images = VisionTask.create_dataset(self, job, rows, is_labelled=False)
-            places = range(0, len(rows), -(-len(rows) // _MEAN_IMAGES))
+            number = job.data.num_used("train")
+            images = VisionTask.create_dataset(self, job, job.data.rows("train"), is_labelled=False)
+            places = range(0, number, -(-number // _MEAN_IMAGES))
             mean = np.zeros(images[0]["pixel_values"].shape)
             for place in places:
                 mean += self._pixels(job, images[place]["pixel_values"]) / len(places)

@@ -27,15 +27,18 @@ class Screen:
     Args:
         is_main: whether this process prints at all.
         is_quiet: write to the log only.
+        is_plain: print on a terminal what a pipe gets: whole lines, none that changes.
 
     Attributes:
+        is_plain: no line changes, and none is broken.
         began: when it was made, by the monotonic clock: the start of what a person waits for.
     """
 
-    def __init__(self, is_main: bool = True, is_quiet: bool = False) -> None:
+    def __init__(self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False) -> None:
         self.began = time.monotonic()
         self._is_main = is_main
         self._is_quiet = is_quiet
+        self.is_plain = is_plain
         self._run: RunFolder | None = None
         self._earlier: list[str] = []
         self._line: Any = None
@@ -50,14 +53,14 @@ class Screen:
         """Whether a line can be written anew: on a terminal, or in a notebook."""
         from loopwright.tasks.live_line import is_notebook, is_terminal
 
-        return self.speaks and (is_terminal(sys.stdout) or is_notebook())
+        return self.speaks and not self.is_plain and (is_terminal(sys.stdout) or is_notebook())
 
     @property
     def columns(self) -> int | None:
         """How wide the terminal is; None in a pipe, a file or a notebook, where lines may be long."""
         from loopwright.tasks.live_line import columns_of, is_terminal
 
-        return columns_of(sys.stdout) if is_terminal(sys.stdout) else None
+        return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
     def say(self, line: str = "", logged: str | None = None) -> None:
         """Print a line.
@@ -227,7 +230,7 @@ class Waiting:
     def _has_terminal(self) -> bool:
         from loopwright.tasks.live_line import is_terminal
 
-        return is_terminal(sys.stderr)
+        return is_terminal(sys.stderr) and not self._screen.is_plain
 
     def _tick(self) -> None:
         pause = _SILENT_SECONDS

@@ -18,6 +18,7 @@ from loopwright.errors import DataError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
 from loopwright.sources import DataPlan
+from loopwright.sources.images.masks import count_classes
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
@@ -96,12 +97,12 @@ class SemanticSegmentation(VisionTask):
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Return what the most common class of the training pixels reaches."""
-        names, counts = label_names(job), job.plan.counts
-        if not sum(counts["validation"].values()):
+        learnt, scored = (_pixels_by_class(job, split) for split in ("train", "validation"))
+        if not sum(scored):
             return {}
-        majority = max(range(len(names)), key=lambda number: counts["train"].get(names[number], 0))
-        pairs = [(number, majority, counts["validation"].get(name, 0)) for number, name in enumerate(names)]
-        scores = _filled_metric(job, confusion([pairs], len(names))).compute()
+        majority = max(range(len(learnt)), key=learnt.__getitem__)
+        pairs = [(number, majority, count) for number, count in enumerate(scored)]
+        scores = _filled_metric(job, confusion([pairs], len(scored))).compute()
         return {"majority": {name: float(value) for name, value in scores.items()}}
 
     def train_transform(self, job: Job) -> Transform:
@@ -464,6 +465,20 @@ def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDA
         for true, predicted, count in of_image:
             matrix[true, predicted] += count
     return matrix
+
+
+def _pixels_by_class(job: Job, split: str) -> list[int]:
+    """Return how many pixels each class has in the masks of a split that the run uses."""
+    from loopwright.data.images import decode_mask
+
+    names, args = label_names(job), job.args
+    if job.data.num_used(split) == len(job.plan.splits[split]):
+        return [job.plan.counts[split].get(name, 0) for name in names]
+    found = [0] * len(names)
+    for row in (row for rows in job.data.batches(split) for row in rows):
+        of_mask = count_classes(decode_mask(row["mask"]), len(names), args.ignore_index, args.reduce_labels)
+        found = [sum(pair) for pair in zip(found, of_mask, strict=True)]
+    return found
 
 
 def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:

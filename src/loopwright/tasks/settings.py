@@ -39,7 +39,7 @@ _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
     "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto. Beside these there are "
-    "--check, --print_config and --quiet (lw train --help)."
+    "--check, --print_config, --quiet and --plain (lw train --help)."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
 

@@ -6,16 +6,18 @@ about memory and disk from the rehearsal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopwright.checkpoint.store import checkpoint_folders, read_manifest, update_of
 from loopwright.data.buckets import may_be_graphs
 from loopwright.engine.signals import SAVED
+from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.services import unused_devices
 from loopwright.tasks.base import Job
@@ -105,7 +107,7 @@ def say_run(run: RunFolder, screen: Screen) -> None:
 
 
 def say_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
-    """Say where an interrupted run can go on from, and return that; called when it has ended in order.
+    """Say where an interrupted run can go on from, and return that; called when it has ended, in order or at once.
 
     Args:
         run: its folder.
@@ -113,14 +115,25 @@ def say_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
         screen: what is said.
     """
     screen.close_line()
-    checkpoint = run.status.get("last_checkpoint")
     name = run.id if run.path.name == run.id else os.path.normpath(run.path)
-    if checkpoint is None:
-        told = "nothing was saved yet: there is nothing to resume"
+    newest = _newest_saved(run)
+    if newest is None:
+        told = f"nothing was saved yet   begin again with: lw resume {name}"
+    elif newest[0] == run.status.get("update"):
+        told = f"saved checkpoints/{newest[1]} ({seconds:.1f} s)   go on with: lw resume {name}"
     else:
-        told = f"saved checkpoints/{Path(checkpoint).name} ({seconds:.1f} s)   go on with: lw resume {name}"
+        told = f"not saved again: the last state is checkpoints/{newest[1]}   go on with: lw resume {name}"
     screen.say(told)
     return told
+
+
+def _newest_saved(run: RunFolder) -> tuple[int, str] | None:
+    """Return the update and the name of the newest checkpoint, of which status.json may not tell yet; None for none."""
+    found = []
+    for folder in checkpoint_folders(run.checkpoints):
+        with contextlib.suppress(CheckpointError):
+            found.append((update_of(read_manifest(folder)), folder.name))
+    return max(found, default=None)
 
 
 def say_of_trainer(line: str, screen: Screen) -> None:

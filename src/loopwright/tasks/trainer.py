@@ -236,6 +236,10 @@ class TaskTrainer(Trainer):
         smaller = max(self.job.training.eval_batch_size // 2, 1)
         return f"--per_device_eval_batch_size {smaller}   or   --bf16   or   shorter samples"
 
+    def remedies_of_unused_parameters(self) -> tuple[str, str]:
+        """Return the flags."""
+        return "set --ddp_find_unused_parameters", "--freeze with their names"
+
     # --- what the core offers to override -----------------------------------------------------------------------
 
     def checkpoint_path(self) -> Path | None:

@@ -1,10 +1,11 @@
-"""How fast a run is: samples and tokens per second, padding, waiting for data, memory, and how busy the device is.
+"""How fast a run is: samples and tokens per second, padding, waiting for data, memory, use of the device, watts.
 
 An update costs a counter and two readings of the clock; everything else is worked out when something is logged.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,7 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
     ("V100", 125e12, 16e12),
     ("T4", 65e12, 8e12),
 )
+_SECONDS_BETWEEN_WATTS = 1.0
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward (Kaplan et al. 2020, section 2.1)
 
 
@@ -71,6 +73,7 @@ class Throughput:
         self._device = torch.device("cpu") if device is None else device
         self._num_parameters = num_parameters
         self._peak_flops = peak_flops
+        self._power = PowerMeter(self._device)
         self._started: float | None = None
         self._waited = self.waited_seconds = 0.0
         self._samples = self._tokens = self._slots = 0
@@ -104,7 +107,7 @@ class Throughput:
         Returns:
             samples_per_second, data_wait (share of the time) and peak_memory_bytes; tokens_per_second and
             padding_waste (share of pad tokens) where batches have "input_ids"; flops_utilisation where the peak of the
-            device is known. Empty if nothing was counted.
+            device is known, gpu_watts where they can be read. Empty if nothing was counted.
         """
         if self._started is None or not self._samples:
             self._forget()
@@ -123,6 +126,8 @@ class Throughput:
             if self._num_parameters is not None and self._peak_flops is not None:
                 flops = _FLOPS_PER_PARAMETER_AND_TOKEN * self._num_parameters * self._tokens
                 found["flops_utilisation"] = flops / seconds / self._peak_flops
+        if (watts := self._power.watts()) is not None:
+            found["gpu_watts"] = watts
         self._forget()
         return found
 
@@ -138,6 +143,34 @@ class Throughput:
         self._started = None
         self._waited = 0.0
         self._samples = self._tokens = self._slots = 0
+
+
+class PowerMeter:
+    """Reads what a CUDA device takes, through nvidia-ml-py; without it, or a driver that tells, there is no figure.
+
+    Args:
+        device: to ask.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._has_figures = device.type == "cuda"
+        self._watts: float | None = None
+        self._read_at = -math.inf
+
+    def watts(self) -> float | None:
+        """Return the watts of about the last second; None where they cannot be read, which is not tried again.
+
+        Asked more often than that, it returns the same: asking the driver takes longer than a small update.
+        """
+        now = time.monotonic()
+        if self._has_figures and now - self._read_at >= _SECONDS_BETWEEN_WATTS:
+            self._read_at = now
+            try:
+                self._watts = float(torch.cuda.power_draw(self._device)) / 1_000
+            except Exception:  # noqa: BLE001 - of a library that need not be there, about a figure that nothing needs
+                self._has_figures, self._watts = False, None
+        return self._watts
 
 
 def count_tokens(batch: Mapping[str, Any]) -> tuple[int, int]:

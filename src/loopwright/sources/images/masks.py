@@ -62,6 +62,16 @@ def class_of(number: int, ignore_index: int, has_reduced_labels: bool) -> int | 
     return number
 
 
+def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_labels: bool) -> list[int]:
+    """Return how many pixels each class has, by number; ids that stand for none of them are left out."""
+    counts = [0] * num_classes
+    for number, pixels in count_ids(ids).items():
+        place = class_of(number, ignore_index, has_reduced_labels)
+        if place is not None and 0 <= place < num_classes:
+            counts[place] += pixels
+    return counts
+
+
 def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool) -> dict[str, list[Any]]:
     """Return the objects of a picture whose first channel holds class ids and whose second holds instance ids, 0 none.
 
