@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -263,32 +262,26 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
 
 
-@contextmanager
-def naming_unused_parameters(model: Any, remedies: Callable[[], tuple[str, str]]) -> Iterator[None]:
-    """Run forward passes, and name the parameters that no loss depended on, where processes cannot share them.
+def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], tuple[str, str]]) -> ConfigError | None:
+    """Return an error that names the parameters that no loss depends on, which processes cannot share; None for others.
 
     Args:
         model: as it is wrapped for several processes.
-        remedies: called for an error, it returns how to train them all the same, and how to freeze them.
-
-    Raises:
-        ConfigError: instead of what the wrapper raised.
+        error: what its forward raised.
+        remedies: called for such an error, it returns how to train them all the same, and how to freeze them.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if "finished reduction in the prior iteration" not in str(error):
-            raise
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
-        indices = [int(number) for number in listed[1].split()] if listed else []
-        names = [re.sub(_WRAPPERS, "", trained[index]) for index in indices if index < len(trained)]
-        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""
-        sharing, freezing = remedies()
-        raise ConfigError(
-            f"the loss does not depend on some of the parameters that are trained{named}. On several processes "
-            f"{sharing}; or freeze them, which is faster: {freezing}"
-        ) from error
+    if "finished reduction in the prior iteration" not in str(error):
+        return None
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+    indices = [int(number) for number in listed[1].split()] if listed else []
+    names = [re.sub(_WRAPPERS, "", trained[index]) for index in indices if index < len(trained)]
+    named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""
+    sharing, freezing = remedies()
+    return ConfigError(
+        f"the loss does not depend on some of the parameters that are trained{named}. On several processes "
+        f"{sharing}; or freeze them, which is faster: {freezing}"
+    )
 
 
 def prediction(model: Any, batch: Any) -> Any:

@@ -37,6 +37,7 @@ from loopwright.engine.seeding import preserved_generators
 from loopwright.errors import DataError, MemoryLimitError
 from loopwright.evaluation import training_modes
 from loopwright.hooks import TrainerHooks
+from loopwright.losses import unused_parameters
 from loopwright.quantities import size
 from loopwright.settings import is_overridden
 from loopwright.updates import TrainerUpdates
@@ -100,6 +101,7 @@ class TrainerMemory(TrainerUpdates):
 
         Raises:
             MemoryLimitError: it cannot be cut, or may not be.
+            ConfigError: the loss does not depend on all parameters that several processes share.
         """
         while True:
             try:
@@ -107,6 +109,9 @@ class TrainerMemory(TrainerUpdates):
                 return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or isinstance(error, MemoryLimitError):
+                    named = unused_parameters(self.model, error, self.remedies_of_unused_parameters)
+                    if named is not None:
+                        raise named from error
                     raise
                 forget_frames(error)
                 failure = error

@@ -24,7 +24,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
 from loopwright.failpoints import failpoint
-from loopwright.losses import EpochLosses, check_batch_output, naming_unused_parameters
+from loopwright.losses import EpochLosses, check_batch_output
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Parts, Progress, Requests, RunState
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_folder import RunRecord
@@ -313,8 +313,7 @@ class Trainer(TrainerTuning):
 
     def _run_update(self, window: Window) -> None:
         """Run forward and backward of each micro-batch of a window, and apply the gradients."""
-        with naming_unused_parameters(self.model, self.remedies_of_unused_parameters):
-            self._within_memory(self._run_micro_batches, window)
+        self._within_memory(self._run_micro_batches, window)
         self._losses.finish_update()
         if not self._skips_update():
             self._apply_gradients()

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from distributed.launcher import Results, run
 from flaws import subject
+from loop.preparation import OwnPreparation
 from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.errors import ConfigError, LoopwrightError
@@ -46,18 +47,6 @@ class Ragged(Trainer):
     def calculate_prediction(self, batch):
         ids = batch[2]
         return {"wide": ids.unsqueeze(1).expand(-1, int(ids.max()) + 1), "id": ids}
-
-
-class OwnPreparation(Trainer):
-    """Lets accelerate prepare everything, the loaders too, which then share out samples themselves."""
-
-    def _prepare_model_optimizer_and_dataloaders(self):
-        self._accelerator.free_memory()
-        self._accelerator = self._create_accelerator()
-        self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
-        for name in ("_train_dataloader", "_eval_dataloader"):
-            if getattr(self, name) is not None:
-                setattr(self, name, self._accelerator.prepare(getattr(self, name)))
 
 
 def share_out(results: Results) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
+from loop.preparation import OwnPreparation
 from loopwright import Trainer
 from loopwright.callbacks import (
     DEFAULT_CALLBACKS,
@@ -1110,18 +1111,6 @@ def test_stand_ins_of_a_users_own_tests_can_be_trained():
     assert result.updates == 6
     assert optimizer.step.call_count == 6
     assert result.metrics["train_loss_epoch"] == 1.0
-
-
-class OwnPreparation(Trainer):
-    """Prepares everything as trainers on accelerate do, without the hook's own way."""
-
-    def _prepare_model_optimizer_and_dataloaders(self):
-        self._accelerator.free_memory()
-        self._accelerator = self._create_accelerator()
-        self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
-        for name in ("_train_dataloader", "_eval_dataloader"):
-            if getattr(self, name) is not None:
-                setattr(self, name, self._accelerator.prepare(getattr(self, name)))
 
 
 def test_a_run_that_the_user_prepares_with_accelerate_is_the_same_run(tmp_path):
