@@ -199,6 +199,7 @@ class Trainer(TrainerTuning):
         self._check_dataset("train", train_dataset, train_dataloader_kwargs, per_device_batch_size)
         self._check_dataset("eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size)
         check_is_idle(self._run.is_running)
+        self._check_step_mode(step_mode)
         with self._recorded(checkpoints) as record:
             resume_path = self._find_resume_path(resume_from, checkpoints)
             self._record = record

@@ -86,8 +86,7 @@ class TrainerUpdates(TrainerPersistence):
     def _plan_graphs(self) -> None:
         """Decide whether updates of this run are graphs; called before the first one."""
         self._graphs, self.num_graphed_updates, self._num_graphed_logged = None, 0, 0
-        mode = self._settings.step_mode
-        if mode not in ("auto", "graph"):
+        if self._settings.step_mode not in ("auto", "graph"):
             return
         reason = self._why_eager()
         if reason is None:
@@ -98,8 +97,11 @@ class TrainerUpdates(TrainerPersistence):
             self._graphs = UpdateGraphs(self._graph_step(), self._create_capturer())
         elif self._has_graphs():
             self._run_eagerly(reason)
-        elif mode == "graph":
-            raise ConfigError(f'step_mode="graph" needs a CUDA device, and this run is on {self.device}. Use "auto".')
+
+    def _check_step_mode(self, step_mode: str) -> None:
+        """Refuse graphs where there are none; called before anything is touched."""
+        if not self._has_graphs():
+            check_graphs(step_mode, self.device)
 
     def _has_graphs(self) -> bool:
         return self.device.type == "cuda"
@@ -361,7 +363,17 @@ class TrainerUpdates(TrainerPersistence):
         self._losses.note(index, output["loss"].clone(), output)
 
 
-# ---------------------------------------------------------------------------------------------------- optimizers
+# ------------------------------------------------------------------------------------- devices and optimizers
+
+
+def check_graphs(step_mode: str, device: torch.device) -> None:
+    """Refuse a step mode that a device has not.
+
+    Raises:
+        ConfigError: it is "graph", and the device is not CUDA's.
+    """
+    if step_mode == "graph" and device.type != "cuda":
+        raise ConfigError(f'step_mode="graph" needs a CUDA device, and this run is on {device}. Use "auto".')
 
 
 def why_not_recorded(optimizer: Any) -> str | None:

@@ -236,3 +236,9 @@ def test_each_code_that_explain_errors_lists_is_asserted_by_a_test(capsys, monke
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert listed == set(CODES) and len(listed) >= 40
     assert sorted(listed - codes_in_tests(Path(__file__).resolve().parents[1])) == []
+
+
+def test_graphs_without_a_gpu_are_refused_before_a_run_is_made(capsys):
+    Path("x.csv").write_text(f"text,label\n{GOOD}")
+    code, err = run(capsys, "train", "text-classification", "--data", "x.csv", "--step_mode", "graph", "--use_cpu")
+    assert code == 2 and "needs a CUDA device" in err and not Path("runs").exists()

@@ -277,6 +277,12 @@ def test_asking_for_graphs_on_the_cpu_is_refused() -> None:
         trained(Trainer, step_mode="graph")
 
 
+def test_graphs_on_the_cpu_are_refused_before_anything_is_written(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        trained(Trainer, step_mode="graph", checkpoints=Checkpointing(tmp_path / "run", every_updates=1))
+    assert not (tmp_path / "run").exists()
+
+
 def test_losses_per_item_are_weighed_the_same_in_graphs() -> None:
     class Eager(EagerTrainer):
         def count_batch_items(self, batch: Any) -> float:

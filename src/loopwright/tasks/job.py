@@ -45,6 +45,7 @@ from loopwright.tasks.scoring import finite
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
+from loopwright.updates import check_graphs
 
 _FLOORS = "baselines.json"
 _LENGTHS = "lengths.bin"
@@ -79,12 +80,13 @@ class Length:
 
 
 def check_followed(training: Any) -> None:
-    """Refuse settings that would change nothing, and trackers that are not there.
+    """Refuse settings that would change nothing, and trackers and graphs that are not there.
 
     Raises:
         ConfigError: it names the first.
     """
     resolve_trackers(training.report_to)
+    check_graphs(training.step_mode, training.device)
     for name, (values, instead) in NOT_FOLLOWED.items():
         if getattr(training, name) not in values:
             raise ConfigError(f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}")
