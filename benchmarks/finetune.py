@@ -1,13 +1,15 @@
-"""Time per update of small-batch fine-tuning on a GPU: loopwright in every step mode against six other ways.
+"""Time per update of small-batch fine-tuning on a GPU: loopwright in every step mode against five other ways.
 
     python benchmarks/finetune.py                                  everything, written to results/finetune.md
     python benchmarks/finetune.py --settings bert8 --sides hand loopwright-auto
 
 The model is BERT-base from its config with random weights, the texts are generated token ids with lengths like those of
-MRPC's pairs, in bf16; or a tiny MLP in float32. Each side runs in a process of its own: a forward and backward pass of
-every length (the first one of a length takes several times as long as the next), some updates to warm up and to record
-graphs, then as many timed ones between two waits for the device. Everybody pads to the longest text of a batch;
-loopwright's graphs pad on to the next of a few lengths, since each length is a graph of its own.
+MRPC's pairs, in bf16; or a tiny MLP in float32. Each side runs in a process of its own: where updates run eagerly, a
+forward and backward pass of every length that may come (the first one of a length takes several times as long as the
+next), some updates to warm up and to compile, more of them where graphs are recorded (a length in a hundred batches has
+to come before the clock starts), then the timed ones between two waits for the device.
+Everybody pads to the longest text of a batch; loopwright's graphs pad on to the next of a few lengths, since each
+length is a graph of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ THIS_FILE = Path(__file__).resolve()
 SOURCE = THIS_FILE.parents[1] / "src"
 RESULTS = THIS_FILE.parent / "results" / "finetune.md"
 BUCKETS = (32, 48, 64, 80, 96, 128)
+RECORDING = 400
 LOG_EVERY = 50
 
 
@@ -47,17 +50,19 @@ class Setting:
         batch_size: samples of a batch.
         warm_up: updates before the clock starts.
         timed: updates between its start and its end.
+        shortest: padded length below which next to no batch falls.
     """
 
     title: str
     batch_size: int
     warm_up: int
     timed: int
+    shortest: int = 0
 
 
 SETTINGS = {
-    "bert8": Setting("BERT-base, batch 8, bf16", 8, 60, 200),
-    "bert32": Setting("BERT-base, batch 32, bf16", 32, 60, 150),
+    "bert8": Setting("BERT-base, batch 8, bf16", 8, 60, 200, 48),
+    "bert32": Setting("BERT-base, batch 32, bf16", 32, 60, 150, 64),
     "mlp": Setting("MLP 32-64-64-4, batch 32, float32", 32, 300, 1500),
 }
 
@@ -86,12 +91,12 @@ class Clock:
 class Texts(Dataset):
     """Token ids with lengths like those of MRPC's pairs: 53 on average, from 20 to 110."""
 
-    shortest, longest = 20, 110
+    longest = 110
 
     def __init__(self, rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(rows, generator=generator) * 14 + 53
-        lengths = drawn.round().clamp(self.shortest, self.longest).long().tolist()
+        lengths = drawn.round().clamp(20, self.longest).long().tolist()
         self.rows = [torch.randint(1000, 30000, (length,), generator=generator).tolist() for length in lengths]
 
     def __len__(self) -> int:
@@ -152,7 +157,7 @@ class Mlp(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def parts(name: str) -> tuple[nn.Module, Dataset, torch.optim.Optimizer, str]:
+def parts(name: str, eager: bool = True) -> tuple[nn.Module, Dataset, torch.optim.Optimizer, str]:
     """Return model, data, optimizer and precision of a setting."""
     setting = SETTINGS[name]
     rows = (setting.warm_up + setting.timed + 2) * setting.batch_size
@@ -164,17 +169,18 @@ def parts(name: str) -> tuple[nn.Module, Dataset, torch.optim.Optimizer, str]:
         from transformers import BertConfig, BertForSequenceClassification
 
         with torch.device("cuda"):  # random numbers for 110 M weights take the host ten seconds
-            model = BertForSequenceClassification(BertConfig())
+            model = BertForSequenceClassification(BertConfig(problem_type="single_label_classification"))
         data = Texts(rows)
-        meet_lengths(model, setting.batch_size)
+        if eager:
+            meet_lengths(model, setting)
     model.cuda()
     return model, data, torch.optim.AdamW(model.parameters(), lr=2e-5), "no" if name == "mlp" else "bf16"
 
 
-def meet_lengths(model: nn.Module, batch_size: int) -> None:
+def meet_lengths(model: nn.Module, setting: Setting) -> None:
     """Run forward and backward once for every length: libraries choose kernels and memory then, for each side alike."""
-    for length in range(Texts.shortest, Texts.longest + 1):
-        ids = torch.full((batch_size, length), 1000, device="cuda")
+    for length in range(setting.shortest, Texts.longest + 1):
+        ids = torch.full((setting.batch_size, length), 1000, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0] * 0)["loss"]
         loss.backward()
@@ -255,7 +261,7 @@ def _run_hf(trainer: Any, callback: Any, arguments: Any, name: str, clock: Clock
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             clock.tick()
 
-    model, data, optimizer, _ = parts(name)
+    model, data, optimizer, _ = parts(name, eager=not pad.bucket_lengths)
     made = trainer(
         model, _hf_arguments(arguments, name, **more), data_collator=pad, train_dataset=data,
         optimizers=(optimizer, None), callbacks=[Ticks()],
@@ -300,7 +306,7 @@ def run_loopwright(mode: str, name: str, clock: Clock) -> None:
         def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
             clock.tick()
 
-    model, data, optimizer, precision = parts(name)
+    model, data, optimizer, precision = parts(name, eager=mode == "eager")
     trainer = Trainer(model, None, optimizer, callbacks=[Ticks])
     pad = Pad(BUCKETS if mode in ("auto", "graph") else ())
     trainer.train(
@@ -332,6 +338,7 @@ SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
     "loopwright-auto": ("loopwright, auto", "loopwright", lambda name, clock: run_loopwright("auto", name, clock)),
     "loopwright-hf": ("loopwright.hf, auto", "loopwright", run_loopwright_hf),
 }
+RECORDING_SIDES = ("loopwright-graph", "loopwright-auto", "loopwright-hf")
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -339,6 +346,8 @@ SIDES: dict[str, tuple[str, str, Callable[[str, Clock], None]]] = {
 
 def child(side: str, name: str, output: Path) -> None:
     """Measure one side; called in a process of its own."""
+    if side in RECORDING_SIDES:
+        SETTINGS[name] = replace(SETTINGS[name], warm_up=RECORDING)
     clock = Clock(SETTINGS[name])
     torch.cuda.reset_peak_memory_stats()
     SIDES[side][2](name, clock)
@@ -381,6 +390,8 @@ def table(name: str, figures: dict[str, list[Any]]) -> list[str]:
     ]
     for side, found in figures.items():
         title = SIDES[side][0]
+        if not found:
+            continue
         if side not in medians:
             lines.append(f"| {title} | {found[0]} | | | | |")
             continue
@@ -425,13 +436,13 @@ def main() -> None:
     ]
     for name in options.settings:
         figures: dict[str, list[Any]] = {side: [] for side in options.sides}
-        for _ in range(options.rounds):
-            for side in options.sides:
-                figures[side].append(measure(side, name, options.timeout))
-                sys.stderr.write(f"{name} {side}: {figures[side][-1]}\n")
+        for side in options.sides * options.rounds:
+            start = time.perf_counter()
+            figures[side].append(measure(side, name, options.timeout))
+            sys.stderr.write(f"{name} {side}: {figures[side][-1]}, {time.perf_counter() - start:.0f} s in all\n")
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text("\n".join([*lines, *table(name, figures)]))
         lines += table(name, figures)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text("\n".join(lines))
     sys.stdout.write("\n".join(lines) + "\n")
 
 
