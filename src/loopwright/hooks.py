@@ -13,6 +13,7 @@ import torch
 from loopwright.data.cutting import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
 from loopwright.losses import batch_loss, prediction
+from loopwright.optimizers import drop_gradients
 from loopwright.schedulers import replace_trainer_placeholder_values
 
 
@@ -130,7 +131,7 @@ class TrainerHooks:
 
     def optimizer_zero_grad(self) -> None:
         """Drop the gradients of the finished update."""
-        self.optimizer.zero_grad()
+        drop_gradients(self.optimizer)
 
     def create_scheduler(self) -> Any:
         """Return the scheduler: `create_scheduler_fn`, its placeholders filled in, called with the optimizer."""

@@ -15,7 +15,6 @@ Also here: when several processes agree on what was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -256,8 +255,11 @@ class TrainerUpdates(TrainerPersistence):
     def _step_optimizer(self) -> None:
         """Step the optimizer; where graphs are planned, with the learning rates that it would have in one."""
         self._run.update_is_torn = True
-        with nullcontext() if self._graphs is None else single_precision_rates(self.optimizer):
+        if self._graphs is None:
             self.optimizer_step()
+        else:
+            with single_precision_rates(self.optimizer):
+                self.optimizer_step()
 
     def _step_scheduler(self) -> None:
         """Step the scheduler, if there is one and the loss scaler has not refused the update."""

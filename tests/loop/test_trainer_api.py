@@ -31,6 +31,7 @@ from loopwright.callbacks import (
 )
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import CheckpointError, ConfigError
+from loopwright.optimizers import drop_gradients
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import TrainerRunConfig
 from loopwright.tracking import InMemoryRunHistory
@@ -669,6 +670,26 @@ def test_a_file_with_weights_of_other_names_or_shapes_is_refused_by_name_and_cha
     assert torch.equal(weights(trainer.model), before)
 
 
+@pytest.mark.parametrize(("groups", "sizes"), [("weight,bias;", "[2, 0]"), ("weight", "[1]")])
+def test_a_file_whose_optimizer_has_other_groups_is_refused_and_changes_nothing(groups, sizes, tmp_path):
+    trainer_of(nn.Linear(4, 1)).save_checkpoint(tmp_path / "model.pt")
+    model = nn.Linear(4, 1)
+    named = [[getattr(model, name) for name in group.split(",") if name] for group in groups.split(";")]
+    optimizer = torch.optim.SGD([{"params": parameters} for parameters in named], lr=0.7)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=())
+    before = weights(model)
+    with pytest.raises(CheckpointError) as raised:
+        trainer.load_checkpoint(tmp_path / "model.pt")
+    assert str(raised.value) == (
+        f"{tmp_path / 'model.pt'} is of another optimizer: its parameter groups have the sizes [2], those of the "
+        f"trainer's {sizes}. Group the parameters as they were when it was saved, or pass load_optimizer=False."
+    )
+    assert torch.equal(weights(model), before)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.7
+    trainer.load_checkpoint(tmp_path / "model.pt", load_optimizer=False)
+    assert not torch.equal(weights(model), before)
+
+
 def test_a_file_is_loaded_into_a_model_whose_shapes_are_not_known_yet(tmp_path):
     trainer = trainer_of(nn.Sequential(nn.Linear(4, 1)))
     trainer.save_checkpoint(tmp_path / "model.pt")
@@ -1230,3 +1251,36 @@ def test_every_run_of_a_model_has_the_precision_that_it_asked_for():
     assert model.seen == [True] * 6
     trainer.train(dataset, 1, mixed_precision="no")
     assert model.seen[6:] == [False]
+
+
+class CountingOptimizer(torch.optim.SGD):
+    """Counts how often its gradients are dropped."""
+
+    num_dropped = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.num_dropped += 1
+        super().zero_grad(set_to_none)
+
+
+def test_gradients_of_all_groups_are_dropped_after_an_update() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.2}], 0.1)
+    model(torch.ones(1, 2)).sum().backward()
+
+    drop_gradients(optimizer)
+
+    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
+
+
+def test_an_optimizers_own_way_to_drop_gradients_is_taken() -> None:
+    model = nn.Linear(2, 2)
+    of_its_class = CountingOptimizer(model.parameters(), lr=0.1)
+    of_the_instance = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    of_the_instance.zero_grad = lambda: calls.append("dropped")  # type: ignore[method-assign]
+
+    drop_gradients(of_its_class)
+    drop_gradients(of_the_instance)
+
+    assert (of_its_class.num_dropped, calls) == (1, ["dropped"])
