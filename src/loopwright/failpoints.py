@@ -41,6 +41,7 @@ FAILPOINTS: Final[dict[str, str]] = {
     "pre_fsync": "a file is written, not yet synced",
     "pre_manifest": "all files of a checkpoint are synced, it has no manifest yet",
     "pre_rename": "everything lies aside under its temporary name",
+    "mid_replace": "the old folder of a name is moved aside, the new one is not there yet",
     "after_rename": "the final name exists, its folder is not synced yet",
     "after_commit": "a checkpoint is committed, nothing was done about it yet",
     "pre_best": "a better checkpoint is committed, best.json still names the old one",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from loopwright.callbacks import SaveTrainingStateCallback
+from loopwright.callbacks.keeping import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, Checkpointing, read, write
 from loopwright.checkpoint.fingerprint import EXACT, TIERS, differences, fingerprint, tier
 from loopwright.checkpoint.named import parameter_names
@@ -453,6 +454,7 @@ class TrainerPersistence(TrainerServices):
         saves_itself = any(isinstance(callback, SaveTrainingStateCallback) for callback in self.callback_handler)
         if self._saver is None and not saves_itself:
             return
+        warn_of_unsaved(self, self._engine.unwrap_optimizer(self.optimizer), self.callback_handler)
         model, state, files = self._capture({})
         num_bytes = world_process_zero_only(check_savable)(model, state, files)
         if self._saver is not None and num_bytes is not None:

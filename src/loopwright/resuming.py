@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import SequentialLR
 
 from loopwright.checkpoint import Checkpointing, store
+from loopwright.checkpoint.placing import restore_moved
 from loopwright.data import Loader
 from loopwright.errors import CheckpointError, ConfigError, DataError
 from loopwright.schedulers import StatefulSchedulerBase
@@ -49,7 +50,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
         folder = Path(checkpoints.directory)
     else:
         folder = Path(resume_from)
-        store.restore_moved(folder)
+        restore_moved(folder)
         if not folder.is_dir():
             raise ConfigError(
                 f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "

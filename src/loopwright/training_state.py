@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import Checkpoint, store
-from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names, untied
+from loopwright.checkpoint.named import fitted_state, optimizer_state, parameter_names, untied
 from loopwright.engine import Engine
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.errors import CheckpointError, ConfigError
@@ -59,7 +59,7 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
     History and callbacks are not touched: they belong to the run, which may be another one.
 
     Raises:
-        CheckpointError: the checkpoint is of another model or optimizer; it names what differs.
+        CheckpointError: the checkpoint is of another model or optimizer; it names what differs, and nothing is changed.
     """
     state = checkpoint.state
     model = engine.unwrap(trainer.model, keep_torch_compile=False)
@@ -69,10 +69,12 @@ def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
     _check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
     if state["scheduler"] is not None and trainer.scheduler is not None:
         _check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
+    names = parameter_names(model=model, loss_func=trainer.loss_func)
+    fitted = fitted_state(optimizer, state["optimizer"], names)
     model.load_state_dict(weights)
     if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
         trainer.loss_func.load_state_dict(state["loss_func"])
-    load_optimizer_state(optimizer, state["optimizer"], parameter_names(model=model, loss_func=trainer.loss_func))
+    optimizer.load_state_dict(fitted)
     if state["scheduler"] is not None and trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(state["scheduler"])
     if state["scaler"] is not None and engine.accelerator.scaler is not None:
@@ -144,8 +146,8 @@ def load_model_file(
     """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read, or is of another kind or another model; the model
-            is as it was.
+        CheckpointError: there is no such file, or it cannot be read, or is of another kind, another model or an
+            optimizer with other groups; model and optimizer are as they were.
         ConfigError: the file has optimizer state and the trainer has no optimizer.
     """
     if not Path(path).exists():
@@ -174,6 +176,8 @@ def load_model_file(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
     _check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
+    if load_optimizer and "optimizer_state_dict" in checkpoint:
+        _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
     model.load_state_dict(checkpoint["model_state_dict"])
     if load_optimizer and "optimizer_state_dict" in checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
@@ -232,6 +236,22 @@ def _check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, A
     if differences:
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise CheckpointError(f"{source} is of another model. {'; '.join(differences[:5])}{more}")
+
+
+def _check_groups(source: str, optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Refuse the state of an optimizer with other groups of parameters; torch would see that after the model's weights.
+
+    An optimizer of the user's own may have none.
+    """
+    here, found = (
+        [len(group["params"]) for group in groups]
+        for groups in (getattr(optimizer, "param_groups", ()), saved.get("param_groups", ()))
+    )
+    if here != found:
+        raise CheckpointError(
+            f"{source} is of another optimizer: its parameter groups have the sizes {found}, those of the trainer's "
+            f"{here}. Group the parameters as they were when it was saved, or pass load_optimizer=False."
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -142,7 +142,7 @@ def whole(tmp_path_factory) -> dict:
     return outcome(folder)
 
 
-ELSEWHERE = ("mid_quarantine", "mid_load")
+ELSEWHERE = ("mid_quarantine", "mid_load", "mid_replace")
 KILLED_AT = [name for name in FAILPOINTS if name not in ELSEWHERE]
 ONCE = ("before_first_update", "before_final_save", "run_end", "pre_best", "mid_prune", "pre_status")
 BEFORE_ANY = ("before_first_update", "pre_status", "mid_metrics_append")

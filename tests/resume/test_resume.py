@@ -605,7 +605,7 @@ def test_a_model_of_another_shape_is_refused_by_name(whole, tmp_path):
         resume(tmp_path, folder / "update_3", model=WithMore())
 
 
-def test_an_optimizer_of_other_parameters_is_refused_by_name(tmp_path):
+def test_an_optimizer_of_other_parameters_is_refused_by_name_and_nothing_is_loaded(tmp_path):
     def trainer_of(parameters_of):
         model = subject.network(6)
         optimizer = torch.optim.SGD(parameters_of(model), lr=0.05, momentum=0.9)
@@ -613,8 +613,11 @@ def test_an_optimizer_of_other_parameters_is_refused_by_name(tmp_path):
 
     subject.fit(trainer_of(lambda model: model.parameters()), subject.data(8), checkpoints=Checkpointing(tmp_path))
     head_only = trainer_of(lambda model: model[3].parameters())
+    before = {name: weight.clone() for name, weight in head_only.model.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"only in the saved state: \['0\.bias', '0\.weight'\]"):
         subject.fit(head_only, subject.data(8), num_epochs=2, resume_from=tmp_path)
+    after = head_only.model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items()) and len(before) == len(after)
 
 
 def test_an_optimizer_whose_groups_are_in_another_order_goes_on_exactly(tmp_path):

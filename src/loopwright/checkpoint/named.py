@@ -68,6 +68,15 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]
     """Give the optimizer a state from `optimizer_state`, whatever the order of its parameters now.
 
     Raises:
+        CheckpointError: as `fitted_state`; the optimizer is as it was.
+    """
+    optimizer.load_state_dict(fitted_state(optimizer, saved, names))
+
+
+def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return a state from `optimizer_state` as the optimizer takes it; asked before anything is loaded.
+
+    Raises:
         CheckpointError: the optimizer holds other parameters than those saved; it names them.
     """
     name_of = _numbered_names(optimizer, names)
@@ -91,7 +100,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]
             )
         groups.append({**options[0], **who})
     state = {index: saved["state"][name] for index, name in name_of.items() if name in saved["state"]}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return {"state": state, "param_groups": groups}
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

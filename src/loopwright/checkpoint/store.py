@@ -39,11 +39,12 @@ from loopwright.checkpoint import shards
 from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
 from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.placing import OLD, put_in_place, read_steadily
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
-from loopwright.run_folder.files import fsync_folder, make_folder
+from loopwright.run_folder.files import fsync_folder, give_usual_mode, make_folder
 from loopwright.run_folder.lease import LeaseError
 
 FORMAT = 1
@@ -234,7 +235,7 @@ def seal(
     failpoint("pre_rename")
     if not is_ours():
         raise LeaseError(f"not committing {final}: another process has taken the run folder over")
-    _put_in_place(aside, final)
+    put_in_place(aside, final)
 
 
 def write(
@@ -294,7 +295,10 @@ def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1
         CheckpointError: it is incomplete or damaged; it names the file and what is wrong with it.
     """
     folder = Path(directory)
-    restore_moved(folder)
+    return read_steadily(folder, lambda: _read(folder, mesh, share))
+
+
+def _read(folder: Path, mesh: Any, share: tuple[int, int]) -> Checkpoint:
     manifest = verify(folder, share)
     failpoint("mid_load")
     tensors = load_file(folder / "state.safetensors")
@@ -335,6 +339,10 @@ def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, 
         CheckpointError: something is missing, extra, or not what was written.
     """
     folder = Path(directory)
+    return read_steadily(folder, lambda: _verify(folder, share))
+
+
+def _verify(folder: Path, share: tuple[int, int]) -> dict[str, Any]:
     manifest = read_manifest(folder)
     present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
     listed = set(manifest["files"])
@@ -365,15 +373,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is none, it is damaged, or a newer version wrote it.
     """
+    return read_steadily(folder, lambda: _read_manifest(folder))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
-    manifest = _read_json(path, _LARGEST_MANIFEST_BYTES)
+    content = _read_bytes(path, _LARGEST_MANIFEST_BYTES)
+    manifest: dict[str, Any] = parse_json(content, path)
     digest = manifest.pop("sha256", None)
     kind = manifest.get("format")
     if isinstance(kind, int) and kind not in (FORMAT, SHARDED_FORMAT):
         raise CheckpointError(f"{folder} has format {kind}, this version reads formats {FORMAT} and {SHARDED_FORMAT}")
-    if _digest_of(manifest) != digest or _canonical(manifest) != _read_bytes(path, _LARGEST_MANIFEST_BYTES):
+    if _digest_of(manifest) != digest or _canonical(manifest) != content:
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
     if not _is_identity(manifest.get("identity")) or not isinstance(manifest.get("is_open"), bool):
         raise CheckpointError(f"{path} does not say which run and update it is of")
@@ -484,9 +497,9 @@ def clean(directory: str | Path) -> None:
     for pattern in (".tmp-*", ".del-*"):
         for path in Path(directory).glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
-    for moved in Path(directory).glob(".old-*"):
+    for moved in Path(directory).glob(f"{OLD}*"):
         with contextlib.suppress(CheckpointError):  # then what was moved aside is better than what took its place
-            verify(moved.with_name(moved.name.removeprefix(".old-")))
+            verify(moved.with_name(moved.name.removeprefix(OLD)))
             shutil.rmtree(moved, ignore_errors=True)
 
 
@@ -498,6 +511,7 @@ def write_file(path: str | Path, write_to: Any) -> None:
     try:
         make_folder(final.parent)
         write_to(aside)
+        give_usual_mode(aside)
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
         os.replace(aside, final)
@@ -533,32 +547,16 @@ def checkpoint_folders(directory: str | Path) -> list[Path]:
     folder = Path(directory)
     if not folder.is_dir():
         return []
-    for moved in folder.glob(".old-*"):
-        restore_moved(folder / moved.name.removeprefix(".old-"))
-    return [path for path in folder.iterdir() if not path.name.startswith(".") and os.path.lexists(path / MANIFEST)]
+    names = dict.fromkeys(name.removeprefix(OLD) for name in os.listdir(folder))
+    return [folder / name for name in names if not name.startswith(".") and _is_checkpoint(folder / name)]
 
 
-def _put_in_place(aside: Path, final: Path) -> None:
-    old = final.with_name(f".old-{final.name}")
-    restore_moved(final)
-    if final.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(final, old)
+def _is_checkpoint(path: Path) -> bool:
     try:
-        os.rename(aside, final)
-    except BaseException:
-        restore_moved(final)
-        raise
-    failpoint("after_rename")
-    fsync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def restore_moved(final: Path) -> None:
-    """Put back a checkpoint that was moved aside for a new one which then was not written."""
-    old = final.with_name(f".old-{final.name}")
-    if not final.exists() and old.exists():
-        os.rename(old, final)
+        read_steadily(path, lambda: os.lstat(path / MANIFEST))
+    except OSError:
+        return False
+    return True
 
 
 def check_file_names(names: Iterable[str]) -> None:

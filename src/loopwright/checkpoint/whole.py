@@ -103,6 +103,11 @@ class SplitOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, each split."""
+        return self._optimizer.param_groups
+
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take this process's part of a whole state."""
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
