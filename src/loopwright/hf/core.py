@@ -27,6 +27,7 @@ from loopwright.engine.sharding import Sharding
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.evaluation import run_eval_epoch
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
+from loopwright.hf.classifiers import settle_labels_before
 from loopwright.hf.loss import LossCall
 from loopwright.hf.resuming import prepare_folder
 from loopwright.losses import check_batch_output
@@ -282,6 +283,7 @@ class Core(CoreTrainer):
             collate = getattr(self._train_dataloader, "collate_fn", None)
             backend = args.torch_compile_backend or "inductor"
             compile_model(self.model, collate, backend=backend, mode=args.torch_compile_mode)
+            settle_labels_before(self.model, self._engine.unwrap(self.model))
 
     def _find_resume_path(self, resume_from: str | Path | None, checkpoints: Checkpointing | None) -> Path | None:
         if resume_from is None and checkpoints is not None:  # the folder is this run's own by now

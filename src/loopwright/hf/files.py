@@ -16,6 +16,7 @@ from loopwright.checkpoint.store import stored, write_file
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import is_adapter
+from loopwright.run_folder.files import give_usual_mode
 
 _logger = logging.getLogger("loopwright.hf")
 
@@ -31,6 +32,7 @@ def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state
     folder.mkdir(parents=True, exist_ok=True)
     if callable(getattr(model, "save_pretrained", None)):
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
+        give_usual_mode(folder)
     else:
         from safetensors.torch import save_file
 
