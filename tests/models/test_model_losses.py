@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from loopwright.errors import ConfigError
-from loopwright.models import LOSS_NAMES, create_loss
+from loopwright.models import LOSS_NAMES, create_loss, sample_losses
 from loopwright.models.losses import sigmoid_focal
 
 IGNORED = 255
@@ -63,6 +63,12 @@ def test_parts_weighted_by_their_items_make_the_whole(pixels, name, weights):
     assert sum(float(part.num_items) for part in parts) == pytest.approx(float(whole.num_items))
     total = sum(float(part.loss * part.num_items) for part in parts)
     assert total / float(whole.num_items) == pytest.approx(float(whole.loss), rel=1e-5)
+    of_samples = sample_losses(name, logits, labels, IGNORED, weights)
+    for index, (own, num_items) in enumerate(zip(*of_samples, strict=True)):
+        alone = loss(logits[index : index + 1], labels[index : index + 1])
+        assert (float(own), float(num_items)) == pytest.approx((float(alone.loss), float(alone.num_items)), rel=1e-5)
+    mean = (of_samples.loss * of_samples.num_items).sum() / of_samples.num_items.sum()
+    assert float(mean) == pytest.approx(float(whole.loss), rel=1e-6)
 
 
 def test_cross_entropy_is_that_of_torch_with_and_without_weights(pixels):
@@ -109,8 +115,7 @@ def test_focal_loss_of_decisions_is_a_mean_over_samples_of_what_a_plain_loop_fin
             else:
                 total -= (1 - want) ** 4 * chance**2 * math.log(1 - chance)
         expected.append(total / max(hits, 1))
-    found = sigmoid_focal(logits, targets)
-    assert float(found.loss) == pytest.approx(sum(expected) / 3, rel=1e-5) and found.num_items == 3
+    assert sigmoid_focal(logits, targets).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_loss_that_does_not_exist_is_told():

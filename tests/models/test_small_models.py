@@ -190,6 +190,18 @@ def test_the_loss_of_a_detector_is_a_mean_over_images_with_and_without_objects()
 
 
 @pytest.mark.parametrize("num_prototypes", [0, 4])
+def test_the_loss_of_a_detector_is_the_mean_of_those_of_its_images_which_it_tells_in_evaluation(num_prototypes):
+    images = torch.rand(3, 3, 16, 16)
+    labels = [objects((8, 8, 8, 8), (4, 4, 6, 6), classes=(0, 2)), objects(), objects((10, 6, 8, 8))]
+    model = models.create("center_point", num_labels=3, width=8, num_prototypes=num_prototypes)
+    assert model(images, labels=labels).image_losses is None
+    whole = model.eval()(images, labels=labels)
+    alone = [model(images[index : index + 1], labels=labels[index : index + 1]).loss.item() for index in range(3)]
+    assert whole.image_losses.tolist() == pytest.approx(alone, rel=1e-5)
+    assert sum(alone) / 3 == pytest.approx(whole.loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("num_prototypes", [0, 4])
 def test_a_detector_learns_a_scene_by_heart(num_prototypes):
     torch.manual_seed(1)
     images = torch.randn(2, 3, 32, 32) / 4

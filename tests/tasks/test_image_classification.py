@@ -17,6 +17,7 @@ from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from report.demo_panels import assert_every_panel_has_data
 from tasks.forked import run_lines
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
 from tasks.squares import images_in, pixels_of, write_paths, write_squares
 
@@ -206,7 +207,7 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 12, 3))
 
     run = api.train(TASK, data=squares, model=module(), output_dir=tmp_path / "run", **SHORT)
-    assert run.metrics == run.evaluate(model=module())
+    assert run.metrics == run.evaluate(model=module()) and "loss" in run.result["intervals"]
     assert len(run.predict(squares / "red", model=module())) == 15
     assert api.resume(run, max_steps=5, model=module(), quiet=True).result["updates"] == 5
     for use in (run.evaluate, lambda: run.resume(max_steps=6), lambda: run.predict(squares / "red")):
@@ -222,13 +223,31 @@ def test_a_module_is_handed_over_and_has_to_be_given_again(squares, tmp_path):
 def test_the_loss_is_what_is_asked_for(squares):
     def loss(**flags):
         run = api.train(TASK, data=squares, **{**SHORT, "lr": 1e-9, "max_steps": 1, **flags})
-        assert ("loss" in run.result["intervals"]) == (not flags), "its interval is that of the plain loss"
+        assert_loss_has_interval(run, "image_loss" if flags else "loss")
         return run.metrics["loss"]
 
     plain, focal, smooth = loss(), loss(loss="focal"), loss(label_smoothing=0.5)
     assert focal < plain and smooth != plain
     with pytest.raises(ConfigError, match="label_smoothing"):
         api.train(TASK, data=squares, loss="focal", label_smoothing=0.1, **SHORT)
+
+
+class PenaltyNet(torch.nn.Module):
+    """A net whose loss has a term that no sample has."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3 * 12 * 12, 3)
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.head(pixel_values.flatten(1))
+        penalty = self.head.weight.square().sum()
+        return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, labels) + penalty}
+
+
+def test_a_loss_with_a_term_that_no_sample_has_gets_no_interval(squares):
+    run = api.train(TASK, data=squares, model=PenaltyNet(), **{**SHORT, "max_steps": 1})
+    assert set(run.result["intervals"]) == {"accuracy", "f1"} and "loss" in run.metrics
 
 
 def test_averaged_weights_are_what_is_evaluated_and_kept(squares):

@@ -19,6 +19,7 @@ from loopwright.errors import InputError
 from loopwright.tasks.found_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
 from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import NAMES, write_boxes
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
 from tasks.test_object_detection import reference_precision
 
@@ -89,6 +90,7 @@ def test_a_small_model_finds_objects_and_their_masks(trained, boxes):
     assert [each["label"] for each in table] == NAMES and sum(each["there"] for each in table) == 11
     assert sum(each["mask_map"] for each in table) / 2 == pytest.approx(trained.metrics["mask_map"], abs=1e-12)
     assert trained.evaluate() == trained.metrics
+    assert_loss_has_interval(trained, "image_loss")
 
 
 def test_predicted_masks_lie_in_their_boxes_at_the_size_of_the_files(trained, boxes, capsys):

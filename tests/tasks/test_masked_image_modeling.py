@@ -15,6 +15,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.masked_image_modeling import Masking, small_sizes
 from report.demo_panels import assert_every_panel_has_data
 from tasks.forked import run_lines
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
 from tasks.squares import images_in, pixels_of, write_squares
 
@@ -46,6 +47,7 @@ def test_a_small_model_is_scored_against_the_mean_image(trained):
     assert trained.metrics["masked_mse"] <= last < first
     assert trained.metrics["masked_mse"] == pytest.approx(trained.metrics["loss"] * 0.25, rel=1e-5)  # std is 0.5
     assert trained.evaluate() == trained.metrics
+    assert_loss_has_interval(trained, "image_loss")
 
 
 def test_the_mean_image_is_that_of_the_images_that_are_trained_on(tmp_path):
@@ -132,6 +134,7 @@ def test_models_of_transformers_are_trained_evaluated_used_and_exported(make, sq
     model.save_pretrained(tmp_path / "model")
     run = api.train(TASK, data=squares, model=tmp_path / "model", **SHORT)
     assert run.result["updates"] == 3 and run.evaluate() == run.metrics
+    assert_loss_has_interval(run, "image_loss")
     assert f"image_size: {model.config.image_size}" in (run.path / "config.yaml").read_text()
     assert len(run.predict(squares / "red")) == 15
     exported = AutoModelForMaskedImageModeling.from_pretrained(run.export(tmp_path / "exported"))

@@ -22,6 +22,7 @@ from loopwright.tasks.found_objects import count_hits, f1_of, in_file
 from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
 from tasks.forked import run_lines
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
 
 TASK = "object-detection"
@@ -95,6 +96,7 @@ def test_a_small_model_finds_objects_where_nothing_is_the_floor(trained):
     assert trained.metrics["map_50"] >= 0.5 and trained.metrics["map"] >= 0.15
     assert trained.result["baselines"]["nothing"] == {"map": 0.0, "map_50": 0.0, "map_75": 0.0}
     assert "threshold: 0.4  # data" in (trained.path / "config.yaml").read_text()
+    assert_loss_has_interval(trained, "image_loss")
 
 
 def test_the_scores_are_those_of_coco_on_the_files_of_the_data(trained, boxes):
@@ -193,6 +195,7 @@ def test_a_detr_is_trained_evaluated_and_exported_with_its_processor(boxes, detr
 
     run = api.train(TASK, data=boxes, model=detr, backbone_lr_factor=0.1, **SHORT)
     assert run.result["updates"] == 3 and run.evaluate() == run.metrics
+    assert run.result["intervals"] == {}  # its loss is divided by the objects of a batch
     exported = run.export(tmp_path / "exported")
     model = AutoModelForObjectDetection.from_pretrained(exported).eval()
     processor = AutoImageProcessor.from_pretrained(exported, backend="pil")
@@ -297,7 +300,7 @@ def test_scorers_of_two_processes_together_have_the_numbers_of_one(trained):
     whole, first, second = (job.task.create_scorer(job) for _ in range(3))
     whole.add(samples)
     kept = first.add(samples[::2])
-    assert [set(each) for each in kept] == [{"position", "objects", "truth", "counts", "f1", "loss"}] * 4
+    assert [set(each) for each in kept] == [{"position", "objects", "truth", "counts", "f1", "loss", "image_loss"}] * 4
     second.add(samples[1::2] + samples[:1])  # an image that was evaluated twice counts once
     first.merge_state(second.state_dict())
     assert first.compute() == whole.compute()

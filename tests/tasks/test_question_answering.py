@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics.question_answering import answer_scores
-from loopwright.tasks.answers import AnswerRules, AnswerScorer, best_answers, predicted_row, scored_row
+from loopwright.tasks.answers import AnswerRules, best_answers, predicted_row, scored_row
 from loopwright.tasks.question_answering import TASK, best_spans
 from loopwright.tasks.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
 from loopwright.tasks.text import train_tokenizer
 from tasks.conftest import FLAGS
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
 
 NAMES = ("red", "green", "blue", "black", "white", "cat", "dog", "horse", "mouse", "duck")
@@ -76,6 +77,7 @@ def test_a_small_model_finds_the_answer_over_all_features_of_a_row(answered):
     assert answered.metrics["f1"] >= max(80, floor["f1"] + 25)
     low, high = answered.result["intervals"]["f1"]
     assert low <= answered.metrics["f1"] <= high
+    assert_loss_has_interval(answered)
     made = questions(20, seed=4, length=30)
     predicted = answered.predict([{"question": row["question"], "context": row["context"]} for row in made])
     assert sum(each["answer"] == row["answers"]["text"][0] for each, row in zip(predicted, made, strict=True)) >= 15
@@ -180,6 +182,7 @@ def test_an_encoder_decoder_generates_the_answer_with_the_same_scores(tmp_path, 
     predictions = read_lines(run.path / "eval" / "predictions.jsonl")
     scores = [answer_scores(each["prediction"], each["reference"] or [""])[0] for each in predictions]
     assert run.metrics["exact"] == pytest.approx(100 * sum(scores) / len(scores), abs=1e-9)
+    assert_loss_has_interval(run)
     (predicted,) = run.predict(["Which one ?", "the red river"])
     assert set(predicted) == {"answer", "score", "n_best"} and len(predicted["n_best"]) == 2
     assert run.evaluate() == run.metrics
@@ -358,7 +361,6 @@ def test_the_order_of_features_and_the_number_of_processes_change_no_score(is_v2
         scorers = []
         for part in parts:
             scorer = TASK.create_scorer(Job)
-            assert isinstance(scorer, AnswerScorer)
             rows = scorer.add(part[:4]) + scorer.add(part[4:]) + scorer.finish()
             scorers.append((scorer, rows))
         whole = TASK.create_scorer(Job)

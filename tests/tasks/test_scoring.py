@@ -99,13 +99,34 @@ def test_the_loss_has_an_interval_around_what_the_loop_recorded(finished):
 
 
 def test_the_interval_of_a_loss_over_tokens_weighs_samples_by_them_and_merges():
-    made = [{"position": n, "loss": float(n % 3), "num_tokens": 1 + n % 5} for n in range(60)]
+    made = [{"position": n, "loss": float(n % 3), "num_target_tokens": 1 + n % 5} for n in range(60)]
     expected = Bootstrap(load("loss"))
-    counts = [sample["num_tokens"] for sample in made]
-    expected.add_batch(sums=[sample["loss"] * sample["num_tokens"] for sample in made], counts=counts)
+    counts = [sample["num_target_tokens"] for sample in made]
+    expected.add_batch(sums=[sample["loss"] * count for sample, count in zip(made, counts, strict=True)], counts=counts)
     whole, first, second = LossInterval(), LossInterval(), LossInterval()
     whole.add(made)
     first.add(made[:20])
     second.add(made[20:])
     first.merge_state(second.state_dict())
     assert whole.intervals() == first.intervals() == expected.interval() and whole.compute() == {}
+
+
+def test_weights_of_losses_need_not_be_whole_and_a_sample_without_items_counts_for_nothing():
+    made = [{"position": n, "own": float(n % 3), "share": 0.3 * (n % 5)} for n in range(60)]
+    half, nothing = LossInterval("own", "share"), LossInterval("own", "share")
+    half.add([{**sample, "share": sample["share"] / 2} for sample in made])
+    nothing.add([{**sample, "own": sample["own"] if sample["share"] else float("nan")} for sample in made])
+    assert half.intervals()["loss"] == pytest.approx(nothing.intervals()["loss"], rel=1e-4)
+
+
+def test_the_loss_has_no_interval_where_samples_lack_it_or_do_not_make_up_that_of_their_batch():
+    made = [{"position": n, "loss": float(n % 3)} for n in range(60)]
+    lacking, other, fitting = LossInterval(), LossInterval(), LossInterval()
+    lacking.add([*made, {"position": 60}])
+    other.check_loss(made, 1.01)
+    other.add(made)
+    fitting.check_loss(made, 1.0001)
+    fitting.add(made)
+    assert lacking.intervals() == other.intervals() == {} and set(fitting.intervals()) == {"loss"}
+    fitting.merge_state(json.loads(json.dumps(other.state_dict())))
+    assert fitting.intervals() == {}

@@ -24,6 +24,7 @@ from loopwright.tasks import get_task
 from loopwright.tasks.adapting import add_adapters
 from loopwright.tasks.semantic_segmentation import MaskReader, class_map, count_pairs, image_iou
 from report.demo_panels import assert_every_panel_has_data
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines
 
 NAMES = ["background", "red", "blue"]
@@ -115,6 +116,7 @@ def test_a_small_model_is_clearly_better_than_the_most_common_class(trained):
     assert trained.metrics["overall_accuracy"] > floor["overall_accuracy"] > 0.9
     low, high = trained.result["intervals"]["mean_iou"]
     assert low <= trained.metrics["mean_iou"] <= high
+    assert_loss_has_interval(trained, "image_loss", "num_items")
 
 
 def test_the_most_common_class_is_counted_and_scored_on_the_masks_that_are_used(shapes, tmp_path):
@@ -288,6 +290,7 @@ def test_the_own_loss_of_a_model_is_our_cross_entropy_and_finite_where_no_pixel_
     job = load_run(run.folder)
     job.model.eval()
     batch = batch_of(job, range(2))
+    assert_loss_has_interval(run, "image_loss", "num_items")
     own, outputs = job.task.compute_loss(job, job.model, batch)
     assert outputs.logits.shape[-2:] == (8, 8)  # smaller than the labels: made larger before the loss
     job.args.loss = "ce"
@@ -303,16 +306,20 @@ def test_a_module_of_pytorch_with_scores_at_a_quarter_of_the_size_is_trained(sha
     module = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.ReLU(), nn.Conv2d(8, 3, 1))
     flags = {**FLAGS, "max_steps": 4, "rehearsal": False}
     run = api.train("semantic-segmentation", data=shapes, model=module, output_dir=tmp_path / "run", **flags)
-    assert 0 < run.metrics["mean_iou"] < 1 and run.status == "done"
+    assert 0 < run.metrics["mean_iou"] < 1 and run.status == "done" and "loss" in run.result["intervals"]
 
 
-def test_class_weights_are_checked_and_balanced_by_the_pixels(shapes, segformer, tmp_path):
+def test_class_weights_are_checked_and_balanced_by_the_pixels_that_are_trained_on(shapes, segformer, tmp_path):
     flags = {**FLAGS, "data": shapes, "max_steps": 1, "rehearsal": False, "max_train_samples": 4}
     run = api.train("semantic-segmentation", class_weights=["balanced"], output_dir=tmp_path / "run", **flags)
     background, red, blue = run.model.config["class_weights"]
-    counts = json.loads((run.path / "data.json").read_text())["counts"]["train"]
-    assert red / background == pytest.approx((counts["background"] / counts["red"]) ** 0.5, rel=1e-4)
+    used = np.concatenate([decode_mask(path).ravel() for path in sorted((shapes / "train" / "masks").iterdir())[:4]])
+    counts = [int((used == number).sum()) for number in range(3)]
+    assert red / background == pytest.approx((counts[0] / counts[1]) ** 0.5, rel=1e-4)
+    assert blue / background == pytest.approx((counts[0] / counts[2]) ** 0.5, rel=1e-4)
     assert background + red + blue == pytest.approx(3, rel=1e-4)
+    pixels = {"loss": "focal", "class_weights": ["0.05", "1", "2.5"], "output_dir": tmp_path / "pixels"}
+    assert_loss_has_interval(api.train("semantic-segmentation", **pixels, **flags), "image_loss", "num_items")
     with pytest.raises(InputError, match="is not a number, 0 or more, for each of the 3 classes"):
         api.train("semantic-segmentation", class_weights=["1", "2"], **flags)
     with pytest.raises(InputError, match="--loss model takes no --class_weights"):

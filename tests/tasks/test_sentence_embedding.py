@@ -15,6 +15,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.tasks import get_task
 from loopwright.tasks.pools import PoolScorer
 from tasks.conftest import FLAGS
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
 
 SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -80,6 +81,9 @@ def test_partners_are_found_among_all_of_the_validation(learnt):
     assert learnt.result["baselines"]["word-overlap"]["mrr"] < 0.2
     low, high = learnt.result["intervals"]["mrr"]
     assert low <= learnt.metrics["mrr"] <= high
+    low, high = learnt.result["intervals"]["pool_loss"]
+    assert low < learnt.metrics["pool_loss"] < high
+    assert "loss" not in learnt.result["intervals"]  # it depends on which pairs share a batch
     assert learnt.result["metric"] == "mrr"
     assert learnt.evaluate() == learnt.metrics
 
@@ -160,6 +164,7 @@ def test_scores_are_learnt_resumed_exactly_and_evaluated_elsewhere(tmp_path):
     longer = api.train("sentence-embedding", output_dir=tmp_path / "longer", **flags)
     assert set(longer.metrics) == {"spearmanr", "pearsonr", "loss"}
     assert longer.result["baselines"]["word-overlap"]["spearmanr"] > 0.8
+    assert_loss_has_interval(longer)
     moved = part.path.rename(tmp_path / "moved")
     resumed = api.resume(moved, epochs=2, quiet=True)
     weights = [(run.path / "model" / "model.safetensors").read_bytes() for run in (resumed, longer)]

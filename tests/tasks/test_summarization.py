@@ -32,7 +32,7 @@ def test_summaries_are_learnt_and_written(news):
     (written,) = run.predict(["Somebody saw a tree there."])
     assert list(written) == ["summary"] and written["summary"].startswith("News about")
     worst = read_lines(run.path / "eval" / "worst.jsonl")
-    assert {"source", "reference", "prediction", "loss", "position", "place"} == set(worst[0])
+    assert {"source", "reference", "prediction", "loss", "num_target_tokens", "position", "place"} == set(worst[0])
 
 
 def test_what_is_cut_is_told_and_the_whole_summary_is_compared(news):

@@ -12,11 +12,13 @@ import torch
 
 from loopwright import api
 from loopwright.errors import InputError
+from loopwright.report.panels.showing import is_right
 from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.token_classification import TASK, Collator, Encoder, entities
 from tasks.conftest import FLAGS
+from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
 
 TASK_NAME = "token-classification"
@@ -109,6 +111,12 @@ def test_a_small_model_learns_names_and_beats_what_needs_no_model(run):
     assert set(run.result["baselines"]) == {"majority", "usual-tag"}
     low, high = run.result["intervals"]["f1"]
     assert low <= run.metrics["f1"] <= high
+    assert_loss_has_interval(run)
+
+
+def test_what_is_written_of_a_sentence_is_right_or_wrong(run):
+    found = [is_right(sample) for sample in read_lines(run.path / "eval" / "predictions.jsonl")]
+    assert found and set(found) <= {True, False}
 
 
 def test_entities_are_predicted_with_their_text(run):

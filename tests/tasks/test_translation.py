@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
+from tasks.intervals import assert_loss_has_interval
 from tasks.phrases import SIZES, pairs, tiny_bart, tiny_t5
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
 
@@ -55,7 +56,9 @@ def test_a_small_model_learns_words_and_writes_them(translated):
         "bleu",
         "chrf",
         "exact_match",
+        "loss",
     }
+    assert_loss_has_interval(translated)
     seen = pairs()[:20]
     written = translated.predict([row["source"] for row in seen])
     assert sum(each == {"translation": row["target"]} for each, row in zip(written, seen, strict=True)) >= 14

@@ -15,7 +15,7 @@ from __future__ import annotations
 from loopwright.models.base import ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
 from loopwright.models.conv_net import ConvNet
-from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss
+from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss, sample_losses
 from loopwright.models.masked_vit import MaskedViT, ReconstructionOutput
 from loopwright.models.registry import MODELS, create, holds_model, load
 from loopwright.models.u_net import UNet
@@ -36,4 +36,5 @@ __all__ = [
     "create_loss",
     "holds_model",
     "load",
+    "sample_losses",
 ]

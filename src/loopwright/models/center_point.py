@@ -19,7 +19,7 @@ from loopwright.errors import ConfigError
 from loopwright.models.base import ModelOutput, SmallModel
 from loopwright.models.blocks import Encoder, Merge, conv_block
 from loopwright.models.center_maps import full_size, heatmap, inside, mask_logits, mask_terms
-from loopwright.models.losses import sigmoid_focal
+from loopwright.models.losses import sigmoid_focal, weighted_mean
 
 STRIDE = 4
 """Pixels of the image per cell of the maps."""
@@ -37,12 +37,14 @@ class DetectionOutput(ModelOutput):
         coefficients: (images, prototypes, rows, columns); None without prototypes.
         prototypes: (images, prototypes, 2 * rows, 2 * columns); None without.
         image_size: height and width of the images.
+        image_losses: of each image, whose mean the loss is; None in training, and without labels.
     """
 
     places: Tensor | None = None
     coefficients: Tensor | None = None
     prototypes: Tensor | None = None
     image_size: tuple[int, int] = (0, 0)
+    image_losses: Tensor | None = None
 
 
 class CenterPoint(SmallModel):
@@ -91,10 +93,10 @@ class CenterPoint(SmallModel):
             output.coefficients = self.coefficient_head(features)
             output.prototypes = self.prototype_head(self.merge_half(merged, half))
         if labels is not None:
-            output.loss = self._loss(output, labels)
+            self._set_loss(output, labels)
         return output
 
-    def _loss(self, output: DetectionOutput, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def _set_loss(self, output: DetectionOutput, labels: Sequence[Mapping[str, Tensor]]) -> None:
         assert output.logits is not None and output.places is not None
         peaks = output.logits
         num_images, _, rows, columns = peaks.shape
@@ -111,7 +113,7 @@ class CenterPoint(SmallModel):
         centers, sizes = boxes[:, :2], boxes[:, 2:].clamp(min=0.25)
         column = centers[:, 0].long().clamp(0, columns - 1)
         row = centers[:, 1].long().clamp(0, rows - 1)
-        loss = sigmoid_focal(peaks, heatmap(peaks.shape, images, classes, row, column, sizes)).loss
+        of_peaks = sigmoid_focal(peaks, heatmap(peaks.shape, images, classes, row, column, sizes))
         found = output.places.float()[images, :, row, column]  # (objects, 4)
         offsets = centers - torch.stack([column, row], dim=1)
         terms = _SIZE_WEIGHT * (found[:, :2] - sizes.log()).abs().sum(dim=1)
@@ -121,7 +123,11 @@ class CenterPoint(SmallModel):
             masks = _on(peaks, torch.cat([each["masks"] for each in labels])).float()
             logits = mask_logits(coefficients, output.prototypes[images])
             terms = terms + _MASK_WEIGHT * mask_terms(logits, masks, torch.cat([centers, sizes], dim=1) * STRIDE)
-        return loss + (terms * shares).sum()
+        terms = terms * shares
+        output.loss = weighted_mean(of_peaks, torch.ones_like(of_peaks)).loss + terms.sum()
+        if not self.training:
+            is_own = images == torch.arange(num_images, device=peaks.device)[:, None]  # (images, objects)
+            output.image_losses = of_peaks + torch.where(is_own, terms * num_images, 0.0).sum(dim=1)
 
     @torch.no_grad()
     def decode(

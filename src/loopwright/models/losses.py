@@ -4,6 +4,7 @@ A mean alone cannot be added to the mean of another micro-batch; with the number
 waits for the device, so the numbers are tensors.
 
     loss, num_items = create_loss("ce+dice", ignore_index=255)(logits, labels)
+    losses, num_items = sample_losses("ce+dice", logits, labels, ignore_index=255)    # of each sample
 
 | name | what | items |
 |---|---|---|
@@ -52,24 +53,44 @@ def create_loss(
     """
     if name not in LOSS_NAMES:
         raise ConfigError(f"there is no loss {name!r}: use {', '.join(LOSS_NAMES)}")
-    parts = name.split("+")
 
     def loss(logits: Tensor, labels: Tensor) -> ItemLoss:
-        logits = logits.float()  # 16 bits are too few for sums over pixels
-        weights = label_weights(labels, ignore_index, class_weights)
-        if parts in (["ce"], ["focal"]):
-            return _mean(label_terms(parts[0], logits, labels, ignore_index), weights)
-        has_labels = (labels != ignore_index).flatten(1).any(dim=1)
-        values = torch.zeros(len(labels), device=logits.device)
-        for part in parts:
-            if part == "dice":
-                values = values + soft_dice(logits, labels, ignore_index)
-            else:
-                terms = label_terms(part, logits, labels, ignore_index) * weights
-                values = values + terms.flatten(1).sum(dim=1) / weights.flatten(1).sum(dim=1).clamp(min=_TINY)
-        return _mean(values, has_labels.float())
+        return weighted_mean(*_weighted_terms(name, logits, labels, ignore_index, class_weights))
 
     return loss
+
+
+def sample_losses(
+    name: str, logits: Tensor, labels: Tensor, ignore_index: int = -100, class_weights: Sequence[float] | None = None
+) -> ItemLoss:
+    """Return the loss of a name for each sample, and the number of its items; both have the length of the batch.
+
+    Weighted by their items they have the loss of the batch as their mean, which `create_loss` returns.
+    """
+    terms, weights = _weighted_terms(name, logits, labels, ignore_index, class_weights)
+    num_items = weights.double().reshape(len(labels), -1).sum(dim=1)
+    sums = (terms * weights).double().reshape(len(labels), -1).sum(dim=1)
+    return ItemLoss(sums / num_items.clamp(min=_TINY), num_items)
+
+
+def _weighted_terms(
+    name: str, logits: Tensor, labels: Tensor, ignore_index: int, class_weights: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """Return what the loss of a name is a mean of, and how much each of it counts: of labels, or of images."""
+    parts = name.split("+")
+    logits = logits.float()  # 16 bits are too few for sums over pixels
+    weights = label_weights(labels, ignore_index, class_weights)
+    if parts in (["ce"], ["focal"]):
+        return label_terms(parts[0], logits, labels, ignore_index), weights
+    has_labels = (labels != ignore_index).flatten(1).any(dim=1)
+    values = torch.zeros(len(labels), device=logits.device)
+    for part in parts:
+        if part == "dice":
+            values = values + soft_dice(logits, labels, ignore_index)
+        else:
+            terms = label_terms(part, logits, labels, ignore_index) * weights
+            values = values + terms.flatten(1).sum(dim=1) / weights.flatten(1).sum(dim=1).clamp(min=_TINY)
+    return values, has_labels.float()
 
 
 def label_weights(labels: Tensor, ignore_index: int, class_weights: Sequence[float] | None) -> Tensor:
@@ -100,8 +121,8 @@ def soft_dice(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     return missed.sum(dim=1) / is_present.sum(dim=1).clamp(min=1)
 
 
-def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: float = 4.0) -> ItemLoss:
-    """Return the focal loss of decisions that do not exclude each other, a mean over samples.
+def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: float = 4.0) -> Tensor:
+    """Return the focal loss of decisions that do not exclude each other, of each sample.
 
     A target of 1 is a hit, one of 0 is none; in between, near a hit, finding one is held against the model less, by
     (1 - target) ** beta (Law and Deng 2018). A sample's terms are summed and divided by its hits, at least 1.
@@ -112,10 +133,10 @@ def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: flo
     found = (1 - chances) ** gamma * F.logsigmoid(logits)
     passed = (1 - targets) ** beta * chances**gamma * F.logsigmoid(-logits)
     sums = -torch.where(is_hit, found, passed).flatten(1).sum(dim=1)
-    values = sums / is_hit.flatten(1).sum(dim=1).clamp(min=1)
-    return _mean(values, torch.ones_like(values))
+    return sums / is_hit.flatten(1).sum(dim=1).clamp(min=1)
 
 
-def _mean(values: Tensor, weights: Tensor) -> ItemLoss:
+def weighted_mean(values: Tensor, weights: Tensor) -> ItemLoss:
+    """Return the mean of values, each of which counts as much as its weight, and the sum of the weights."""
     num_items = weights.sum()
     return ItemLoss((values * weights).sum() / num_items.clamp(min=_TINY), num_items)

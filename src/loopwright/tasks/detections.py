@@ -38,7 +38,7 @@ from loopwright.tasks.found_objects import (
     seen_objects,
     taken,
 )
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.vision import VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -189,15 +189,19 @@ class DetectionTask(VisionTask):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return average precision and recall of boxes, or of masks and boxes."""
-        return DetectionScorer(lambda: self._metric(job), self._directions())
+        return JointScorer([LossInterval("image_loss"), DetectionScorer(lambda: self._metric(job), self._directions())])
 
     def _metric(self, job: Job) -> Any:
         kinds = ("segm", "bbox") if self.has_masks else ("bbox",)
         return load_metric("coco_ap", iou_types=kinds, labels=list(label_names(job)))
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what was found and what is there; hits and misses by class; and 1 - F1 as "loss", for the worst."""
-        samples = []
+        """Return what was found and what is there; hits and misses by class; and 1 - F1 as "loss", for the worst.
+
+        "image_loss" is what is trained on, where the model says it of each image: most divide the sum over a batch by
+        the objects of the batch.
+        """
+        samples: list[dict[str, Any]] = []
         found = self.found(job, outputs, batch, _LEAST_SCORE)
         references = batch.get("reference")
         if references is None:  # of training data, which is scored as the model sees it
@@ -218,6 +222,9 @@ class DetectionTask(VisionTask):
                     "loss": 1 - f1,
                 }
             )
+        losses = getattr(outputs, "image_losses", None)
+        for sample, loss in zip(samples, [] if losses is None else losses.tolist(), strict=False):
+            sample["image_loss"] = loss
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:

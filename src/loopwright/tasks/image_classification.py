@@ -112,7 +112,7 @@ class ImageClassification(VisionTask):
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the model's own loss, or the one that is asked for."""
-        if job.args.loss == "ce" and not job.args.label_smoothing:
+        if _is_plain(job.args):
             return super().compute_loss(job, model, batch)
         from torch.nn import functional
 
@@ -130,22 +130,22 @@ class ImageClassification(VisionTask):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return accuracy and F1, and with more than five classes whether the right one is among the first five."""
-        from loopwright.tasks.vision_models import ModuleAdapter
-
         number = len(label_names(job))
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
             parts.append(TopScorer())
-        is_other_loss = job.args.loss != "ce" or job.args.label_smoothing > 0 or isinstance(job.model, ModuleAdapter)
-        if not is_other_loss:  # than that of the samples
-            parts.append(LossInterval())
-        return JointScorer(parts)
+        return JointScorer([*parts, LossInterval("loss" if _is_plain(job.args) else "image_loss")])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and, where the model is sure of another class, how sure."""
+        """Return prediction, label, loss and, where the model is sure of another class, how sure.
+
+        "loss" is the plain one; where another one is trained on, that is "image_loss".
+        """
         from torch.nn import functional
 
-        logits, labels = outputs.logits.float(), batch["labels"]
+        from loopwright.models import sample_losses
+
+        args, logits, labels = job.args, outputs.logits.float(), batch["labels"]
         confidence, predicted = logits.softmax(-1).max(-1)
         columns = {
             "position": batch["position"],
@@ -155,6 +155,13 @@ class ImageClassification(VisionTask):
             "confidence": confidence,
             "rank": _ranks(logits, labels),
         }
+        if args.loss == "focal":
+            columns["image_loss"] = sample_losses("focal", logits, labels).loss
+        elif not _is_plain(args):
+            smoothing = args.label_smoothing
+            columns["image_loss"] = functional.cross_entropy(
+                logits, labels, reduction="none", label_smoothing=smoothing
+            )
         lists = [column.tolist() for column in columns.values()]
         samples = [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
         for sample in samples:
@@ -262,6 +269,11 @@ def _ranks(logits: Any, labels: Any) -> Any:
 def _metric(num_labels: int) -> Metric:
     f1 = load_metric("f1") if num_labels == 2 else load_metric("f1", average="macro")
     return Combined([load_metric("accuracy"), f1])
+
+
+def _is_plain(args: Any) -> bool:
+    """Whether the loss is the cross-entropy, or what the model has for it."""
+    return bool(args.loss == "ce" and not args.label_smoothing)
 
 
 def _cross_entropy(logits: Any, labels: Any) -> Any:

@@ -16,7 +16,7 @@ from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.importing import is_object_name
-from loopwright.tasks.scoring import Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
 from loopwright.tasks.vision import VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
@@ -142,24 +142,25 @@ class MaskedImageModeling(VisionTask):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return the error of hidden pixels."""
-        return ImageScorer(lambda: load_metric("reconstruction_error"), {"masked_mse": False})
+        scorer = ImageScorer(lambda: load_metric("reconstruction_error"), {"masked_mse": False})
+        return JointScorer([LossInterval("image_loss"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what was rebuilt, what it should be and what was hidden of each image, and its error."""
+        """Return what was rebuilt, what it should be and what was hidden of each image, its error, and its own loss."""
         masking = _masking(job)
+        masks = np.stack([masking.pixels(hidden) for hidden in batch["bool_masked_pos"].cpu().numpy()])
         samples = []
-        for position, pixels, rebuilt, hidden in zip(
+        for position, loss, pixels, rebuilt, mask in zip(
             batch["position"].tolist(),
+            _image_losses(job, batch, outputs, masks),
             self._pixels(job, batch["pixel_values"]),
             self._pixels(job, outputs.reconstruction),
-            batch["bool_masked_pos"].cpu().numpy(),
+            masks,
             strict=True,
         ):
-            mask = masking.pixels(hidden)
             error = float(np.square(rebuilt - pixels)[:, mask].mean())
-            samples.append(
-                {"position": position, "prediction": rebuilt, "reference": pixels, "mask": mask, "loss": error}
-            )
+            sample = {"position": position, "prediction": rebuilt, "reference": pixels, "mask": mask}
+            samples.append({**sample, "loss": error, "image_loss": loss})
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -311,6 +312,21 @@ def _unit(args: Any) -> int:
             fix=f"--mask_patch_size {patch}",
         )
     return int(unit)
+
+
+def _image_losses(
+    job: Job, batch: Mapping[str, Any], outputs: Any, masks: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Return the mean error of the hidden pixels of each image, as the model sees them.
+
+    Squared with the small model; transformers' models take it as it is.
+    """
+    from loopwright.models import SmallModel
+
+    differences = outputs.reconstruction.float() - batch["pixel_values"].float()
+    errors = differences.square() if isinstance(job.model, SmallModel) else differences.abs()
+    means: npt.NDArray[np.float64] = errors.mean(dim=1).double().cpu().numpy().mean(axis=(1, 2), where=masks)
+    return means
 
 
 def _masking(job: Job) -> Masking:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loopwright.metrics import Bootstrap, similarity_rows
 from loopwright.metrics import load as load_metric
-from loopwright.metrics.sums import ExactSum
+from loopwright.metrics.mean_loss import MeanLoss
 from loopwright.tasks.scoring import Scorer
 
 KS = (1, 5, 10)
@@ -47,8 +47,7 @@ class PoolScorer(Scorer):
         self._rank = rank
         self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
         self._metric = Bootstrap(load_metric("retrieval", ks=KS))
-        self._loss = ExactSum()
-        self._count = 0
+        self._loss = Bootstrap(MeanLoss())
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Put the samples into their pools; return those of the pools that are full."""
@@ -70,24 +69,23 @@ class PoolScorer(Scorer):
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
         found = {name: float(value) for name, value in self._metric.compute().items()}
-        return {"mrr": found.pop("mrr"), **found, "pool_loss": self._loss.mean(self._count)}
+        return {"mrr": found.pop("mrr"), **found, "pool_loss": float(self._loss.compute()["loss"])}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return the bootstrap's intervals."""
-        return self._metric.interval()
+        return {**self._metric.interval(), "pool_loss": self._loss.interval()["loss"]}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums; nothing waits after `finish`."""
-        return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict(), "count": self._count}
+        return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict()}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
         """Add the sums of another process."""
-        metric, loss = Bootstrap(load_metric("retrieval", ks=KS)), ExactSum()
+        metric, loss = Bootstrap(load_metric("retrieval", ks=KS)), Bootstrap(MeanLoss())
         metric.load_state_dict(state["metric"])
         loss.load_state_dict(state["loss"])
         self._metric.merge(metric)
         self._loss.merge(loss)
-        self._count += state["count"]
 
     def _wait(self, samples: Iterable[dict[str, Any]]) -> None:
         for sample in samples:
@@ -101,16 +99,12 @@ class PoolScorer(Scorer):
         for start, rows in similarity_rows(first, second):
             places = np.arange(start, start + len(rows))
             self._remove_rivals(rows, keys, places)
-            self._metric.add_batch(
-                positions=[sample["position"] for sample in samples[start : start + len(rows)]],
-                predictions=rows,
-                references=places,
-            )
+            positions = [sample["position"] for sample in samples[start : start + len(rows)]]
+            self._metric.add_batch(positions=positions, predictions=rows, references=places)
             right = rows[np.arange(len(rows)), places]
             ranks = rows.shape[1] - (rows < right[:, None]).sum(axis=1)
             losses = _log_sum(rows / self._temperature) - right / self._temperature
-            self._loss.add(losses)
-            self._count += len(rows)
+            self._loss.add_batch(positions=positions, sums=losses, counts=np.ones(len(rows), dtype=np.int64))
             rows[np.arange(len(rows)), places] = -np.inf
             rivals = rows.max(axis=1)
             columns = zip(samples[start:], ranks, right, rivals, losses, strict=False)

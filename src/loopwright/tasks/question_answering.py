@@ -30,7 +30,7 @@ from loopwright.tasks.question_features import (
     WindowEncoder,
     answers_of,
 )
-from loopwright.tasks.scoring import Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
 from loopwright.tasks.text_samples import tokens_of
 
 SPAN_CLASS = "AutoModelForQuestionAnswering"
@@ -233,7 +233,9 @@ class QuestionAnswering(Task):
             # A generated answer says by itself that there is none.
             threshold = args.null_score_diff_threshold if args.answer_by == "span" else 1.0
             rows = AnsweredRows(lambda: load_metric("squad_v2", no_answer_threshold=threshold), directions)
-        return AnswerScorer(rows, args.rules) if args.answer_by == "span" else rows
+        scorer = AnswerScorer(rows, args.rules) if args.answer_by == "span" else rows
+        # The loss is that of the features, which are drawn with their row.
+        return JointScorer([LossInterval(), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return the best spans and the loss of each feature, or the text that is generated for each row."""
@@ -242,19 +244,22 @@ class QuestionAnswering(Task):
         if job.args.answer_by == "generation":
             logits, labels = outputs.logits.float(), batch["labels"]
             losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-            means = losses.sum(-1) / (labels != IGNORED).sum(-1)
+            num_tokens = (labels != IGNORED).sum(-1)
+            means = losses.sum(-1) / num_tokens
             samples = _generate(job, job.model, batch)
-            columns = zip(batch["position"].tolist(), batch["reference"], means.tolist(), strict=True)
+            lists = [each.tolist() for each in (batch["position"], means, num_tokens)]
+            columns = zip(batch["reference"], *lists, strict=True)
             return [
                 {
                     "position": position,
                     "prediction": sample["answer"],
                     "reference": reference,
                     "loss": loss,
+                    "num_target_tokens": number,
                     **({"no_answer_score": 0.0} if job.args.version_2_with_negative else {}),
                     **({"n_best": sample["n_best"]} if "n_best" in sample else {}),
                 }
-                for sample, (position, reference, loss) in zip(samples, columns, strict=True)
+                for sample, (reference, position, loss, number) in zip(samples, columns, strict=True)
             ]
         parts = [
             functional.cross_entropy(logits.float(), batch[target], reduction="none")

@@ -23,6 +23,8 @@ from loopwright.run_folder import write_atomically
 
 NUM_WORST = 50
 NUM_SUSPECTS = 200
+_UNITS_OF_WEIGHT = 2**16  # weights of samples are counted in such parts of 1: a metric of counts takes whole numbers
+_SAME_LOSS = 1e-3  # relative: 16 bits make a difference, another term in the loss makes a larger one
 
 
 class Scorer(ABC):
@@ -34,6 +36,9 @@ class Scorer(ABC):
     """
 
     directions: Mapping[str, bool]
+
+    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:  # noqa: B027
+        """Hold the samples of a batch against its mean loss; called before `add`, with the same samples."""
 
     @abstractmethod
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,7 +123,7 @@ class MetricScorer(Scorer):
 
 
 class JointScorer(Scorer):
-    """Several scorers of the same samples; the first one's first metric decides.
+    """Several scorers of the same samples; the first one with a metric decides, the last one says what is complete.
 
     Args:
         parts: the scorers.
@@ -128,11 +133,18 @@ class JointScorer(Scorer):
         self._parts = list(parts)
         self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
 
-    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to each part."""
+    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
+        """Let each part hold the samples against the loss."""
         for part in self._parts:
-            part.add(samples)
-        return samples
+            part.check_loss(samples, loss)
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the samples to each part; return what the last one does."""
+        return [part.add(samples) for part in self._parts][-1]
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Finish each part; return what the last one does."""
+        return [part.finish() for part in self._parts][-1]
 
     def compute(self) -> dict[str, float]:
         """Return the results of all parts."""
@@ -155,22 +167,36 @@ class JointScorer(Scorer):
 class LossInterval(Scorer):
     """The interval of the mean loss of samples that have one each; the loss itself is what the loop has recorded.
 
-    A sample's "loss" is the mean over its "num_tokens", where it has these, and the mean of an evaluation is that over
-    all of them.
+    There is none where a sample has no loss, or where those of a batch do not make up the loss of the batch: that of a
+    model may have terms that no sample has.
+
+    Args:
+        loss: the key of a sample's loss, a mean over its items.
+        weight: the key of how many items these are, not necessarily a whole number; a sample without it has one.
     """
 
     directions: Mapping[str, bool] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, loss: str = "loss", weight: str = "num_target_tokens") -> None:
+        self._loss = loss
+        self._weight = weight
         self._losses = Bootstrap(MeanLoss())
+        self._is_whole = True
+
+    def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
+        """Give up where the mean over the samples is another number than the loss of the batch."""
+        sums, weights = (sum(column) for column in zip(*map(self._term, samples), strict=True))
+        if weights and not math.isclose(sums / weights, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6):
+            self._is_whole = False
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add the losses of the samples."""
         if samples:
-            counts = [int(sample.get("num_tokens", 1)) for sample in samples]
-            sums = [count * float(sample["loss"]) for sample, count in zip(samples, counts, strict=True)]
+            sums, weights = zip(*map(self._term, samples), strict=True)
             positions = [sample["position"] for sample in samples]
+            counts = [round(weight * _UNITS_OF_WEIGHT) for weight in weights]
             self._losses.add_batch(positions=positions, sums=sums, counts=counts)
+            self._is_whole = self._is_whole and all(map(math.isfinite, sums))
         return samples
 
     def compute(self) -> dict[str, float]:
@@ -178,18 +204,25 @@ class LossInterval(Scorer):
         return {}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return that of the loss."""
-        return self._losses.interval()
+        """Return that of the loss, where it has one."""
+        found = self._losses.interval() if self._is_whole else {}
+        return {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the losses."""
-        return self._losses.state_dict()
+        return {"losses": self._losses.state_dict(), "is_whole": self._is_whole}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
         """Merge the sums of another process."""
         other = Bootstrap(MeanLoss())
-        other.load_state_dict(state)
+        other.load_state_dict(state["losses"])
         self._losses.merge(other)
+        self._is_whole = self._is_whole and bool(state["is_whole"])
+
+    def _term(self, sample: Mapping[str, Any]) -> tuple[float, float]:
+        """Return what a sample adds to the sum of the loss, not a number where that is unknown, and to the weights."""
+        weight, loss = float(sample.get(self._weight, 1)), sample.get(self._loss)
+        return (0.0 if weight == 0 else math.nan if loss is None else weight * float(loss)), weight
 
 
 class Examples:

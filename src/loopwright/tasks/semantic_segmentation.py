@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.errors import DataError, InputError
+from loopwright.errors import DataError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
-from loopwright.sources import DataPlan
-from loopwright.sources.images.masks import count_classes
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
 from loopwright.tasks.vision import VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
 
 AUTO_CLASS = "AutoModelForSemanticSegmentation"
-MODEL_LOSS = "model"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
-_BALANCED = "balanced"
 _BACKGROUND = "background"
 _MASKS = "masks"  # the folder of predicted masks in that of the overlays
 # What of a batch is not for the model.
@@ -97,7 +93,7 @@ class SemanticSegmentation(VisionTask):
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Return what the most common class of the training pixels reaches."""
-        learnt, scored = (_pixels_by_class(job, split) for split in ("train", "validation"))
+        learnt, scored = (pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
         if not sum(scored):
             return {}
         majority = max(range(len(learnt)), key=learnt.__getitem__)
@@ -156,7 +152,7 @@ class SemanticSegmentation(VisionTask):
         assert data.plan.labels is not None, "the schema has a mask"
         names = data.plan.labels.names
         if not origin.is_run:
-            args.class_weights = settle_weights(args, data.plan)
+            args.class_weights = settle_weights(args, data)
         weights = numbers_of(args.class_weights)
         small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
         loaded = load_vision_model(
@@ -214,19 +210,23 @@ class SemanticSegmentation(VisionTask):
     def create_scorer(self, job: Job) -> Scorer:
         """Return mean IoU and accuracies."""
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
-        return ImageScorer(lambda: _create_metric(job), directions)
+        scorer = ImageScorer(lambda: _create_metric(job), directions)
+        return JointScorer([LossInterval("image_loss", "num_items"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return the classes at the size of the mask, which of them were taken for which, and the IoU of the image.
 
-        "loss" is 1 - IoU: by it the worst images are found.
+        "loss" is 1 - IoU: by it the worst images are found. "image_loss" is what is trained on, and "num_items" how
+        much of that the image has.
         """
         references = batch["full_mask"] if "full_mask" in batch else batch["labels"].cpu().numpy()
+        lists = [each.tolist() for each in (batch["position"], _image_losses(job, batch, outputs), batch["num_items"])]
         samples = []
-        for position, scores, reference in zip(batch["position"].tolist(), outputs.logits, references, strict=True):
+        for position, loss, num_items, scores, reference in zip(*lists, outputs.logits, references, strict=True):
             prediction = class_map(scores, reference.shape)
             pixels = count_pairs(reference, prediction, job.args.ignore_index)
             sample = {"position": position, "prediction": prediction, "reference": reference, "pixels": pixels}
+            sample |= {"image_loss": loss, "num_items": num_items}
             iou = image_iou(pixels)
             samples.append(sample if iou is None else {**sample, "iou": iou, "loss": 1 - iou})
         return samples
@@ -419,6 +419,16 @@ class CrossEntropy:
         return create_loss("ce", self.ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
 
 
+def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
+    """Return the loss of each image; a loss of the model's own is taken for the mean over its pixels."""
+    from loopwright.models import sample_losses
+
+    args, labels = job.args, batch["labels"]
+    name = "ce" if args.loss == MODEL_LOSS else args.loss
+    scores = enlarged(outputs.logits, labels.shape[-2:])
+    return sample_losses(name, scores, labels, args.ignore_index, numbers_of(args.class_weights)).loss
+
+
 def enlarged(logits: Any, size: Sequence[int]) -> Any:
     """Return scores (images, classes, height, width) at a size, between pixels in proportion to the distance."""
     from torch.nn import functional
@@ -467,20 +477,6 @@ def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDA
     return matrix
 
 
-def _pixels_by_class(job: Job, split: str) -> list[int]:
-    """Return how many pixels each class has in the masks of a split that the run uses."""
-    from loopwright.data.images import decode_mask
-
-    names, args = label_names(job), job.args
-    if job.data.num_used(split) == len(job.plan.splits[split]):
-        return [job.plan.counts[split].get(name, 0) for name in names]
-    found = [0] * len(names)
-    for row in (row for rows in job.data.batches(split) for row in rows):
-        of_mask = count_classes(decode_mask(row["mask"]), len(names), args.ignore_index, args.reduce_labels)
-        found = [sum(pair) for pair in zip(found, of_mask, strict=True)]
-    return found
-
-
 def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
     """Yield the pairs of each image of an evaluation, of the file that it wrote."""
     numbers = {name: number for number, name in enumerate(names)}
@@ -499,60 +495,6 @@ def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
     metric = _create_metric(job)
     metric.load_state_dict({"num_samples": 1, "matrix": matrix.tolist()})
     return metric
-
-
-# --------------------------------------------------------------------------------------------------------- weights
-
-
-def settle_weights(args: Any, plan: DataPlan) -> list[str]:
-    """Return the weights of the classes as they are kept in the settings: balanced ones as numbers.
-
-    A balanced weight goes with 1 / sqrt(the share of the pixels), so that a class with a hundredth of the pixels of
-    another counts ten times as much per pixel; their mean is 1.
-
-    Raises:
-        InputError: they are no numbers, or not one per class.
-    """
-    assert plan.labels is not None, "the schema has a mask"
-    names, given = plan.labels.names, list(args.class_weights)
-    if given == [_BALANCED]:
-        roots = [math.sqrt(plan.counts["train"].get(name, 0)) for name in names]
-        raw = [1 / root if root else 0.0 for root in roots]
-        return [f"{weight * len(raw) / sum(raw):.6g}" for weight in raw]
-    if given and (len(given) != len(names) or not all(map(_is_weight, given)) or not any(map(float, given))):
-        raise InputError(
-            "args.value",
-            f"--class_weights {' '.join(given)} is not a number, 0 or more, for each of the {len(names)} classes",
-            saw=[f"the classes are {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"],
-            fix=f"--class_weights {' '.join(['1'] * min(len(names), 12))}   or   --class_weights {_BALANCED}",
-        )
-    return given
-
-
-def check_weights(args: Any) -> None:
-    """Refuse weights that the loss would not look at.
-
-    Raises:
-        InputError: it names the losses that do.
-    """
-    if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
-        raise InputError(
-            "args.value",
-            f"--loss {args.loss} takes no --class_weights",
-            fix="--loss ce   or   leave --class_weights out",
-        )
-
-
-def numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the weights of the classes as numbers; None where none are given."""
-    return tuple(map(float, weights)) or None
-
-
-def _is_weight(word: str) -> bool:
-    try:
-        return 0 <= float(word) < math.inf
-    except ValueError:
-        return False
 
 
 # -------------------------------------------------------------------------------------------------------- pictures

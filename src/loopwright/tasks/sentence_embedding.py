@@ -28,7 +28,7 @@ from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.groups import GroupCollator
 from loopwright.tasks.pools import PoolScorer
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 
 AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # rows that the untrained model is scored on at most: it costs as much as an evaluation
@@ -272,7 +272,7 @@ class SentenceEmbedding(Task):
         from loopwright.engine.processes import gather_objects, is_distributed
 
         if job.args.objective == "scores":
-            return MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True})
+            return JointScorer([MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True}), LossInterval()])
         rank = distributed.get_rank() if is_distributed() else 0
         return PoolScorer(job.args.pool_size, job.args.temperature, gather_objects, rank)
 

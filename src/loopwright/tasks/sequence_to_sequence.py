@@ -23,7 +23,7 @@ from loopwright.tasks import text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.scoring import MetricScorer, Scorer
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 IGNORED = -100
@@ -181,10 +181,11 @@ class SequenceToSequence(Task):
 
     def create_scorer(self, job: Job) -> Scorer:
         """Return the task's metric of texts."""
-        return MetricScorer(lambda: self.create_metric(job.args), self.directions)
+        scorer = MetricScorer(lambda: self.create_metric(job.args), self.directions)
+        return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what is generated, what was expected, and the mean loss of the target's tokens, for each row.
+        """Return what is generated, what was expected, and the mean loss of the target's tokens with their number.
 
         What is expected is the whole text of the file, also where the labels are cut to `max_target_length`.
         """
@@ -202,6 +203,7 @@ class SequenceToSequence(Task):
             "prediction": self.generate(job, job.model, batch),
             "reference": batch["reference"],
             "loss": losses.tolist(),
+            "num_target_tokens": (batch["labels"] != IGNORED).sum(-1).tolist(),
         }
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 

@@ -197,7 +197,7 @@ class TokenClassification(Task):
             batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found, strict=True
         ):
             sample = {"position": position, "prediction": predicted, "reference": tags, "loss": loss}
-            sample["num_tokens"] = number
+            sample["num_target_tokens"] = number
             wrong = [index for index, tag in enumerate(tags) if predicted[index] != tag and shares[index] >= _SURE]
             if wrong:
                 surest = max(wrong, key=lambda index: shares[index])
