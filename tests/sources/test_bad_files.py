@@ -199,7 +199,7 @@ def test_folders_without_usable_files_are_refused(tmp_path):
 
 
 def test_endings_that_say_nothing_are_refused_unless_the_kind_is_given(tmp_path):
-    for name in ("rows.xlsx", "rows", "rows.gz"):
+    for name in ("rows.dat", "rows", "rows.gz"):
         path = write(tmp_path / name, b"text,label\na,1\n")
         with assert_refused("data.ending") as refusal:
             open_table(path)

@@ -549,6 +549,9 @@ def test_classes_can_be_renamed_and_joined(tmp_path):
         and sum(plan.counts["train"].values()) + sum(plan.counts["validation"].values()) == 2
     )
     assert all(set(row["objects"]["classes"]) <= {0} for row in all_rows(plan))
+    misspelt = preflight(DETECT, train_file=path, options=DataOptions(label_map={"cats": "pet"}))
+    told = "--label_map cats=pet changes nothing: no object is of the class 'cats', but 'cat', 'dog'"
+    assert told in misspelt.warnings and not any("label_map" in warning for warning in plan.warnings)
 
 
 def test_other_data_is_evaluated_with_the_classes_of_a_trained_model(tmp_path):

@@ -126,6 +126,13 @@ def test_columns_that_would_both_do_are_not_guessed(tmp_path):
     assert preflight(CLASSIFY, data=preferred).columns["text"] == "text"
 
 
+def test_of_several_columns_that_would_do_the_one_with_most_words_is_proposed_as_a_shell_takes_it(tmp_path):
+    rows = [[f"T-{k}", f"what a nice film {k}", f"by k{k}", k % 2] for k in range(20)]
+    with assert_refused("data.column") as refusal:
+        preflight(CLASSIFY, data=write_csv(tmp_path / "rows.csv", ["ticket", "what was it?", "who", "label"], rows))
+    assert refusal.error.fix == "--text_column 'what was it?'"
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(st.sampled_from("ab |\ud83d"), max_size=3),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.sampled_from(["text", "answer_start"]), values),
@@ -308,6 +315,49 @@ def test_a_label_that_training_never_sees_is_refused_with_what_was_meant(tmp_pat
     dropped = preflight(CLASSIFY, train_file=train, validation_file=val, options=DataOptions(unknown_labels="drop"))
     assert len(dropped.splits["validation"]) == 1 and dropped.dropped == {"unknown_labels": 1}
     assert dropped.rows("validation")[0] == {"text": "d e f", "label": 0}
+
+
+def test_a_map_of_several_labels_is_told_as_the_flag_takes_it(tmp_path):
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], reviews(60))
+    val = write_csv(
+        tmp_path / "val.csv", ["text", "label"], [["a b c", "positive"], ["d e f", "very neg"], ["g", "POS"]]
+    )
+    with assert_refused("data.labels") as refusal:
+        preflight(CLASSIFY, train_file=train, validation_file=val)
+    assert str(refusal.error).endswith("fix: --label_map positive=pos POS=pos   or   --unknown_labels drop")
+
+
+def test_a_renamed_label_that_never_occurs_is_told_with_those_that_do_the_nearest_first(tmp_path):
+    rows = [[f"a{k} b c", label] for k, label in enumerate(["pos", "neg", "neutral", "Mixed"] * 10)]
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], rows)
+    options = DataOptions(label_map={"mixed": "neutral", "neutral": "neutral", "net": "neg"})
+    plan = preflight(CLASSIFY, train_file=train, options=options)
+    assert [warning for warning in plan.warnings if "label_map" in warning] == [
+        "--label_map mixed=neutral changes nothing: no row has the label 'mixed', but 'Mixed', 'neg', 'neutral', 'pos'",
+        "--label_map net=neg changes nothing: no row has the label 'net', but 'neg', 'neutral', 'Mixed', 'pos'",
+    ]
+    assert plan.labels.names == ("Mixed", "neg", "neutral", "pos")
+    # A model keeps its map; other rows need not have all of its labels.
+    kept = DataOptions(label_map=options.label_map, label_names=plan.labels.names)
+    assert preflight(CLASSIFY, validation_file=train, options=kept).warnings == ()
+
+
+def test_of_many_labels_a_few_are_named_where_a_renamed_one_never_occurs(tmp_path):
+    rows = [[f"a{k} b c", f"class {k % 20:02}"] for k in range(60)]
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], rows)
+    plan = preflight(CLASSIFY, train_file=train, options=DataOptions(label_map={"class 7": "class 07"}))
+    (told,) = [warning for warning in plan.warnings if "label_map" in warning]
+    begin, end = told.split(": no row has the label 'class 7', but ")
+    assert begin == "--label_map 'class 7=class 07' changes nothing"
+    assert set(end.split(", ")[:2]) == {"'class 17'", "'class 07'"}
+    assert end.endswith(" and 12 more") and end.count("'class ") == 8
+
+
+def test_a_renamed_label_of_the_validation_rows_alone_does_occur(tmp_path):
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], reviews(60))
+    val = write_csv(tmp_path / "val.csv", ["text", "label"], [["a b c", "positive"], ["d e f", "neg"]])
+    options = DataOptions(label_map={"positive": "pos"})
+    assert preflight(CLASSIFY, train_file=train, validation_file=val, options=options).warnings == ()
 
 
 def test_unknown_tags_are_refused_or_their_rows_dropped(tmp_path):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.sources.counting import class_counts, count_lists, most_texts, rows_with
 from loopwright.sources.files import Say
 from loopwright.sources.guessing import (
     Columns,
@@ -24,15 +24,16 @@ from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scanning import SceneOptions, SceneScan, joined
 from loopwright.sources.images.summary import Scenes, describe_images
 from loopwright.sources.images.tables import TableOfImages
+from loopwright.sources.label_advice import a_label_for_each_row, fix_of_positions, notes_on_absent, notes_on_classes
 from loopwright.sources.labels import (
     Labels,
     LabelScan,
     check_types,
     did_you_mean,
     guess_kind,
-    has_value,
-    label_list,
     label_text,
+    map_flag,
+    never_renamed,
     ordered,
     shown_counts,
 )
@@ -43,6 +44,8 @@ from loopwright.sources.scanning import LengthHistogram, Scan, scan_table
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.splitting import Rows, duplicated_in, is_held_back, keep_classes_in_training
 from loopwright.sources.tables import Table
+
+MOST_FEW_ROWS = 9  # Where nothing of so many rows can be held back, they are too few, whatever their labels are.
 
 Mask = npt.NDArray[np.bool_]
 
@@ -295,7 +298,10 @@ class _Check:
                     f"{found.number:,} boxes of {scan.table.name} {what} and are left out: {found.first[0]}"
                 )
             if scan.clipped.number:
-                self.warnings.append(f"{scan.clipped.number:,} boxes of {scan.table.name} are cut at the image's edge")
+                is_doubtful = scan.clipped.number > max(scan.num_objects.sum() // 2, MOST_FEW_ROWS)
+                doubt = ": boxes are x, y, width, height; are these corners?" if is_doubtful else ""
+                what = f"{scan.clipped.number:,} boxes of {scan.table.name} are cut at the image's edge"
+                self.warnings.append(what + doubt)
 
     # ------------------------------------------------------------------------------------------------------ labels
 
@@ -310,11 +316,8 @@ class _Check:
         if role.kind == "label" and self.options.label_kind is None and kind != "class":
             what = "several classes per row" if kind == "multi" else "numbers, so a number is predicted"
             self.guesses.append(f"label_kind={kind!r} (guessed: {column!r} holds {what})")
-            if (
-                kind == "float"
-                and len(set(values)) <= 10
-                and all(float(value).is_integer() for value in values if value)
-            ):
+            numbers = {float(value) for value in values if is_number(value)} if kind == "float" else set()
+            if 0 < len(numbers) <= 10 and all(number.is_integer() for number in numbers):
                 self.warnings.append(
                     f"the numbers in {column!r} look like classes: --label_kind class if that is what they are"
                 )
@@ -345,6 +348,9 @@ class _Check:
         labels = Labels(kind, names, dict(options.label_map), options.label_separator)
         for split, scan in with_labels.items():
             self._handle_unknown(split, scan, labels, column)
+        if options.label_names is None:  # else the map is that of a model
+            texts = (label_text(text) for scan in with_labels.values() for text in scan.texts)
+            self.warnings += never_renamed(options.label_map, filter(None, texts))
         return labels
 
     def _fixed_names(self, role: Role) -> tuple[str, ...]:
@@ -355,8 +361,7 @@ class _Check:
         column = self.columns[texts.name]
         if not isinstance(column, str):
             return tuple(map(str, range(len(column))))
-        values = sample_values(self.tables[self.lead], column)
-        return tuple(map(str, range(max(len(value) for value in values))))
+        return tuple(map(str, range(most_texts(self.tables[self.lead], column))))
 
     def _handle_unknown(self, split: str, scan: LabelScan, labels: Labels, column: str) -> None:
         known = set(labels.names)
@@ -368,7 +373,7 @@ class _Check:
         if scan.kind == "class":
             is_unknown = np.isin(scan.codes, unknown) & self.kept[split]
         else:
-            is_unknown = _rows_with(table, column, {clean[place] for place in unknown}, labels) & self.kept[split]
+            is_unknown = rows_with(table, column, {clean[place] for place in unknown}, labels) & self.kept[split]
         if self.options.unknown_labels == "drop":
             number = int(is_unknown.sum())
             self.kept[split] &= ~is_unknown
@@ -377,17 +382,19 @@ class _Check:
             return
         saw = [f"known: {', '.join(labels.names[:20])}" + (" ..." if len(labels.names) > 20 else "")]
         if scan.kind == "class":
-            raw_counts = {name: _class_counts(self.scans[name].labels, labels.label_map) for name in self.scans}
+            raw_counts = {name: class_counts(self.scans[name].labels, labels.label_map) for name in self.scans}
             saw = ["   ".join(f"{name}: {shown_counts(counts)}" for name, counts in raw_counts.items() if counts)]
+        role = self.schema.label_role
+        is_position = role is not None and role.kind == "position"
         fixes = []
         for place in unknown[:5]:
-            near = did_you_mean(clean[place], labels.names)
+            near = None if is_position else did_you_mean(clean[place], labels.names)
             hint = f" -- did you mean {near!r}?" if near else ""
             rows = f"{int((scan.codes == place).sum()):,} rows, " if scan.kind == "class" else ""
             rows = rows.replace("1 rows", "1 row") if rows.startswith("1 ") else rows
             saw.append(f"unknown {clean[place]!r}: {rows}first in {table.place(scan.first_rows[place])}{hint}")
             if near:
-                fixes.append(f"{clean[place]}={near}")
+                fixes.append((clean[place], near))
         number, plural = len(unknown), "s" if len(unknown) > 1 else ""
         where = (
             f"of {table.name} never occur{'' if plural else 's'} in {self.tables[self.lead].name}"
@@ -398,7 +405,9 @@ class _Check:
             "data.labels",
             f"{number} label{plural} {where}",
             saw=saw,
-            fix=(f"--label_map {','.join(fixes)}   or   " if fixes else "") + "--unknown_labels drop",
+            fix=fix_of_positions([text for text in clean if text], len(labels.names))
+            if is_position
+            else (f"{map_flag(fixes)}   or   " if fixes else "") + "--unknown_labels drop",
         )
 
     def _count_labels(self, splits: dict[str, Split], labels: Labels | None) -> dict[str, dict[str, int]]:
@@ -421,7 +430,7 @@ class _Check:
                         if number:
                             total[labels.label_map.get(text, text)] += number
                 else:
-                    total += _count_lists(self.tables[file], column, part.rows, labels)
+                    total += count_lists(self.tables[file], column, part.rows, labels)
             counts[name] = {label: total[label] for label in labels.names}
         return counts
 
@@ -429,12 +438,22 @@ class _Check:
         has_training = self.lead == "train" and self.options.label_names is None
         if labels.kind in ("class", "tags") and len(labels.names) < 2 and has_training:
             only = labels.names[0] if labels.names else ""
+            is_folder = self.tables[self.lead].has_fixed_columns
             raise InputError(
                 "data.one_class",
                 f"all labels of {self.tables[self.lead].name} are {only!r}",
-                saw=[f"{self.schema.label_role.flag if self.schema.label_role else ''} {self.columns[role.name]}"],
-                fix=f"{role.flag} with another column, or rows of at least two classes",
+                saw=[f"{role.flag} {self.columns[role.name]}"] if not is_folder else [],
+                fix=f"{role.flag} with another column, or rows of at least two classes"
+                if not is_folder
+                else "put the images into a folder for each class, two at least",
             )
+        if self.lead != "train" or labels.kind == "float":
+            return
+        if labels.kind in ("multi", "tags"):
+            self.warnings += notes_on_absent(counts["train"])
+        is_guessed = role.name not in self.given and not self.tables[self.lead].has_fixed_columns
+        if has_training and role.kind != "position":
+            self.warnings += notes_on_classes(counts["train"], str(self.columns[role.name]), is_guessed)
         if has_training and labels.kind == "class":
             rare = [name for name, number in counts["train"].items() if number < 2]
             if rare:
@@ -502,6 +521,10 @@ class _Check:
                         f"all rows of {names} stay in training: there would be none left to learn from"
                     )
             held_rows = all_rows[held_back]
+            role = self.schema.label_role
+            if not len(held_rows) and scan.labels is not None and role is not None and len(all_rows) > MOST_FEW_ROWS:
+                column, name = str(self.columns[role.name]), self.tables["train"].name
+                raise a_label_for_each_row(scan.labels.texts, len(all_rows), column, name, role)
             if not len(held_rows):
                 raise InputError(
                     "data.split",
@@ -546,38 +569,3 @@ class _Check:
 
 def _all_whole(texts: list[str]) -> bool:
     return all(text.removeprefix("-").isdecimal() for text in texts)
-
-
-def _class_counts(scan: LabelScan | None, label_map: Mapping[str, str]) -> dict[str, int]:
-    if scan is None:
-        return {}
-    numbers = np.bincount(scan.codes, minlength=len(scan.texts)).tolist()
-    counts: Counter[str] = Counter()
-    for text, number in zip(map(label_text, scan.texts), numbers, strict=True):
-        if text:
-            counts[label_map.get(text, text)] += number
-    return {text: counts[text] for text in ordered(list(counts))}
-
-
-def _list_labels(table: Table, column: str, labels: Labels) -> Any:
-    """Yield (row, its labels as texts) of a file whose rows have several."""
-    for block in table.blocks([column]):
-        for row, value in enumerate(block.values[column], block.start):
-            yield row, label_list(value, labels.kind, labels.separator) if has_value(value) else []
-
-
-def _rows_with(table: Table, column: str, texts: set[str], labels: Labels) -> Mask:
-    found = np.zeros(len(table), np.bool_)
-    for row, own in _list_labels(table, column, labels):
-        found[row] = not texts.isdisjoint(own)
-    return found
-
-
-def _count_lists(table: Table, column: str, rows: Rows, labels: Labels) -> Counter[str]:
-    is_wanted = np.zeros(len(table), np.bool_)
-    is_wanted[rows] = True
-    counts: Counter[str] = Counter()
-    for row, own in _list_labels(table, column, labels):
-        if is_wanted[row]:
-            counts.update(labels.label_map.get(text, text) for text in own)
-    return counts

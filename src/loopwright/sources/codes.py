@@ -57,6 +57,7 @@ CODES: dict[str, str] = {
     "model.task": "The model was made for another task, or is of a kind that cannot do this one.",
     "model.tokenizer": "The tokenizer of a model cannot be opened.",
     "resume.data": "A data file is no longer what it was when the run started.",
+    "run.config": "A file of settings was cut off: its end is missing, and no checkpoint of its run has a copy.",
     "run.exists": "The folder for a new run is in use.",
     "run.unknown": "There is no run of this name.",
     "watch.port": "The port that the page of a run is to be served on is taken.",

@@ -8,7 +8,10 @@ field by field, by the rules of the csv module: a quote means something only at 
 from __future__ import annotations
 
 import csv
+import json
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ HEAD_BYTES = 256 << 10
 HEAD_ROWS = 200
 MOST_ROWS_NAMED = 5
 _QUOTE = 34
+_SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 
 class Dialect(NamedTuple):
@@ -169,7 +173,14 @@ class DelimitedTable(IndexedTable):
         self, source: FileBytes, kind: str, delimiter: str | None, quoting: str | None, say: Say | None
     ) -> None:
         super().__init__(source, kind)
-        self.dialect = sniff(source.read(source.start, HEAD_BYTES), kind, delimiter, quoting)
+        head = source.read(source.start, HEAD_BYTES)
+        stated = _SEPARATOR_LINE.match(head)
+        if stated is not None:  # The line that spreadsheets write and read above the header.
+            source.start += stated.end()
+            delimiter = delimiter or stated[1].decode("ascii", "replace")
+            head = head[stated.end() :]
+        _refuse_json(head, source.path)
+        self.dialect = sniff(head, kind, delimiter, quoting)
         index = index_rows(source, DelimitedSplitter(self.dialect), say)
         header = self._decode(source.read_row(int(index[0]), int(index[1])))
         self.columns = _column_names(split_fields(header, self.dialect), self.path)
@@ -241,6 +252,10 @@ class DelimitedTable(IndexedTable):
             saw.append(f"{self.place(index)}: expected {expected}, found {found}{note}   {text[:60]!r}")
         name = next((name for name, text in DELIMITERS.items() if text == self.dialect.delimiter), "delimiter")
         fix = f"put quotes around fields that hold a {name}, or give --delimiter"
+        if expected == 1 and wrong[0][0] == 0:
+            fix = (
+                f"is line 1 the one with the names of the columns? It is {self.columns[0][:40]!r}; or give --delimiter"
+            )
         if wrong[0][1] < expected:
             fix = f"complete {self.place(wrong[0][0])}, or take it out of the file"
         raise InputError(
@@ -249,6 +264,23 @@ class DelimitedTable(IndexedTable):
             saw=saw,
             fix=fix,
         )
+
+
+def _refuse_json(head: bytes, path: Path) -> None:
+    """Refuse a file whose first line is an object of JSON."""
+    line = head.lstrip().split(b"\n", 1)[0]
+    if not line.startswith(b"{"):
+        return
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    raise InputError(
+        "data.ending",
+        f"{path} holds JSON, whatever its name says",
+        saw=[f"its first line is {line[:60].decode('utf-8', 'replace')!r}", f"an object with {len(row)} values"],
+        fix="--file_kind jsonl, or rename it",
+    )
 
 
 def _column_names(fields: list[str], path: str) -> tuple[str, ...]:

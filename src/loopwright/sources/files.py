@@ -9,9 +9,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -26,6 +28,17 @@ MAX_UNPACKED_BYTES = 256 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# The first bytes of files that are no text, what they are, and what can be done about it.
+_PACKED = {
+    b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz   and give that"),
+    b"PK\x03\x04": ("a zip file", "unzip {name}   and give what was in it; a spreadsheet is to be saved as csv"),
+    b"PAR1": ("a parquet file", "--file_kind parquet, or rename it"),
+    b"ARROW1": (
+        "an arrow file",
+        "write it as parquet: datasets.Dataset.from_file({name!r}).to_parquet('train.parquet')",
+    ),
+    b"%PDF": ("a pdf file", "save its text as a txt file"),
+}
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -69,12 +82,20 @@ class FileBytes:
             status = path.stat()
         except OSError as error:
             raise _unreadable(path, error) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(
+                "data.file",
+                f"{path} is {'a pipe' if stat.S_ISFIFO(status.st_mode) else 'no ordinary file'}",
+                saw=["rows are read more than once, and in any order"],
+                fix="write it to a file first, and give that",
+            )
         self._stamp = (status.st_size, status.st_mtime_ns)
         self.is_gzip = path.suffix == ".gz"
         self.num_bytes = len(self._unpack()) if self.is_gzip else status.st_size
         self.sha256 = ""
         head = self.read(0, 4096)
         self.start = len(_BOM) if head.startswith(_BOM) else 0
+        self._refuse_packed(head)
         if head.startswith(_UTF16_MARKS):
             self._refuse_encoding(0, head[0])
         if not head.strip(b" \t\r\n" + _BOM) and self.num_bytes <= len(head):
@@ -185,6 +206,16 @@ class FileBytes:
             self._unpacked = data
         return self._unpacked
 
+    def _refuse_packed(self, head: bytes) -> None:
+        for mark, (what, fix) in _PACKED.items():
+            if head.startswith(mark):
+                raise InputError(
+                    "data.ending",
+                    f"{self.path} is {what}, whatever its name says",
+                    saw=[f"it starts with {head[:8]!r}"],
+                    fix=fix.format(name=quote(self.path.name)),
+                )
+
     def _check_utf8(self, data: bytes, offset: int) -> bytes:
         """Refuse bytes that are no UTF-8; return the start of a character that is not complete yet."""
         try:
@@ -199,20 +230,26 @@ class FileBytes:
         line = self.line_at(offset)
         is_utf16 = self.read(0, 2) in _UTF16_MARKS
         encoding = "UTF-16" if is_utf16 else "LATIN1"
+        if encoding == "LATIN1" and byte == 0:
+            encoding = "UTF-16BE" if offset % 2 == 0 else "UTF-16LE"
         around = self.read(max(0, offset - 20), 40).decode("latin-1").replace("\n", " ").strip()
         raise InputError(
             "data.encoding",
             f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {line}",
             saw=["the file starts with the mark of UTF-16"] if is_utf16 else [f"around it: {around!r}"],
-            fix=f"iconv -f {encoding} -t UTF-8 {self.path.name} > utf8_{self.path.name}",
+            fix=f"iconv -f {encoding} -t UTF-8 {quote(self.path.name)} > {quote('utf8_' + self.path.name)}",
         )
 
     def _refuse_nul(self, offset: int) -> NoReturn:
+        head = self.read(0, 400)
+        if max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
+            self._refuse_encoding(head.index(0), 0)  # every other byte: UTF-16 without its mark
         raise InputError(
             "data.nul",
             f"{self.path} holds a NUL byte in line {self.line_at(offset)}",
             saw=[f"byte {offset:,} of {self.num_bytes:,}"],
-            fix=f"write the file again as UTF-8 text, or: tr -d '\\000' < {self.path.name} > clean_{self.path.name}",
+            fix="write the file again as UTF-8 text, or: "
+            f"tr -d '\\000' < {quote(self.path.name)} > {quote('clean_' + self.path.name)}",
         )
 
     def _refuse_changed(self) -> NoReturn:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from shlex import quote
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
@@ -49,14 +50,12 @@ class ColumnSample(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number or a text that is one."""
+    """Whether a value is a finite number or a text that is one."""
     if isinstance(value, bool):
         return False
-    if isinstance(value, int | float):
-        return True
     try:
-        return math.isfinite(float(value)) and "_" not in value
-    except (TypeError, ValueError):
+        return math.isfinite(float(value)) and not (isinstance(value, str) and "_" in value)
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -171,7 +170,7 @@ def _no_such_columns(
             near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
             fitting = near or [name for name in free if _fits(role, samples[name])]
             whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
-            fixes.append(_column_fix(role, fitting, free))
+            fixes.append(_column_fix(role, fitting, free, table, samples))
             taken[role.name] = tuple(fitting[:1] or free[:1])
     return InputError("data.column", "; ".join(whats), saw=describe_columns(table, samples), fix=" ".join(fixes))
 
@@ -233,7 +232,7 @@ def _cannot_choose(
         "data.column",
         f"the column for {role.name} cannot be guessed: {what}",
         saw=describe_columns(table, samples),
-        fix=fix or _column_fix(role, fitting, left),
+        fix=fix or _column_fix(role, fitting, left, table, samples),
     )
 
 
@@ -246,19 +245,35 @@ def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
     return " ".join(f"--{role}_lang {code}" for role, code in zip(unnamed, codes, strict=False))
 
 
-def _column_fix(role: Role, fitting: list[str], others: list[str]) -> str:
-    """Return the flag with the column that is nearest; a column that holds no images is not named for them.
+def _column_fix(
+    role: Role, fitting: list[str], others: list[str], table: Table, samples: dict[str, ColumnSample]
+) -> str:
+    """Return the flag with the column that is nearest; none is named that cannot hold what the role needs.
 
     Args:
         role: to be filled.
         fitting: columns that would do.
         others: that no other role has.
+        table: that the columns are of.
+        samples: what they hold.
     """
+    if role.kind in ("tokens", "tags") and not fitting:
+        if table.kind == "txt":
+            return "--file_kind conll if each line holds a word and its tag, with blank lines between sentences"
+        if table.kind in ("csv", "tsv"):
+            return "give one row for each sentence, its words and its tags with blanks between them; or a .conll file"
+        return (
+            f"{role.flag} with a column that holds a list of {'words' if role.kind == 'tokens' else 'tags'} in each row"
+        )
+    if role.kind == "text" and not fitting:
+        others = [name for name in others if not any(isinstance(part, dict | list) for part in samples[name].values)]
     if role.kind in ("image", "mask") and not fitting:
         return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
     if not fitting and not others:
         return f"a file with a column for {role.name}, named by {role.flag}"
-    return f"{role.flag} {(fitting or others)[0]}"
+    if role.kind == "text" and fitting:  # an id is a text too: the column with the most words is meant
+        fitting = [max(fitting, key=lambda name: sum(len(str(value).split()) for value in samples[name].values))]
+    return f"{role.flag} {quote((fitting or others)[0])}"
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def open_parquet(path: Path) -> DatasetTable:
     """Return the table of a parquet file."""
     datasets = _import_datasets(f"{path.name}: reading parquet files")
     try:
-        dataset = datasets.Dataset.from_parquet(str(path))
+        with _silent(datasets):
+            dataset = datasets.Dataset.from_parquet(str(path))
     except Exception as error:  # whatever pyarrow and datasets raise about a damaged file
         raise InputError(
             "data.value", f"{path} is no parquet file", saw=[str(error)[:200]], fix="write the file again"
@@ -106,6 +108,20 @@ def open_parquet(path: Path) -> DatasetTable:
     if not len(dataset):
         raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
     return DatasetTable(dataset, str(path), "parquet", sha256_of(path), path.stat().st_size)
+
+
+@contextmanager
+def _silent(datasets: Any) -> Iterator[None]:
+    """Keep the package's bars and complaints off the screen: the file is here, and an error is told in other words."""
+    is_shown, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if is_shown:
+            datasets.enable_progress_bars()
 
 
 def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:

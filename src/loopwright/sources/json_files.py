@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 from loopwright.sources.files import MAX_ROW_BYTES, FileBytes, Offsets, Progress, Say, index_rows, line_starts
 from loopwright.sources.tables import Block, IndexedTable, Row, Table, value_at
+from loopwright.sources.values import UnusableValueError
 
 LIST_NAMES = ("data", "rows", "examples", "instances", "items", "records", "train", "validation", "test")
 ROWS_FOR_COLUMNS = 1000
@@ -25,6 +27,7 @@ ROWS_PER_BLOCK = 2000
 _HEAD_BYTES = 1 << 20
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class LineSplitter:
@@ -60,10 +63,15 @@ class JsonLinesTable(IndexedTable):
                 "data.json",
                 f"{self.path}: {self.place(index)} is no JSON: {message} at character {place + 1}",
                 saw=[repr(text[max(0, place - 30) : place + 30])],
-                fix="write one JSON object per line, for instance with json.dumps",
+                fix="write one JSON object per line, for instance with json.dumps"
+                if index or text.lstrip().startswith("{")
+                else "--file_kind csv if that is what it is, or write one JSON object per line",
             ) from error
         if not isinstance(row, dict):
             raise _no_object(self.path, self.place(index), row)
+        if _HALF.search(text) is not None and not is_whole(row):
+            self.notes = self.notes or (_half_note(self.name, self.place(index)),)
+            return mended_row(row)
         return row
 
 
@@ -79,7 +87,15 @@ class JsonTable(Table):
         columns: dict[str, None] = {}
         num_rows = 0
         for start, end, item in ListReader(source, say).items():
-            rows = rows_of(item)
+            try:
+                rows = rows_of(item)
+            except UnusableValueError as error:
+                raise InputError(
+                    "data.json",
+                    f"{self.path}: the article in line {source.line_at(start):,} has no questions that can be read",
+                    saw=[str(error)],
+                    fix='write "qas": [{"question": ..., "answers": [...]}, ...] for each paragraph',
+                ) from error
             if num_rows < ROWS_FOR_COLUMNS:
                 columns.update(dict.fromkeys(columns_of(rows)))
             starts.append(start)
@@ -135,7 +151,11 @@ class JsonTable(Table):
         return f"row {index + 1:,} (line {self.source.line_at(int(self._starts[item])):,})"
 
     def _read(self, item: int) -> list[Row]:
-        return rows_of(json.loads(self.source.read_row(int(self._starts[item]), int(self._ends[item]))))
+        value = json.loads(self.source.read_row(int(self._starts[item]), int(self._ends[item])))
+        if not is_whole(value):
+            value = mended_row(value)
+            self.notes = self.notes or (_half_note(self.name, self.place(int(self._firsts[item]))),)
+        return rows_of(value)
 
 
 class ListReader:
@@ -300,10 +320,18 @@ def _explain(error: ValueError | RecursionError, place: int = 0) -> tuple[str, i
 
 
 def rows_of(item: Row) -> list[Row]:
-    """Return the rows that an object stands for: itself, or its questions in SQuAD's nested form."""
+    """Return the rows that an object stands for: itself, or its questions in SQuAD's nested form.
+
+    Raises:
+        UnusableValueError: It has paragraphs, and the questions of one are no list of objects.
+    """
     paragraphs = item.get("paragraphs")
     if not isinstance(paragraphs, list) or not all(isinstance(part, dict) and "qas" in part for part in paragraphs):
         return [item]
+    for paragraph in paragraphs:
+        questions = paragraph["qas"]
+        if not isinstance(questions, list) or not all(isinstance(question, dict) for question in questions):
+            raise UnusableValueError(f'"qas" is {repr(questions)[:60]}')
     return [
         {
             "id": question.get("id"),
@@ -315,6 +343,33 @@ def rows_of(item: Row) -> list[Row]:
         for paragraph in paragraphs
         for question in paragraph["qas"]
     ]
+
+
+def is_whole(value: Any) -> bool:
+    """Whether all texts of a value can be written: JSON can hold halves of characters, which no model reads."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, dict):
+        return all(is_whole(part) for pair in value.items() for part in pair)
+    return all(map(is_whole, value)) if isinstance(value, list) else True
+
+
+def mended_row(row: Row) -> Row:
+    """Return a row with the mark of a character that cannot be read in the place of each half of one."""
+    return {mended(name): mended(part) for name, part in row.items()}
+
+
+def mended(value: Any) -> Any:
+    """Return the same of a value inside a row."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return mended_row(value)
+    return [mended(part) for part in value] if isinstance(value, list) else value
+
+
+def _half_note(name: str, place: str) -> str:
+    return f"{place} of {name} holds half of a character: it is read as \ufffd, and so are all others"
 
 
 def columns_of(rows: Any) -> tuple[str, ...]:
@@ -344,6 +399,7 @@ def open_json(source: FileBytes, say: Say | None) -> Table:
         first, end = _DECODER.raw_decode(head)
     except (ValueError, RecursionError):
         return JsonTable(source, say)
+    _refuse_columns(first, source)
     if "\n" in head[:end]:
         return JsonTable(source, say)
     is_alone = not head[end:].strip(_BLANKS)
@@ -351,3 +407,15 @@ def open_json(source: FileBytes, say: Say | None) -> Table:
         isinstance(first.get(name), list) and all(isinstance(item, dict) for item in first[name]) for name in LIST_NAMES
     )
     return JsonTable(source, say) if is_alone and holds_rows else JsonLinesTable(source, say)
+
+
+def _refuse_columns(first: Row, source: FileBytes) -> None:
+    """Refuse an object of columns, each an object of values by the number of their row: what pandas writes unasked."""
+    columns = list(first.values())
+    if columns and all(isinstance(values, dict) and "0" in values for values in columns):
+        raise InputError(
+            "data.json",
+            f"{source.path} holds columns, not rows",
+            saw=[f"{name}: {str(values)[:60]}" for name, values in list(first.items())[:4]],
+            fix='write rows: data.to_json(PATH, orient="records") in pandas, or a csv file',
+        )

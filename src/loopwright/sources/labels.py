@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
+import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,9 +18,15 @@ from loopwright.errors import InputError
 from loopwright.sources.guessing import is_number
 from loopwright.sources.schema import Role
 from loopwright.sources.tables import Table
+from loopwright.sources.values import listed, written_list
 
 MOST_LABELS = 20_000
 MOST_SHOWN = 12
+_MOST_NEAR = 8
+_MOST_COMPARED = 1_000
+WORDS_FOR_NOTHING = frozenset(
+    ("nan", "na", "n/a", "null", "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#n/a", "#div/0!", "unknown")
+)
 
 Codes = npt.NDArray[np.int32]
 
@@ -72,13 +80,19 @@ def label_text(value: Any) -> str:
 
 
 def label_list(value: Any, kind: str, separator: str) -> list[str]:
-    """Return the labels of a row that has several: a list of them, or one text with separators (blanks for tags)."""
+    """Return the labels of a row that has several: a list of them, or one text with separators (blanks for tags).
+
+    A list may also be written as text, as in a csv file: "['B-PER', 'O']".
+    """
     if isinstance(value, str):
-        parts = value.split() if kind == "tags" else value.split(separator)
-        return [part.strip() for part in parts if part.strip()]
+        written = written_list(value) if kind == "tags" and value.lstrip().startswith("[") else listed(value)
+        if written is None:
+            parts = value.split() if kind == "tags" else value.split(separator)
+            return [part.strip() for part in parts if part.strip()]
+        value = written
     if not isinstance(value, list):
         return [label_text(value)]
-    return [label_text(part) for part in value]
+    return [label_text(part) for part in value if kind == "tags" or has_value(part)]
 
 
 def ordered(texts: Sequence[str]) -> tuple[str, ...]:
@@ -93,9 +107,11 @@ def _is_whole(text: str) -> bool:
 
 
 def has_value(value: Any) -> bool:
-    """Whether there is anything: not null, no empty text, no text of blanks, no empty list."""
+    """Whether there is anything: not null, no NaN, no empty text, no text of blanks, no empty list."""
     if isinstance(value, str):
         return bool(value) and not value.isspace()
+    if isinstance(value, float):
+        return not math.isnan(value)
     return value is not None and value != [] and value != {}
 
 
@@ -106,8 +122,9 @@ class LabelScan:
     and of several labels per row only the texts are kept.
     """
 
-    def __init__(self, kind: str, separator: str) -> None:
+    def __init__(self, kind: str, separator: str, role: Role) -> None:
         self.kind = kind
+        self.role = role
         self.separator = separator
         self._codes_by_text: defaultdict[str, int] = defaultdict(count().__next__)
         self._codes: list[Codes] = []
@@ -180,7 +197,9 @@ class LabelScan:
                     "data.label_type",
                     f"the label column {column!r} of {table.name} holds numbers, but not in {table.place(row)}",
                     saw=[f"{value!r}"],
-                    fix="write a number there, or --label_kind class to take all of them as classes",
+                    fix=f"write a number there, or {self.role.flag} with another column"
+                    if self.role.kind == "float"
+                    else "write a number there, or --label_kind class to take all of them as classes",
                 )
             number = float(value)
             self.smallest, self.largest = min(self.smallest, number), max(self.largest, number)
@@ -216,7 +235,9 @@ def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
             )
         return given
     found = [value for value in values if has_value(value)]
-    if found and all(isinstance(value, list) for value in found):
+    if found and all(
+        isinstance(value, list) or (isinstance(value, str) and listed(value) is not None) for value in found
+    ):
         return "multi"
     is_float = bool(found) and all(map(is_number, found)) and not all(_is_whole(label_text(value)) for value in found)
     return "float" if is_float else "class"
@@ -244,6 +265,15 @@ def check_types(scan: LabelScan, table: Table, column: str, is_kind_given: bool)
         )
     numbers = [place for place, text in enumerate(scan.texts) if text and is_number(text)]
     words = [place for place, text in enumerate(scan.texts) if text and not is_number(text)]
+    if numbers and words and all(scan.texts[place].strip().lower() in WORDS_FOR_NOTHING for place in words):
+        raise InputError(
+            "data.label_type",
+            f"the label column {column!r} of {table.name} holds numbers, and words that stand for none",
+            saw=[
+                f"{scan.texts[place]!r}, first in {table.place(scan.first_rows[place])}" for place in words[:MOST_SHOWN]
+            ],
+            fix="write numbers there, or leave these cells empty, and --missing_values drop",
+        )
     if numbers and words:
         raise InputError(
             "data.label_type",
@@ -268,6 +298,36 @@ def did_you_mean(text: str, names: Sequence[str]) -> str | None:
         ):
             return name
     return next(iter(difflib.get_close_matches(text, names, n=1)), None)
+
+
+def map_flag(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return labels to be read as others as a command line has them."""
+    return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in pairs)])
+
+
+def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str = "row has the label") -> list[str]:
+    """Return a warning for each label that is to be read as another and does not occur; called before training.
+
+    No error: a map of all labels that there can be is given for some of the data too.
+
+    Args:
+        label_map: what is read as what.
+        found: the labels that occur, in any split.
+        what: has a label.
+    """
+    names = list(dict.fromkeys(found))
+    warnings = []
+    for old, new in label_map.items():
+        if old in names or not names:
+            continue
+        near = did_you_mean(old, names)
+        # Of a great many labels only some are compared letter by letter.
+        like = difflib.get_close_matches(old, names[:_MOST_COMPARED], n=_MOST_NEAR, cutoff=0)
+        shown = list(dict.fromkeys([near, *like] if near else like))
+        listed = ", ".join(map(repr, shown[:_MOST_NEAR]))
+        more = f" and {len(names) - _MOST_NEAR} more" if len(names) > _MOST_NEAR else ""
+        warnings.append(f"{map_flag([(old, new)])} changes nothing: no {what} {old!r}, but {listed}{more}")
+    return warnings
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from loopwright.errors import InputError
@@ -41,6 +44,20 @@ SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "eval"),
     "test": ("test",),
+}
+_FROM_ARROW = "write it as parquet: datasets.load_from_disk(FOLDER).to_parquet('train.parquet')"
+# Endings of files that other programs write, and how they become files that are read.
+_WAYS_OUT = {
+    **dict.fromkeys((".zip", ".7z", ".rar"), "unzip {path}   and give the file or folder that was in it"),
+    **dict.fromkeys((".tar", ".tgz"), "tar -xf {path}   and give the file or folder that was in it"),
+    **dict.fromkeys((".bz2", ".xz", ".zst"), "unpack {path}   and give the file that was in it"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "open it in the program that wrote it and save it as csv"),
+    **dict.fromkeys((".arrow", ".feather"), _FROM_ARROW),
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".pt", ".npy", ".npz"),
+        "write its rows as csv or jsonl: it is not opened, for it can hold code",
+    ),
+    **dict.fromkeys((".pdf", ".docx", ".doc", ".html"), "save its text as a txt file"),
 }
 SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet
 
@@ -155,7 +172,7 @@ def kind_of(path: Path, flag: str) -> str:
         "data.ending",
         f"{flag} {path}: {path.name} {shown}, which says nothing about what it is",
         saw=["read are: " + " ".join(KINDS_BY_ENDING) + ", also with .gz behind"],
-        fix="rename the file, or say what it is: --file_kind txt",
+        fix=_WAYS_OUT.get(ending, "rename the file, or say what it is: --file_kind txt").format(path=quote(str(path))),
     )
 
 
@@ -175,6 +192,7 @@ def locate(
     A Hub dataset is not loaded here; it stands under "train" until it is opened.
     """
     files = {"train": train_file, "validation": validation_file, "test": test_file}
+    refuse_empty_names(data, files)
     named = {split: (str(file), f"--{split}_file") for split, file in files.items() if file is not None}
     if data is None:
         if not named:
@@ -186,6 +204,13 @@ def locate(
     if path.is_dir():
         return {split: (str(file), "--data") for split, file in split_files(path).items()} | named
     return {"train": (str(data), "--data")} | named
+
+
+def refuse_empty_names(data: str | Path | None, files: Mapping[str, str | Path | None]) -> None:
+    """Refuse an option that was given nothing, such as a variable of the shell that is not set."""
+    for flag, name in {"--data": data, **{f"--{split}_file": file for split, file in files.items()}}.items():
+        if isinstance(name, str) and not name.strip():
+            raise InputError("args.value", f"{flag} is empty", fix=f"{flag} FILE   or leave it out")
 
 
 def is_hub(name: str) -> bool:
@@ -216,6 +241,13 @@ def split_files(folder: Path) -> dict[str, Path]:
             found[split] = matching[0]
     if not found and len(usable) == 1:
         found["train"] = usable[0]
+    if "train" not in found and any(path.suffix == ".arrow" for path in folder.iterdir()):
+        raise InputError(
+            "data.folder",
+            f"--data {folder} is a dataset as the package datasets saves it, which is not read",
+            saw=folder_listing(folder),
+            fix=_FROM_ARROW.replace("FOLDER", repr(str(folder))),
+        )
     if "train" not in found:
         raise InputError(
             "data.folder",
@@ -223,7 +255,7 @@ def split_files(folder: Path) -> dict[str, Path]:
             saw=folder_listing(folder),
             fix="name one train.csv (or .tsv .json .jsonl .txt .conll .parquet), or give --train_file"
             if not usable
-            else f"--train_file {folder / usable[0].name}",
+            else f"--train_file {quote(str(folder / usable[0].name))}",
         )
     return found
 
@@ -239,6 +271,13 @@ def folder_listing(folder: Path) -> list[str]:
 def missing_file(path: Path, flag: str) -> InputError:
     """Return the error about a file that is not there, with the nearest names."""
     folder = path.parent
+    if path.is_symlink():
+        leads = os.readlink(path)
+        return InputError(
+            "data.file",
+            f"{flag} {path} is a link to {leads}, which does not exist",
+            fix=f"make {leads}, or give another file",
+        )
     near = _near_names(path)
     where = "the current folder" if folder == Path(".") else str(folder)
     saw = [f"looked in {where}"] if folder.is_dir() else [f"there is no folder {folder}"]
@@ -246,7 +285,7 @@ def missing_file(path: Path, flag: str) -> InputError:
         saw.append(f"near names there: {', '.join(near)}")
     elif folder.is_dir():
         saw += folder_listing(folder)
-    fix = f"{flag} {folder / near[0]}" if near else f"{flag} with a file that exists"
+    fix = f"{flag} {quote(str(folder / near[0]))}" if near else f"{flag} with a file that exists"
     return InputError("data.file", f"{flag} {path} does not exist", saw=saw, fix=fix)
 
 

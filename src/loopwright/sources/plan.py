@@ -24,7 +24,7 @@ from loopwright.sources.opening import open_table
 from loopwright.sources.schema import PICTURE_KINDS
 from loopwright.sources.splitting import Rows
 from loopwright.sources.tables import Row, Table, value_at
-from loopwright.sources.values import as_answers, as_text, as_texts, as_tokens
+from loopwright.sources.values import as_answers, as_text, as_texts, as_tokens, without_empty_end
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
@@ -293,7 +293,7 @@ class SplitRows:
             names = [column] if isinstance(column, str) else column
             if all(name.partition(".")[0] in table.columns or name in table.columns for name in names):
                 parts = [value_at(values, name) for name in names]
-                value = parts[0] if len(parts) == 1 else parts
+                value = parts[0] if len(parts) == 1 else without_empty_end(parts)
                 if self._kinds[role] in PICTURE_KINDS:
                     assert isinstance(table, ImageTable) and isinstance(column, str), "preflight opened it as such"
                     found[role] = self._form_picture(self._kinds[role], value, found, table, column)

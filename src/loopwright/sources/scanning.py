@@ -20,7 +20,7 @@ from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import LabelScan, has_value, label_list
 from loopwright.sources.schema import PICTURE_KINDS, Role, Schema
 from loopwright.sources.tables import Table
-from loopwright.sources.values import UnusableValueError, as_answers, as_text, as_texts, as_tokens
+from loopwright.sources.values import UnusableValueError, as_answers, as_text, as_texts, as_tokens, without_empty_end
 
 LONGEST_COUNTED = 1 << 18  # Lengths above share a place; the maximum stays exact.
 MOST_ROWS_NAMED = 5
@@ -118,7 +118,8 @@ def scan_table(
     is_missing = np.zeros(len(table), np.bool_)
     missing = {role.name: Problem() for role in roles}
     lengths = {role.name: (LengthHistogram(), LengthHistogram()) for role in roles if _has_length(role)}
-    labels = LabelScan(label_kind, separator) if label_kind is not None else None
+    label_role = schema.label_role
+    labels = LabelScan(label_kind, separator, label_role) if label_kind is not None and label_role is not None else None
     scenes = SceneScan(table, scene_options or SceneOptions(), say) if isinstance(table, ImageTable) else None
     content: list[bytes] = []
     split_key: list[bytes] = []
@@ -132,7 +133,11 @@ def scan_table(
                 values[role.name] = scenes.add(role, names[role.name][0], block.start, raw)
             else:
                 values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start)
-            _find_missing(role, values[role.name], block.start, is_missing, missing[role.name])
+            # No class at all is one of the things that a row with several classes may have.
+            checked = (
+                [value if value != [] else True for value in raw] if label_kind == "multi" and role.is_label else None
+            )
+            _find_missing(role, checked or values[role.name], block.start, is_missing, missing[role.name])
             if role.name in lengths:
                 _measure(role, values[role.name], *lengths[role.name])
             if role.is_label and labels is not None:
@@ -161,7 +166,7 @@ def _gather(role: Role, columns: list[list[Any]]) -> list[Any]:
     """Return one value per row, also of a role that has several columns."""
     if len(columns) == 1:
         return columns[0]
-    return [list(parts) for parts in zip(*columns, strict=True)]
+    return [without_empty_end(list(parts)) for parts in zip(*columns, strict=True)]
 
 
 def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int) -> list[Any]:
@@ -228,14 +233,17 @@ def _measure(role: Role, values: list[Any], characters: LengthHistogram, words: 
 
 def _check_tags(values: dict[str, list[Any]], role: Role, table: Table, start: int) -> None:
     for row, (tokens, tags) in enumerate(zip(values["tokens"], values[role.name], strict=True), start):
-        num_tags = len(label_list(tags, "tags", "")) if has_value(tags) else len(tokens)
-        if num_tags != len(tokens):
-            raise InputError(
-                "data.tags",
-                f"{table.name}: {table.place(row)} has {len(tokens)} tokens and {num_tags} tags",
-                saw=[f"tokens: {str(tokens)[:80]}", f"tags:   {str(tags)[:80]}"],
-                fix="give each token one tag",
-            )
+        if not has_value(tags):
+            continue
+        found = label_list(tags, "tags", "")
+        saw = [f"tokens: {str(tokens)[:80]}", f"tags:   {str(tags)[:80]}"]
+        if len(found) != len(tokens):
+            what = f"{table.place(row)} has {len(tokens)} tokens and {len(found)} tags"
+            raise InputError("data.tags", f"{table.name}: {what}", saw=saw, fix="give each token one tag")
+        if "" in found or (isinstance(tags, list) and None in tags):
+            place = next(place for place, tag in enumerate(found) if not tag or tag == "None")
+            what = f"the token {tokens[place]!r} in {table.place(row)} has no tag"
+            raise InputError("data.tags", f"{table.name}: {what}", saw=saw, fix="give each token one tag, O for none")
 
 
 def _hash(columns: list[list[Any]]) -> bytes:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
+import re
 from typing import Any
+
+_LIST_OF_TEXTS = re.compile(r"\s*\[\s*(?:['\"].*)?\]\s*", re.DOTALL)
 
 
 class UnusableValueError(ValueError):
@@ -14,7 +19,7 @@ def as_text(value: Any) -> str:
     """Return a text; numbers are written out, nothing is the empty text."""
     if isinstance(value, str):
         return value
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
@@ -22,12 +27,15 @@ def as_text(value: Any) -> str:
 
 
 def as_tokens(value: Any) -> list[str]:
-    """Return a list of words; a text is cut at blanks."""
+    """Return a list of words; a text is cut at blanks, unless it is a list that was written as text."""
     if isinstance(value, str):
-        return value.split()
+        words = listed(value)
+        value = value.split() if words is None else words
     if value is None:
         return []
     if isinstance(value, list):
+        if None in value:
+            raise UnusableValueError(f"word {value.index(None) + 1} of {len(value)} is null")
         return [as_text(part) for part in value]
     raise UnusableValueError(f"a list of words is needed, not {_shown(value)}")
 
@@ -36,31 +44,73 @@ def as_texts(value: Any) -> list[str]:
     """Return a list of texts, from a list or from one value per column."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # the form of ARC and OpenBookQA
         value = value["text"]
+    if isinstance(value, str):
+        value = listed(value) or value
     if isinstance(value, list | tuple):
         return [as_text(part) for part in value]
     raise UnusableValueError(f"a list of texts is needed, not {_shown(value)}")
 
 
+def listed(text: str) -> list[Any] | None:
+    """Return the list of texts that is written in one text, as Python or JSON writes it; None where it is none.
+
+    That is how a list gets into a cell of a csv file: "['Anna', 'lives']". Words in brackets without quotes are words.
+    """
+    return written_list(text) if _LIST_OF_TEXTS.fullmatch(text) else None
+
+
+def written_list(text: str) -> list[Any] | None:
+    """Return the list, of texts or numbers, that a text is; None where it is none."""
+    value = _written(text)
+    return value if isinstance(value, list) else None
+
+
+def _written(text: str) -> Any:
+    """Return the value that a text writes down, in JSON or in Python; None where it writes none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def without_empty_end(parts: list[Any]) -> list[Any]:
+    """Return the values of several columns without the empty ones behind the last that holds something."""
+    end = len(parts)
+    while end > 2 and (parts[end - 1] is None or (isinstance(parts[end - 1], str) and not parts[end - 1].strip())):
+        end -= 1
+    return parts[:end]
+
+
 def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
     """Return {"text": [...], "answer_start": [...]} of a question, both empty where it has no answer.
 
-    Taken are SQuAD's two forms, the same as JSON text (in a csv file), and a bare text, which is looked up in the
+    Taken are SQuAD's two forms, the same written as text (in a csv file), and texts alone, which are looked up in the
     context.
 
     Raises:
         UnusableValueError: It has another form, or an answer does not stand where it should.
     """
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UnusableValueError(f"the answers are no JSON: {error}") from error
+        written = _written(value)
+        if not isinstance(written, dict | list):
+            raise UnusableValueError(f"the answers are no JSON: {_shown(value)}")
+        value = written
     if value is None or value == "" or value == []:
         return {"text": [], "answer_start": []}
     if isinstance(value, str):
-        value = [{"text": value, "answer_start": context.find(value)}]
+        value = [value]
+    if isinstance(value, list) and all(isinstance(answer, str) for answer in value):
+        value = {"text": value}
     if isinstance(value, dict):
         texts, starts = value.get("text"), value.get("answer_start")
+        if isinstance(texts, str):
+            texts, starts = [texts], None if starts is None else [starts]
+        if isinstance(texts, list) and starts is None and all(isinstance(text, str) for text in texts):
+            starts = [context.find(text) for text in texts]
     elif isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
         texts = [answer.get("text") for answer in value]
         starts = [answer.get("answer_start") for answer in value]

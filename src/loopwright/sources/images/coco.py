@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from loopwright.errors import InputError
 from loopwright.sources.files import FileBytes, Offsets, Say
+from loopwright.sources.images.reading import path_of
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.json_files import ListReader
 from loopwright.sources.tables import Row
@@ -96,7 +98,7 @@ class CocoTable(ListedTable):
     def _add_category(self, value: Row, start: int) -> None:
         number, name = value.get("id"), value.get("name")
         if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
-            raise self._damaged("a category", "id and name", value, start)
+            raise self._damaged("a category", "id (a whole number) and name", value, start)
         if name in self.names.values() or number in self.names:
             raise InputError(
                 "data.classes",
@@ -125,8 +127,11 @@ class CocoTable(ListedTable):
                 saw=[f"{name} " for name, number in zip(self.files, self._ids, strict=True) if number == twice],
                 fix="give each image its own id",
             )
-        unknown = [place for place, number in enumerate(images_of) if number not in rows]
+        unknown = [place for place, number in enumerate(images_of) if not _is_in(number, rows)]
         if unknown:
+            fix = 'list the images under "images" with these ids, or take the annotations out'
+            if any(_is_in(_as_number(images_of[place]), rows) for place in unknown):
+                fix = "write the image_id as the id of the image is written: a number without quotes"
             raise InputError(
                 "data.annotations",
                 f"{self.path}: {len(unknown):,} of {len(images_of):,} annotations are of an image that is not listed",
@@ -134,14 +139,20 @@ class CocoTable(ListedTable):
                     f"image_id {images_of[place]!r} in line {self.source.line_at(int(starts[place])):,}"
                     for place in unknown[:_MOST_NAMED]
                 ],
-                fix='list the images under "images" with these ids, or take the annotations out',
+                fix=fix,
             )
         return np.array([rows[number] for number in images_of], np.int64)
 
     def _check_categories(self, categories_of: list[Any], rows: Any, starts: Any) -> None:
-        nameless = [place for place, number in enumerate(categories_of) if number not in self.names]
+        nameless = [place for place, number in enumerate(categories_of) if not _is_in(number, self.names)]
         if not nameless:
             return
+        first = categories_of[nameless[0]]
+        fix = f'add {{"id": {first}, "name": "..."}} to "categories"'
+        if _is_in(_as_number(first), self.names):
+            fix = "write the category_id as the id of the category is written: a number without quotes"
+        elif not isinstance(first, int):
+            fix = 'give each annotation its "category_id": the id of one of the categories'
         missing = sorted({str(categories_of[place]) for place in nameless})
         raise InputError(
             "data.classes",
@@ -151,7 +162,7 @@ class CocoTable(ListedTable):
                 f"line {self.source.line_at(int(starts[place])):,}"
                 for place in nameless[:_MOST_NAMED]
             ],
-            fix='add {"id": ' + missing[0] + ', "name": "..."} to "categories"',
+            fix=fix,
         )
 
     def _find_images(self, folder: Path) -> str:
@@ -161,7 +172,7 @@ class CocoTable(ListedTable):
         candidates = [".", "images", split, stem, f"images/{split}", f"{split}/images"]
         candidates += ["..", "../images", f"../{split}", f"../images/{split}", f"../{split}/images"]
         for candidate in candidates:
-            if any((folder / candidate / name).is_file() for name in self.files[:_MOST_NAMED]):
+            if any(os.path.isfile(path_of(str(folder / candidate), name)) for name in self.files[:_MOST_NAMED]):
                 return os.path.normpath(candidate)
         return "."
 
@@ -185,3 +196,13 @@ class CocoTable(ListedTable):
     def settings(self) -> dict[str, Any]:
         """Return the kind, and where the images are."""
         return {"kind": self.kind, "image_dir": self.image_dir}
+
+
+def _is_in(number: Any, known: Mapping[Any, Any]) -> bool:
+    """Whether an id is among the known ones; one that is a list or an object is not."""
+    return isinstance(number, str | int | float) and number in known
+
+
+def _as_number(value: Any) -> Any:
+    """Return the number that a text is; None for anything else."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from loopwright.errors import InputError
 from loopwright.sources.images.names import find_names_file, read_names
-from loopwright.sources.images.reading import is_image_name
+from loopwright.sources.images.reading import UNREAD_ENDINGS, is_image_name
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Row
 
@@ -17,10 +18,11 @@ MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # of the stem of a mask, behind 
 _MOST_NAMED = 5
 
 
-def list_images(root: Path, folder: str = ".") -> tuple[list[str], int]:
+def list_images(root: Path, folder: str = ".", unread: Counter[str] | None = None) -> tuple[list[str], int]:
     """Return the images in a folder and below, as sorted paths from root on, and how many bytes they have.
 
-    Links are followed, each folder once; names that begin with a dot are left out.
+    Links are followed, each folder once; names that begin with a dot are left out. `unread` is told the endings of
+    images that are of a kind that is not read.
     """
     found: list[str] = []
     num_bytes = 0
@@ -39,7 +41,17 @@ def list_images(root: Path, folder: str = ".") -> tuple[list[str], int]:
                 elif is_image_name(entry.name):
                     found.append(os.path.relpath(entry.path, root).replace(os.sep, "/"))
                     num_bytes += entry.stat().st_size if entry.is_file() else 0
+                elif unread is not None and (ending := os.path.splitext(entry.name)[1].lower()) in UNREAD_ENDINGS:
+                    unread[ending] += 1
     return sorted(found), num_bytes
+
+
+def note_unread(path: Path, unread: Counter[str]) -> tuple[str, ...]:
+    """Return a note about images of kinds that are not read; nothing where there are none."""
+    if not unread:
+        return ()
+    what = f"{unread.total():,} files of {path.name} are of kinds that are not read: {', '.join(sorted(unread))}"
+    return (f"{what}; save them as .jpg or .png",)
 
 
 def digest_of(kind: str, lines: list[str]) -> str:
@@ -70,9 +82,11 @@ class ImagesTable(ListedTable):
         self.image_dir = image_dir
         if path.is_dir():
             self.root = os.path.abspath(path)
-            self.files, self.num_bytes = list_images(Path(self.root), image_dir or ".")
+            unread: Counter[str] = Counter()
+            self.files, self.num_bytes = list_images(Path(self.root), image_dir or ".", unread)
             if not self.files:
                 raise no_images(path / (image_dir or "."))
+            self.notes = note_unread(path, unread)
         else:
             self.root = os.path.dirname(os.path.abspath(path))
             self.files, self.num_bytes = [path.name], path.stat().st_size
@@ -96,9 +110,11 @@ class ImageFolderTable(ListedTable):
         self.columns = ("image", "label")
         self.names = {}
         self.root = os.path.abspath(path)
-        self.files, self.num_bytes = list_images(Path(self.root))
+        unread: Counter[str] = Counter()
+        self.files, self.num_bytes = list_images(Path(self.root), ".", unread)
         if not self.files:
             raise no_images(path)
+        self.notes = note_unread(path, unread)
         loose = [name for name in self.files if "/" not in name]
         if loose:
             raise InputError(
@@ -116,7 +132,7 @@ class ImageFolderTable(ListedTable):
             if entry.is_dir() and entry.name not in classes and not entry.name.startswith((".", "__"))
         ]
         if empty:
-            self.notes = (
+            self.notes += (
                 f"{len(empty)} folders of {path.name} hold no image and are no class: {', '.join(empty[:5])}",
             )
 

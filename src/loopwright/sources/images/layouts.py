@@ -26,6 +26,7 @@ from loopwright.sources.opening import (
     is_hub,
     missing_file,
     open_table,
+    refuse_empty_names,
     split_of_hub,
 )
 from loopwright.sources.schema import Schema
@@ -83,6 +84,7 @@ class Layout:
 
     def locate(self, data: str | Path | None, files: dict[str, str | Path | None]) -> dict[str, Place]:
         """Return where each split is."""
+        refuse_empty_names(data, files)
         named = {
             split: self._named(Path(file).expanduser(), f"--{split}_file")
             for split, file in files.items()

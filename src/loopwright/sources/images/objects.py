@@ -8,6 +8,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from loopwright.errors import InputError
 from loopwright.sources.values import UnusableValueError
 
@@ -17,6 +20,7 @@ _KEYS = {
     "segmentation": ("segmentation", "segmentations", "segments", "polygons"),
     "iscrowd": ("iscrowd", "is_crowd", "crowd"),
 }
+_MOST_DIGITS = 7  # of five bits each: more pixels than an image can have
 _NEAR = 1.0  # pixels over the edge that are rounding and not worth a word
 
 
@@ -95,10 +99,14 @@ def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> 
             found.problem = f"a mask of {width} x {height}, but the image is {size[0]} x {size[1]}"
         box = _as_box(bbox, segment, size if columns.get("is_relative") else None)
         clipped = [min(max(edge, 0.0), float(size[place % 2])) for place, edge in enumerate(box)]
+        outline = [] if not isinstance(segment, list) else _box_of(segment)
         if box[2] <= box[0] or box[3] <= box[1]:
             found.dropped.append(("zero_size", f"box {_shown(box)} has no size"))
         elif clipped[2] <= clipped[0] or clipped[3] <= clipped[1]:
             found.dropped.append(("outside", f"box {_shown(box)} lies outside the image of {size[0]} x {size[1]}"))
+        elif outline and (min(outline[2:]) <= 0 or outline[0] >= size[0] or outline[1] >= size[1]):
+            where = f"{_shown(outline)} lies outside the image of {size[0]} x {size[1]}"
+            found.dropped.append(("outside", f"the outline in {where}"))
         else:
             found.num_clipped += any(abs(a - b) > _NEAR for a, b in zip(box, clipped, strict=True))
             found.boxes.append(clipped)
@@ -134,10 +142,14 @@ def _as_segment(value: Any, relative_to: tuple[int, int] | None) -> Any:
         size, counts = value.get("size"), value.get("counts")
         if isinstance(counts, bytes):
             counts = counts.decode("ascii", "replace")
-        if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, str | list):
+        is_size = isinstance(size, list | tuple) and len(size) == 2 and all(map(_is_length, size))
+        if not isinstance(size, list | tuple) or not is_size or not isinstance(counts, str | list):
             raise UnusableValueError(f'run lengths need {{"size": [h, w], "counts": ...}}, not {repr(value)[:60]}')
-        if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
-            raise UnusableValueError(f"run lengths of {sum(counts):,} pixels for a size of {size[0]} x {size[1]}")
+        if isinstance(counts, list) and not all(map(_is_length, counts)):
+            raise UnusableValueError(f"run lengths are whole numbers from 0 on, not {repr(counts)[:60]}")
+        num_pixels = sum(counts) if isinstance(counts, list) else int(unpacked_run_lengths(counts).sum())
+        if num_pixels != size[0] * size[1]:
+            raise UnusableValueError(f"run lengths of {num_pixels:,} pixels for a size of {size[0]} x {size[1]}")
         return {"size": [int(size[0]), int(size[1])], "counts": counts}
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         value = [value]
@@ -151,6 +163,34 @@ def _as_segment(value: Any, relative_to: tuple[int, int] | None) -> Any:
             scale = relative_to or (1, 1)
             polygons.append([float(edge) * scale[place % 2] for place, edge in enumerate(polygon)])
     return polygons or None
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int | float) and value >= 0 and float(value).is_integer()
+
+
+def unpacked_run_lengths(packed: str) -> npt.NDArray[np.int64]:
+    """Return the run lengths that COCO packs into a text: five bits per character, differences from the third on.
+
+    Raises:
+        UnusableValueError: It is no such text.
+    """
+    digits = np.frombuffer(packed.encode("ascii", "replace"), np.uint8).astype(np.int64) - 48
+    if not len(digits) or digits.min() < 0 or digits.max() > 63 or digits[-1] & 32:
+        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+    ends = np.flatnonzero(digits & 32 == 0)  # the sixth bit says that a number goes on
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    if int((ends - starts).max()) > _MOST_DIGITS:
+        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+    places = np.arange(len(digits)) - np.repeat(starts, ends - starts + 1)
+    numbers = np.add.reduceat((digits & 31) << (5 * places), starts)
+    is_negative = digits[ends] & 16 != 0
+    numbers = np.where(is_negative, numbers - (np.int64(1) << (5 * (ends - starts + 1))), numbers)
+    for first in (1, 2):  # each is the difference to the one before the last
+        numbers[first::2] = np.cumsum(numbers[first::2])
+    if numbers.min() < 0:
+        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+    return numbers
 
 
 def _box_of(segment: Any) -> list[float]:

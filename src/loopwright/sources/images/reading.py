@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import io
 import os
+import re
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ from loopwright.sources.values import UnusableValueError
 IMAGE_ENDINGS = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2"),
 )
+UNREAD_ENDINGS = (".heic", ".heif", ".avif", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm")
+_ADDRESS = re.compile(r"(https?|ftp|s3|gs)://")
 _ORIENTATION = 274  # the tag of EXIF
 _TURNED = (5, 6, 7, 8)  # orientations with width and height exchanged
 _PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -83,6 +87,8 @@ def read_bytes(source: Source) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
+        if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would be waited for.
+            raise BadImageError("is no ordinary file")
         data = Path(source).read_bytes()
     except FileNotFoundError as error:
         raise BadImageError("does not exist") from error
@@ -166,6 +172,14 @@ def _explain(error: Exception, data: bytes) -> str:
     return f"is cut off or damaged: {error}"
 
 
+def path_of(folder: str, name: str) -> str:
+    """Return the path of a file in a folder; one that Windows wrote, with backslashes, is found elsewhere too."""
+    path = os.path.join(folder, name)
+    if "\\" not in name or os.sep == "\\" or os.path.exists(path):
+        return path
+    return os.path.join(folder, name.replace("\\", "/"))
+
+
 def as_source(value: Any, folder: str) -> Source | None:
     """Return an image as absolute path or bytes, from what a row holds; None for nothing.
 
@@ -181,5 +195,7 @@ def as_source(value: Any, folder: str) -> Source | None:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return os.path.normpath(os.path.join(folder, os.path.expanduser(value.strip())))
+        if _ADDRESS.match(value.strip()):
+            raise UnusableValueError(f"{value.strip()[:80]!r} is an address: download the images, and give their paths")
+        return os.path.normpath(path_of(folder, os.path.expanduser(value.strip())))
     raise UnusableValueError(f"the path or the bytes of an image are needed, not {repr(value)[:60]}")

@@ -16,7 +16,7 @@ from loopwright.errors import InputError
 from loopwright.sources.files import Progress, Say
 from loopwright.sources.images.masks import class_of, count_ids, decode_ids, objects_of_mask
 from loopwright.sources.images.objects import Objects, read_objects
-from loopwright.sources.images.reading import BadImageError, Source, as_source, look_at, shown_source
+from loopwright.sources.images.reading import BadImageError, Source, as_source, look_at, read_bytes, shown_source
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.schema import Role
 from loopwright.sources.values import UnusableValueError
@@ -103,6 +103,7 @@ class SceneScan:
         self._wrong_mask = Findings()
         self._no_outline = Findings()
         self._turned_boxes = 0
+        self._num_shares = 0
         self._say = say
 
     @property
@@ -240,6 +241,7 @@ class SceneScan:
                 if segment is None:
                     self._no_outline.add(place)
         self.num_objects[row] = len(found.boxes)
+        self._num_shares += sum(max(box) <= 1 < min(size) for box in found.boxes)
         self.counts[row] = dict(Counter(self._named(category, column, row) for category in found.categories))
         for name, number in self.counts[row].items():
             self.first_with.setdefault(name, (row, number))
@@ -264,7 +266,7 @@ class SceneScan:
         """Refuse what no option leaves out.
 
         Raises:
-            InputError: data.size, data.masks or data.outlines.
+            InputError: data.size, data.masks, data.boxes or data.outlines.
         """
         if self._wrong_size.number:
             raise InputError(
@@ -279,6 +281,13 @@ class SceneScan:
                 f"{self.table.name}: {self._wrong_mask.number:,} masks hold no class ids",
                 saw=self._wrong_mask.first,
                 fix="write masks as PNG with one channel, or a palette, whose pixels are class ids",
+            )
+        if self._num_shares and self._num_shares == self.num_objects.sum():
+            raise InputError(
+                "data.boxes",
+                f"{self.table.name}: all {self._num_shares:,} boxes lie in the first pixel of their image",
+                saw=["they look like shares of its width and height"],
+                fix="write boxes in pixels: x and width times the width of the image, y and height times its height",
             )
         if self._no_outline.number:
             raise InputError(
@@ -318,10 +327,9 @@ def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -
 def content_of(path: str) -> tuple[str, int]:
     """Return the sha256 of a file and how many bytes it has; ("", 0) of one that cannot be read."""
     try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError:
-        return "", 0
+        data = read_bytes(path)
+    except BadImageError as error:
+        return error.fingerprint
     return hashlib.sha256(data).hexdigest(), len(data)
 
 

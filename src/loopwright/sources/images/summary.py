@@ -12,10 +12,12 @@ from loopwright.errors import InputError
 from loopwright.sources.images.masks import class_of
 from loopwright.sources.images.names import Names
 from loopwright.sources.images.scanning import SceneScan
-from loopwright.sources.labels import Labels, did_you_mean, ordered
+from loopwright.sources.labels import Labels, did_you_mean, map_flag, never_renamed, ordered
 from loopwright.sources.schema import Role
 
 _MOST_NAMED = 5
+_LEAST_GAPS = 10  # classes for each id that occurs
+_MOST_NAMELESS = 1_000
 
 
 class Scenes:
@@ -70,10 +72,14 @@ class Scenes:
                 saw=[f"{len(lead.table):,} images"],
                 fix="give annotations; to train without them there is masked-image-modeling",
             )
-        stated = dict.fromkeys(self.label_map.get(name, name) for name in lead.table.id_names(self.column).values())
+        listed = lead.table.id_names(self.column).values()
+        stated = dict.fromkeys(self.label_map.get(name, name) for name in listed)
         names = tuple(label_names or (stated if found <= set(stated) else ordered(sorted(found))))
         for split, scan in self.scans.items():
             self._check_unknown(split, scan, names, unknown_labels)
+        if label_names is None:  # else the map is that of a model
+            occurring = [*(name for scan in self.scans.values() for name in scan.first_with), *listed]
+            self.warnings += never_renamed(self.label_map, map(str, occurring), "object is of the class")
         return Labels("class", names, self.label_map)
 
     def _check_unknown(self, split: str, scan: SceneScan, names: tuple[str, ...], unknown_labels: str) -> None:
@@ -91,7 +97,7 @@ class Scenes:
             near = did_you_mean(name, names)
             hint = f" -- did you mean {near!r}?" if near else ""
             saw.append(f"unknown {name!r}: first in {scan.table.place(scan.first_with[name][0])}{hint}")
-            fixes += [f"{name}={near}"] if near else []
+            fixes += [(name, near)] if near else []
         raise InputError(
             "data.labels",
             f"{len(unknown)} class{'es' if len(unknown) > 1 else ''} of {scan.table.name} never "
@@ -99,7 +105,7 @@ class Scenes:
             if split != self._lead
             else f"{len(unknown)} classes of {scan.table.name} are none of those that there can be",
             saw=saw,
-            fix=(f"--label_map {','.join(fixes)}   or   " if fixes else "") + "--unknown_labels drop",
+            fix=(f"{map_flag(fixes)}   or   " if fixes else "") + "--unknown_labels drop",
         )
 
     # ------------------------------------------------------------------------------------------------------- masks
@@ -113,6 +119,7 @@ class Scenes:
         elif stated:
             names = _filled(stated, max(stated) + 1)
         else:
+            self._check_gaps(lead, largest)
             names = _filled({}, largest + 1)
         for scan in self.scans.values():
             self._check_names(scan, names)
@@ -120,6 +127,25 @@ class Scenes:
         if len(names) < 2 and is_training and label_names is None:
             self._refuse_one_class(lead)
         return Labels("class", names, {})
+
+    def _check_gaps(self, lead: SceneScan, largest: int) -> None:
+        """Note, or refuse, ids that are probably no numbers of classes: a few, with wide gaps between them."""
+        ids = sorted(lead.first_with)
+        if not ids or largest < _LEAST_GAPS * len(ids):
+            return
+        if largest < _MOST_NAMELESS:
+            first = lead.table.place(lead.first_with[ids[-1]][0])
+            self.warnings.append(
+                f"masks of {lead.table.name} hold {len(ids)} different ids, the largest is {ids[-1]} (first: {first}): "
+                f"ids are the numbers of classes, from 0 on, so there are {largest + 1} classes"
+            )
+            return
+        raise InputError(
+            "data.classes",
+            f"masks of {lead.table.name} hold {len(ids):,} ids up to {ids[-1]:,}: too many classes without names",
+            saw=[f"ids: {', '.join(map(str, ids[:10]))}" + (" ..." if len(ids) > 10 else "")],
+            fix="write masks with the ids 0, 1, 2, ...; or give the names of all classes in id2label.json",
+        )
 
     def _class(self, number: int) -> int:
         found = class_of(number, *self.scans[self._lead].options)
@@ -165,7 +191,9 @@ class Scenes:
             "data.one_class",
             f"all pixels in the masks of {lead.table.name} are of one class",
             saw=[f"pixels by id: {dict(sorted(totals.items()))}"],
-            fix=(ignored if totals[index] else "") + "--ignore_index -100 to count all ids, or masks with two classes",
+            fix=f"{ignored}--ignore_index -100 to count all ids, or masks with two classes"
+            if totals[index]
+            else "give masks with two classes or more",
         )
 
     # ----------------------------------------------------------------------------------------------------- numbers

@@ -10,6 +10,7 @@ from typing import Any
 
 from loopwright.sources.files import Say
 from loopwright.sources.images.names import Names, read_names
+from loopwright.sources.images.reading import path_of
 from loopwright.sources.tables import Block, Row, Table, value_at
 
 ROWS_PER_BLOCK = 256
@@ -74,7 +75,7 @@ class TableOfImages(ImageTable):
         self.root = os.path.normpath(os.path.join(self.root, self.image_dir))
 
     def _are_in(self, place: str, paths: list[str]) -> bool:
-        return any(os.path.isfile(os.path.join(self.root, place, path)) for path in paths)
+        return any(os.path.isfile(path_of(os.path.join(self.root, place), path)) for path in paths)
 
     def __len__(self) -> int:
         return len(self._table)

@@ -1,0 +1,65 @@
+"""Odd things that a command line is given to predict, or to train on: each ends with a sentence and a way out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+
+from loopwright.cli import main
+from tasks.reviews import rows, write_csv
+
+
+def run(capsys, *words):
+    """Run a command line; return its exit code and all that it said."""
+    code = main(list(map(str, words)))
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture
+def refused(capsys):
+    """Return a function that runs a command line, which must be refused, and returns what it said."""
+
+    def check(*words):
+        code, err = run(capsys, *words)
+        assert code == 2 and "fix: " in err and "Traceback" not in err
+        return err
+
+    return check
+
+
+def test_inputs_that_are_no_utf8_are_refused(refused, finished, monkeypatch):
+    assert "error[data.encoding]" in refused("predict", finished.path, "caf\udce9")
+    for stdin in (io.StringIO("caf\udce9\n"), io.TextIOWrapper(io.BytesIO(b"good\ncaf\xe9\n"), encoding="utf-8")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert "stdin is not UTF-8" in refused("predict", finished.path, "-")
+
+
+def test_a_folder_and_a_pipe_with_the_ending_of_a_file_do_exist(refused, finished, tmp_path):
+    (tmp_path / "rows.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert "rows.csv is a folder" in refused("predict", finished.path, "rows.csv")
+    assert "pipe.csv is no ordinary file" in refused("predict", finished.path, "pipe.csv")
+
+
+def test_a_name_that_the_shell_left_empty_is_refused(refused):
+    for task in ("text-classification", "image-classification"):
+        assert "--data is empty" in refused("check", task, "--files", "--data", "")
+
+
+def test_a_very_long_label_is_cut_off_where_it_is_shown(capsys, tmp_path):
+    names = ["x" * 300, "y" * 300]
+    made = [row | {"stars": names[place % 2]} for place, row in enumerate(rows(30))]
+    data = write_csv(tmp_path / "long.csv", made)
+    code, said = run(capsys, "check", "text-classification", "--files", "--data", data)
+    assert code == 0 and "labels xxx" in said and max(map(len, said.splitlines())) < 200
+
+
+def test_halves_of_characters_are_predicted_too(capsys, finished, tmp_path):
+    lines = [json.dumps({"text": text}) for text in ("a good film", "half \ud83d a film")]
+    (tmp_path / "new.jsonl").write_text("\n".join(lines) + "\n")
+    assert run(capsys, "predict", finished.path, "new.jsonl", "--out", "found.jsonl")[0] == 0
+    assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,230 @@
+"""Images and annotations as people have them: what is read, what is said about it, what is refused before training."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from tests.sources.refusing import assert_refused, write
+
+from loopwright.sources import preflight
+from loopwright.sources.images.objects import read_objects, unpacked_run_lengths
+from loopwright.sources.schema import SCHEMAS
+from loopwright.sources.values import UnusableValueError
+
+Image = pytest.importorskip("PIL.Image")
+CLASSIFY = SCHEMAS["image-classification"]
+SEGMENT = SCHEMAS["semantic-segmentation"]
+DETECT = SCHEMAS["object-detection"]
+OUTLINE = SCHEMAS["instance-segmentation"]
+WIDTH, HEIGHT = 32, 24
+
+
+def picture(path, number=0, size=(WIDTH, HEIGHT)):
+    """Write an image that no other number gives."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (number, 100, 0)).save(path)
+    return path
+
+
+def pets(folder, number=10):
+    """Write a folder of two classes."""
+    for place in range(number):
+        picture(folder / "cat" / f"{place}.png", place)
+        picture(folder / "dog" / f"{place}.png", 100 + place)
+    return folder
+
+
+def coco(folder, number=12, **changed):
+    """Write images and COCO's json about them; `changed` goes into its fourth annotation."""
+    content = {
+        "images": [{"id": k, "file_name": f"{k}.png", "width": WIDTH, "height": HEIGHT} for k in range(number)],
+        "categories": [{"id": 3, "name": "a"}, {"id": 90, "name": "b"}],
+        "annotations": [
+            {"id": k, "image_id": k, "category_id": (3, 90)[k % 2], "bbox": [4, 5, 10, 8]} for k in range(number)
+        ],
+    }
+    for place, annotation in enumerate(content["annotations"]):
+        annotation["segmentation"] = [[4, 5, 14, 5, 14, 13, 4, 13]]
+        picture(folder / f"{place}.png", place)
+    content["annotations"][3].update(changed)
+    return content
+
+
+def saved(folder, content):
+    """Write COCO's json."""
+    return write(folder / "objects.json", json.dumps(content))
+
+
+# --------------------------------------------------------------------------------------------------- image files
+
+
+def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(pets(tmp_path / "pets") / "cat" / "pipe.png")
+    with assert_refused("data.image") as refusal:
+        preflight(CLASSIFY, data=tmp_path / "pets")
+    assert "pipe.png is no ordinary file" in refusal
+
+
+def test_images_of_kinds_that_are_not_read_are_counted(tmp_path):
+    folder = pets(tmp_path / "pets")
+    for name in ("a.heic", "b.HEIC", "c.avif", "Thumbs.db"):
+        write(folder / "cat" / name, b"x")
+    plan = preflight(CLASSIFY, data=folder)
+    assert any("3 files of pets are of kinds that are not read: .avif, .heic" in note for note in plan.warnings)
+
+
+def test_an_address_is_no_path(tmp_path):
+    pets(tmp_path)
+    rows = "".join(f"cat/{k}.png,cat\nhttps://example.org/{k}.png,dog\n" for k in range(9))
+    with assert_refused("data.value") as refusal:
+        preflight(CLASSIFY, data=write(tmp_path / "rows.csv", "image,label\n" + rows))
+    assert "line 3" in refusal and "download" in refusal
+
+
+def test_paths_that_were_written_on_windows_are_found(tmp_path):
+    pets(tmp_path / "images")
+    rows = "".join(f"cat\\{k}.png,cat\ndog\\{k}.png,dog\n" for k in range(9))
+    plan = preflight(CLASSIFY, data=write(tmp_path / "rows.csv", "image,label\n" + rows))
+    row = plan.rows("train")[0]
+    assert os.path.isfile(row["image"])
+    content = coco(tmp_path / "images" / "sub")
+    for image in content["images"]:
+        image["file_name"] = "sub\\" + image["file_name"]
+    plan = preflight(DETECT, data=saved(tmp_path, content))
+    assert os.path.isfile(plan.rows("train")[0]["image"])
+
+
+def test_one_folder_of_images_is_told_that_another_is_needed(tmp_path):
+    for number in range(9):
+        picture(tmp_path / "pets" / "cat" / f"{number}.png", number)
+    with assert_refused("data.one_class") as refusal:
+        preflight(CLASSIFY, data=tmp_path / "pets")
+    assert "--label_column" not in refusal and "a folder for each class" in refusal.error.fix
+
+
+# ---------------------------------------------------------------------------------------------------------- masks
+
+
+def masks(folder, ids):
+    """Write images, and masks whose pixels have these ids in turn."""
+    for number in range(10):
+        picture(folder / "images" / f"{number}.png", number)
+        pixels = np.resize(np.array(ids), (HEIGHT, WIDTH)).astype(np.uint16 if max(ids) > 255 else np.uint8)
+        (folder / "masks").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(folder / "masks" / f"{number}.png")
+    return folder
+
+
+def test_ids_with_wide_gaps_between_them_are_named(tmp_path):
+    plan = preflight(SEGMENT, data=masks(tmp_path, (0, 1, 200)))
+    assert any("3 different ids, the largest is 200 (first: images/0.png)" in note for note in plan.warnings)
+    assert not any("different ids" in note for note in preflight(SEGMENT, data=masks(tmp_path, (0, 1, 2))).warnings)
+
+
+def test_ids_that_are_no_numbers_of_classes_are_refused(tmp_path):
+    with assert_refused("data.classes") as refusal:
+        preflight(SEGMENT, data=masks(tmp_path, (0, 300, 60_000)))
+    assert "0, 300, 60000" in refusal and "id2label.json" in refusal.error.fix
+
+
+def test_masks_of_one_id_are_not_told_of_an_id_that_they_do_not_have(tmp_path):
+    with assert_refused("data.one_class") as refusal:
+        preflight(SEGMENT, data=masks(tmp_path, (0, 0)))
+    assert "--ignore_index" not in refusal.error.fix
+    with assert_refused("data.one_class") as refusal:
+        preflight(SEGMENT, data=masks(tmp_path, (255, 255)))
+    assert "--ignore_index" in refusal.error.fix
+
+
+# ----------------------------------------------------------------------------------------------------------- COCO
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "told"),
+    [
+        ({"category_id": [3]}, "data.classes", "category_id [3]"),
+        ({"image_id": [3]}, "data.annotations", "image_id [3]"),
+        ({"image_id": {"a": 1}}, "data.annotations", "image_id {'a': 1}"),
+        ({"category_id": None}, "data.classes", 'give each annotation its "category_id"'),
+        ({"category_id": "3"}, "data.classes", "without quotes"),
+        ({"image_id": "3"}, "data.annotations", "without quotes"),
+    ],
+    ids=["list", "list_of_image", "object", "none", "text", "text_of_image"],
+)
+def test_ids_of_another_kind_are_refused_with_a_way_out_that_is_one(tmp_path, changed, code, told):
+    with assert_refused(code) as refusal:
+        preflight(DETECT, data=saved(tmp_path, coco(tmp_path, **changed)))
+    assert told in refusal and '"id": None' not in refusal
+
+
+def test_a_category_whose_id_is_a_text_is_told_that_it_must_be_a_number(tmp_path):
+    content = coco(tmp_path)
+    content["categories"][0]["id"] = "3"
+    with assert_refused("data.annotations") as refusal:
+        preflight(DETECT, data=saved(tmp_path, content))
+    assert "whole number" in refusal
+
+
+def test_boxes_in_shares_of_the_image_are_refused(tmp_path):
+    content = coco(tmp_path)
+    for annotation in content["annotations"]:
+        annotation["bbox"] = [0.1, 0.2, 0.5, 0.5]
+    with assert_refused("data.boxes") as refusal:
+        preflight(DETECT, data=saved(tmp_path, content))
+    assert "12 boxes" in refusal and "shares" in refusal and "pixels" in refusal.error.fix
+    content["annotations"][3]["bbox"] = [3, 3, 9, 9]
+    assert preflight(DETECT, data=saved(tmp_path, content)).task == "object-detection"
+
+
+def test_boxes_that_may_be_corners_are_suspected(tmp_path):
+    content = coco(tmp_path)
+    for annotation in content["annotations"]:
+        annotation["bbox"] = [20, 15, 30, 22]
+    plan = preflight(DETECT, data=saved(tmp_path, content))
+    assert any("x, y, width, height" in note for note in plan.warnings)
+
+
+def test_an_outline_outside_its_image_is_left_out(tmp_path):
+    content = coco(tmp_path, segmentation=[[500, 500, 600, 500, 600, 600]])
+    plan = preflight(OUTLINE, data=saved(tmp_path, content))
+    assert plan.dropped == {"boxes_outside": 1}
+
+
+@pytest.mark.parametrize(
+    "counts",
+    ["hello", "\u00ff", "", "0", [1, 2], ["100", "668"], [-5, 773], [0.5, 767.5], None],
+    ids=["word", "no_ascii", "empty", "short", "few", "texts", "negative", "fractions", "none"],
+)
+def test_run_lengths_that_are_none_are_refused_before_training(tmp_path, counts):
+    content = coco(tmp_path, segmentation={"size": [HEIGHT, WIDTH], "counts": counts})
+    with assert_refused("data.boxes") as refusal:
+        preflight(OUTLINE, data=saved(tmp_path, content))
+    assert "run lengths" in refusal and "3.png" in refusal
+
+
+@pytest.mark.parametrize(
+    "size", [["24", "32"], [24.5, 32], [-24, -32], None], ids=["texts", "fraction", "negative", "none"]
+)
+def test_run_lengths_need_a_size(tmp_path, size):
+    with pytest.raises(UnusableValueError, match="run lengths"):
+        read_objects(
+            {"category": [1], "segmentation": [{"size": size, "counts": [768]}], "bbox": [[1, 1, 5, 5]]},
+            (WIDTH, HEIGHT),
+        )
+
+
+def test_packed_run_lengths_are_unpacked_as_the_tools_of_coco_pack_them():
+    mask = pytest.importorskip("faster_coco_eval.core.mask")
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        pixels = np.asfortranarray(generator.random((40, 300)) < generator.random(), dtype=np.uint8)
+        packed = mask.encode(pixels)["counts"].decode("ascii")
+        flat = pixels.ravel(order="F")
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1, [flat.size]])
+        expected = ([0] if flat[0] else []) + np.diff(edges).tolist()
+        assert unpacked_run_lengths(packed).tolist() == expected
+    content = {"category": [1], "segmentation": [{"size": [40, 300], "counts": packed}], "bbox": [[1, 1, 5, 5]]}
+    assert read_objects(content, (300, 40)).segments == content["segmentation"]
