@@ -12,28 +12,29 @@ import difflib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder, check_new_folder, create_run, find_run, runs_root, write_atomically
-from loopwright.sources import DataOptions, DataPlan, Schema, check_unchanged, preflight
-from loopwright.sources.opening import KINDS_BY_ENDING, open_table
+from loopwright.run_folder import RunFolder, find_run, write_atomically
+from loopwright.run_folder.listing import list_runs
+from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
-from loopwright.tasks.command_text import command_text
-from loopwright.tasks.data import ReadingProgress, RunData, check_inputs, describe
+from loopwright.tasks.data import ReadingProgress, RunData, describe
+from loopwright.tasks.kept_config import config_of
+from loopwright.tasks.other_data import by_role, names_in, plan_of_file
 from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import Settings, check_trackers, settle, words_of
-from loopwright.version import package_version
+from loopwright.tasks.seeds import SeedRun, say_seeds
+from loopwright.tasks.settings import Settings, settle, words_of
+from loopwright.tasks.starting import DATA_FLAGS, Seeds, check_settings, start
 
 if TYPE_CHECKING:
     from loopwright.checkpoint import Finding
+    from loopwright.report import Watch
     from loopwright.tasks.base import Job
     from loopwright.tasks.job import Outcome
 
-_DATA_FLAGS = ("data", "train_file", "validation_file", "test_file")
 _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
 
@@ -41,19 +42,50 @@ _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
 # ------------------------------------------------------------------------------------------------------ the verbs
 
 
-def train(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> Run:
+@overload
+def train(
+    task: str, *, config: str | Path | None = None, quiet: bool = False, seeds: None = None, **flags: Any
+) -> Run: ...
+
+
+@overload
+def train(
+    task: str, *, config: str | Path | None = None, quiet: bool = False, seeds: int, **flags: Any
+) -> list[Run]: ...
+
+
+def train(
+    task: str, *, config: str | Path | None = None, quiet: bool = False, seeds: int | None = None, **flags: Any
+) -> Run | list[Run]:
     """Train a model and return its run; like `lw train TASK --flags`.
 
     Args:
         task: such as "text-classification".
         config: a YAML or JSON file of settings; flags win over it.
         quiet: print nothing; log.txt has it.
+        seeds: train so many times, with `seed` and the seeds after it; then a list of runs is returned.
         flags: by their names on the command line, the short ones too; for images `model` may be a module of PyTorch.
 
     Raises:
         InputError, ConfigError: what was given cannot work; nothing is left behind.
     """
-    return Run(start(_settled(get_task(task), flags, config), Screen(is_quiet=quiet)).run)
+    settings = _settled(get_task(task), flags if seeds is None else {**flags, "seeds": seeds}, config)
+    if seeds is None and settings.args.seeds > 1:
+        raise InputError(
+            "args.value",
+            f"{config} asks for {settings.args.seeds} seeds, and train() without seeds returns one run",
+            fix=f"seeds={settings.args.seeds}, which returns a list of runs",
+        )
+    if seeds is None:
+        return Run(start(settings, Screen(is_quiet=quiet)).run)
+    several = Seeds(settings)
+    ended = []
+    for seed in several.seeds:
+        outcome = several.train(seed, Screen(is_quiet=quiet))
+        ended.append(SeedRun(seed, outcome.run, outcome.state))
+    if len(ended) > 1:
+        say_seeds(ended, [], Screen(is_quiet=quiet))
+    return [Run(each.run) for each in ended]
 
 
 def check(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> DataPlan:
@@ -124,6 +156,11 @@ class Run:
         """Return a run by its folder, its id, or "last"."""
         return cls(find_run(name))
 
+    @classmethod
+    def all(cls) -> list[Run]:
+        """Return the runs so far whose folders are there, the newest first; like `lw runs`."""
+        return [cls(RunFolder(one.path)) for one in list_runs()[::-1] if one.path.is_dir()]
+
     def __repr__(self) -> str:
         result = self.result
         best = result.get("metrics", {}).get(result.get("metric"))
@@ -173,11 +210,41 @@ class Run:
         """Go on with the run."""
         return resume(self, **changes)
 
-    def report(self) -> Path:
-        """Write report.html of the run, whatever state it is in, and return the file."""
-        from loopwright.report import write_report
+    def report(self, *, out: str | Path | None = None) -> Path:
+        """Write the page of the run, whatever state it is in, and return the file: report.html in its folder.
 
-        return write_report(self.path)
+        Args:
+            out: another file to write.
+        """
+        from loopwright.report import REPORT, page_path, write_report
+
+        return write_report(self.path, page_path(out, self.path / REPORT, "out="))
+
+    def compare(self, other: str | Path | Run, *more: str | Path | Run, out: str | Path | None = None) -> Path:
+        """Write the page of this run and others side by side, and return the file: compare.html in its folder.
+
+        Args:
+            other: a folder, an id, "last", or a Run.
+            more: further ones.
+            out: another file to write.
+        """
+        from loopwright.report import COMPARISON, open_run, page_path, write_comparison
+
+        others = [one.path if isinstance(one, Run) else open_run(one).path for one in (other, *more)]
+        return write_comparison([self.path, *others], page_path(out, self.path / COMPARISON, "out="))
+
+    def watch(self, port: int | None = None) -> Watch:
+        """Serve the page of the run on this machine, in the background; it follows the run.
+
+        Args:
+            port: on 127.0.0.1; 0 takes any that is free, None the one of `lw watch`.
+
+        Returns:
+            The page that is served: `url` says where; it ends with `close()`, a `with` block, or the program.
+        """
+        from loopwright.report import Watch
+
+        return Watch(self.path) if port is None else Watch(self.path, port)
 
     def verify(self, say: Callable[[int, int], None] | None = None) -> list[Finding]:
         """Check every byte of the checkpoints, and return a finding for each.
@@ -210,7 +277,7 @@ def _folder(run: str | Path | Run) -> RunFolder:
 
 def _settled(task: Task, flags: Mapping[str, Any], config: str | Path | None) -> Settings:
     written, module = _without_module(task, flags)
-    settings = replace(settle(task, words_of(written), config), module=module)
+    settings = replace(settle(task, words_of(written), config, module is not None), module=module)
     if settings.sources.get("oom") == "default":
         settings.args.oom = "stop"  # in Python nothing is changed that was not asked for
     return settings
@@ -237,78 +304,27 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 # ------------------------------------------------------------------------------------------------------ training
 
 
-def start(settings: Settings, screen: Screen, command: Sequence[str] | None = None) -> Outcome:
-    """Train in a new run folder; called by `train` and by the command line."""
-    task = get_task(settings.args.task)
-    is_named = settings.is_given("output_dir")
-    if is_named:
-        check_new_folder(settings.training.output_dir, "output_dir=" if command is None else "--output_dir ")
-    plan = check_files(task, settings, screen)
-    from loopwright.tasks.job import train as train_job
-
-    def make_run() -> RunFolder:
-        about = {"task": task.name, "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        label = Path(plan.files[0].path).stem if len(plan.files) == 1 else Path(plan.files[0].path).parent.name
-        folder = create_run(label, about, settings.training.output_dir if is_named else None)
-        write_atomically(folder.data, plan.to_json())
-        write_atomically(folder.command, command_text(command))
-        return folder
-
-    return train_job(task, settings, RunData(plan), screen, None, make_run)
-
-
-def check_files(task: Task, settings: Settings, screen: Screen) -> DataPlan:
-    """Check what is installed, the model's name and the data files, and return the plan; imports no torch."""
-    task.check_installed()
-    check_trackers(settings.training.report_to)
-    if settings.args.model is not None:
-        task.find_model(settings.args.model)
-    if all(getattr(settings.args, name) is None for name in _DATA_FLAGS):
-        raise InputError(
-            "data.file",
-            "there is no data: neither --data nor --train_file is given",
-            fix=f"--data FILE   or   lw demo {task.name}",
-        )
-    screen.say(f"loopwright {package_version()} · {task.name}")
-    with ReadingProgress(screen) as progress:
-        plan = task.preflight(settings.args, progress)
-    screen.block("data", *describe(plan, settings.args))
-    return plan
-
-
-def check_settings(settings: Settings, screen: Screen) -> DataPlan:
-    """Do everything up to the first update, rehearsal included, and leave nothing behind."""
-    task = get_task(settings.args.task)
-    plan = check_files(task, settings, screen)
-    from loopwright.tasks.job import rehearse_only
-
-    root = runs_root()
-    had_root = root.exists()
-    folder = root / f".check-{datetime.now():%H%M%S%f}"
-    folder.mkdir(parents=True)
-    try:
-        rehearse_only(task, settings, RunData(plan), RunFolder(folder), screen)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not had_root:
-            root.rmdir()
-    return plan
-
-
 def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = None) -> Outcome:
     """Go on with a run in its folder; called by `resume` and by the command line."""
     task = get_task(str(folder.about["task"]))
-    settings = replace(settle(task, words, folder.config), module=module)
+    config = config_of(folder)
+    settings = replace(settle(task, words, config), module=module)
     if settings.sources["output_dir"] == "flag":
         raise InputError(
             "args.value", "a run goes on in its own folder", fix=f"lw train {folder.path} --output_dir ..."
         )
+    if settings.args.seeds > 1:
+        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
+        raise InputError("args.value", "a run that goes on has one seed", fix=f"leave out --seeds   or   {again}")
     screen.attach(folder)
     screen.say(f"resume {folder.id}  {' '.join(words)}")
-    if settings.training.max_steps > 0 and _names_in(words) & {"epochs", "num_train_epochs"}:
+    if config != folder.config:
+        screen.say(f"note: config.yaml was cut off; it is written anew from {config.parent.relative_to(folder.path)}")
+        write_atomically(folder.config, config.read_bytes())
+    if settings.training.max_steps > 0 and names_in(words) & {"epochs", "num_train_epochs"}:
         screen.say(f"note: --max_steps {settings.training.max_steps} decides how long the run is, not --epochs")
     with ReadingProgress(screen) as progress:
-        plan = _same_plan(task, settings, folder, bool(_names_in(words) & set(_DATA_FLAGS)), progress)
+        plan = _same_plan(task, settings, folder, bool(names_in(words) & set(DATA_FLAGS)), progress)
     status, told = folder.status, folder.read_result().get("updates")  # of an older end, after a kill at the last one
     if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
         return _already_done(folder, settings, screen)
@@ -416,7 +432,7 @@ def load_run(
     from loopwright.tasks.restoring import load_weights
 
     task = _task_of(folder)
-    settings = settle(task, words or [], folder.config)
+    settings = settle(task, words or [], config_of(folder))
     if plan is None:
         plan = DataPlan.read(folder.data)
     prepare_torch(settings)
@@ -450,7 +466,7 @@ def evaluate_run(
     """
     own = DataPlan.read(folder.data)
     task = _task_of(folder)
-    settings = settle(task, words or [], folder.config)
+    settings = settle(task, words or [], config_of(folder))
     limit = settings.args.max_eval_samples
     if data is None:
         if not allow_changed_data:
@@ -458,9 +474,9 @@ def evaluate_run(
                 check_unchanged(own, progress)
         plan, place = own, folder.evaluation
     else:
-        plan = _plan_of_file(task, task.schema(settings.args), settings, own, words, validation_file=data)
+        plan = plan_of_file(task, task.schema(settings.args), settings, own, words, validation_file=data)
         place = folder.evaluation / Path(data).stem
-        if "max_eval_samples" not in _names_in(words):
+        if "max_eval_samples" not in names_in(words):
             limit = None
     screen.block("data", *describe(plan))
     num_seen = 0 if data is None else own.num_trained_on(plan)
@@ -493,88 +509,16 @@ def predict_run(
     plan = DataPlan.read(folder.data)
     rows: Any
     if isinstance(inputs, (str, Path)):
-        settings = settle(task, words or [], folder.config)
+        settings = settle(task, words or [], config_of(folder))
         schema = task.schema(settings.args).for_prediction()
-        rows = _plan_of_file(task, schema, settings, plan, words, test_file=inputs).rows("test")
+        rows = plan_of_file(task, schema, settings, plan, words, test_file=inputs).rows("test")
     elif all(isinstance(each, str) for each in inputs):
         rows = task.rows_of_texts(plan, [str(each) for each in inputs])
     else:
-        rows = [_by_role(plan, each) for each in inputs if not isinstance(each, str)]
+        rows = [by_role(plan, each) for each in inputs if not isinstance(each, str)]
     job = load_run(folder, words=words, module=module)
     job.model.eval()
     yield from task.predict_rows(job, rows)
-
-
-def _names_in(words: Sequence[str] | None) -> set[str]:
-    """Return the flags of a command line: those of this call, and not those that the run was begun with."""
-    flags = [word.partition("=")[0] for word in words or () if word.startswith("--")]
-    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
-
-
-def _plan_of_file(
-    task: Task, schema: Schema, settings: Settings, own: DataPlan, words: Sequence[str] | None, **file: Any
-) -> DataPlan:
-    """Return the plan of a file of other data: with the columns of the run, else with those that can be guessed.
-
-    Args:
-        task: the task.
-        schema: what is needed of a row.
-        settings: of the run, with flags of this call.
-        own: the plan of the run's own data.
-        words: the flags of this call.
-        file: the path, by what it is to `preflight`.
-
-    Raises:
-        InputError: the file cannot be used; it says why and what to do.
-    """
-    schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
-    (path,) = file.values()
-    if has_known_ending(path):
-        options = replace(options, file_kind=None, delimiter=None)  # those were of the run's own files
-    roles = {role.name for role in schema.roles}
-    now = {name.removesuffix("_column") for name in _names_in(words)} & roles
-    named = {role: column for role, column in task.columns(settings.args).items() if role in now}
-    columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}
-    try:
-        return preflight(schema, columns=columns, options=options, **file)
-    except InputError as error:
-        if error.code != "data.column":
-            raise
-    found = open_table(
-        path, kind=options.file_kind, delimiter=options.delimiter, quoting=options.quoting, text_unit=options.text_unit
-    ).columns
-    kept = {role: column for role, column in columns.items() if role in named or _has_columns(found, column)}
-    needed = [role.name for role in schema.roles if role.is_required]
-    if len(found) == 1 and len(needed) == 1 and not named:
-        kept[needed[0]] = found[0]
-    plan = preflight(schema, columns=kept, options=options, **file)
-    check_inputs(plan, own, set(named))
-    return plan
-
-
-def has_known_ending(path: str | Path) -> bool:
-    """Whether the name of a file says what is in it, as that of a csv or a jsonl.gz file does."""
-    return Path(Path(path).name.lower().removesuffix(".gz")).suffix in KINDS_BY_ENDING
-
-
-def _has_columns(found: Sequence[str], column: str | Sequence[str]) -> bool:
-    names = [column] if isinstance(column, str) else column
-    return all(name in found or name.partition(".")[0] in found for name in names)
-
-
-def _by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
-    named = {column: role for role, column in plan.columns.items() if isinstance(column, str)}
-    return {named.get(name, name): value for name, value in row.items()}
-
-
-def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
-    """Return how other data is read for a model: with its labels."""
-    if plan.labels is None:
-        return task.data_options(args)
-    kind = plan.labels.kind if plan.labels.kind in ("class", "multi", "float") else None
-    return replace(
-        task.data_options(args), label_kind=kind, label_names=plan.labels.names or None, label_map=plan.labels.label_map
-    )
 
 
 def export_run(folder: RunFolder, target: Path) -> Path:

@@ -71,6 +71,10 @@ class CheckpointError(LoopwrightError):
     """A checkpoint that cannot be written, or cannot be trusted."""
 
 
+class AnotherProcessError(LoopwrightError):
+    """Another process of the run has failed, and this one ends with it; the text says which and why."""
+
+
 class StopTrainingError(Exception):
     """Raise it in any callback or hook to end the run at once; its text is printed as the reason.
 

@@ -258,7 +258,7 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
             "Override calculate_train_batch_loss and calculate_eval_batch_loss for batches of another kind."
         )
     inputs, targets = batch[0], batch[1]
-    outputs = model(inputs)
+    outputs = _outputs(model, inputs)
     return {"loss": loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
 
 
@@ -288,9 +288,9 @@ def prediction(model: Any, batch: Any) -> Any:
     """Return the model's outputs for a batch, the default way: labels and further tuple entries are left out."""
     if isinstance(batch, Mapping):
         accepted = {name: value for name, value in batch.items() if name != "labels"}
-        outputs = model(**accepted)
+        outputs = _outputs(model, **accepted)
     else:
-        outputs = model(batch[0] if isinstance(batch, (list, tuple)) else batch)
+        outputs = _outputs(model, batch[0] if isinstance(batch, (list, tuple)) else batch)
     return getattr(outputs, "logits", outputs)
 
 
@@ -330,7 +330,7 @@ def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
 
 def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     if loss_func is None:
-        outputs = model(**batch)
+        outputs = _outputs(model, **batch)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is None:
             raise BatchLossError(
@@ -344,9 +344,42 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
                 "Rename the target to labels, or override calculate_train_batch_loss."
             )
         takes_labels = _accepts(model, "labels")
-        outputs = model(**{name: value for name, value in batch.items() if takes_labels or name != "labels"})
+        inputs = {name: value for name, value in batch.items() if takes_labels or name != "labels"}
+        outputs = _outputs(model, **inputs)
         loss = loss_func(getattr(outputs, "logits", outputs), batch["labels"])
     return {"loss": loss, "model_outputs": getattr(outputs, "logits", outputs), "batch_size": num_rows(batch)}
+
+
+def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
+    """Return what the model makes of a batch's inputs.
+
+    Raises:
+        BatchLossError: its forward takes others; it names both, and what to do.
+    """
+    try:
+        return model(*inputs, **named)
+    except TypeError as error:
+        inner = model
+        while isinstance(wrapped := getattr(inner, "_orig_mod", getattr(inner, "module", None)), nn.Module):
+            inner = wrapped
+        signature = inspect.signature(getattr(inner, "forward", inner))
+        try:
+            signature.bind(*inputs, **named)
+        except TypeError:
+            pass
+        else:  # raised inside the forward
+            raise
+        hooks = "override calculate_train_batch_loss, calculate_eval_batch_loss and calculate_prediction"
+        takes = f"the model's forward takes {', '.join(signature.parameters) or 'nothing'}"
+        if named:
+            raise BatchLossError(
+                f"{takes}, and the batch has {', '.join(named)}, which are passed by name. Let the dataset or the "
+                f"collate_fn make a mapping with the names of the forward (and labels), or {hooks}."
+            ) from error
+        raise BatchLossError(
+            f"{takes}, but of a tuple batch it gets the first entry alone, and the loss function the second. Let the "
+            f"dataset return a dict with the names of the forward, and the target as labels, or {hooks}."
+        ) from error
 
 
 def _accepts(model: Any, name: str) -> bool:

@@ -19,7 +19,8 @@ from loopwright.checkpoint.saver import Saver
 from loopwright.data import Loader, Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
 from loopwright.engine.buffers import BufferShadow
-from loopwright.engine.processes import fails_together, gather_objects, world_process_zero_only
+from loopwright.engine.failing import fails_together
+from loopwright.engine.processes import gather_objects, world_process_zero_only
 from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.evaluation import run_prediction
@@ -94,8 +95,7 @@ class Trainer(TrainerTuning):
         self.eval_dataset: Any = None
         self.run_config: Any = None
         self.progress, self._parts = Progress(), Parts()
-        self.seed = 0
-        self.requests = Requests()
+        self.seed, self.requests = 0, Requests()
         self.gradient_norm: torch.Tensor | None = None
         self.current_rows: int | None = None
         self._train_dataloader: Any = None
@@ -290,7 +290,7 @@ class Trainer(TrainerTuning):
         except StopTrainingError as error:
             self._stop(error)
         except KeyboardInterrupt as error:
-            interruption = self._signals.first(error)
+            interruption = self._signals.first(error, self._engine.is_distributed)
         self._finish_run(interruption)
 
     def _run_train_epoch(self, train_dl: Any) -> None:

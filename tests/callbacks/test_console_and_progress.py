@@ -84,6 +84,62 @@ def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsy
     )
 
 
+class CountEvaluations(TrainerCallback):
+    """Records a metric after the evaluation of an epoch, and one after the epoch."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_eval_epoch_end(self, trainer, **kwargs):
+        self.count += 1
+        trainer.run_history.update_metric("accuracy", self.count / 10)
+
+    def on_training_run_epoch_end(self, trainer, **kwargs):
+        trainer.run_history.update_metric("late", self.count)
+
+
+class LogNames(LogMetricsCallback):
+    def __init__(self):  # a constructor that calls no other
+        self.logged = []
+
+    def log_metrics(self, trainer, metrics):
+        self.logged.append(metrics)
+
+
+def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_once():
+    log = LogNames()
+    trainer = subject.trainer([log, CountEvaluations()])
+    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    train, evaluation = (
+        trainer.run_history.get_metric_values(name) for name in ("train_loss_epoch", "eval_loss_epoch")
+    )
+    assert log.logged == [
+        {"train_loss_epoch": train[0]},
+        {"eval_loss_epoch": evaluation[0]},
+        {"accuracy": 0.1},
+        {"late": 1},
+        {"train_loss_epoch": train[1]},
+        {"eval_loss_epoch": evaluation[1]},
+        {"accuracy": 0.2},
+        {"late": 2},
+    ]
+
+
+def test_metrics_of_an_earlier_run_are_not_logged_again_and_equal_ones_of_a_new_run_are():
+    log = LogNames()
+    trainer = subject.trainer([log])
+    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    subject.fit(trainer, subject.data(8), reset_run_history=False)
+    assert [list(metrics) for metrics in log.logged] == [
+        ["train_loss_epoch"],
+        ["eval_loss_epoch"],
+        ["train_loss_epoch"],
+    ]
+    log.logged.clear()
+    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    assert [list(metrics) for metrics in log.logged] == [["train_loss_epoch"], ["eval_loss_epoch"]]
+
+
 def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
     logged = []
 

@@ -59,7 +59,7 @@ FILES = {
     "a-nul-byte": ("x.csv", b"text,label\na\0b,c\n", [], ["error[data.nul]", "fix: "]),
     "an-open-quote": ("x.csv", b'text,label\n"a,b\nc,d\n', [], ["error[data.quote]", "fix: "]),
     "ragged-rows": ("x.csv", b"text,label\na,b\na,b,c,d\n", [], ["error[data.ragged]", "line 3", "fix: "]),
-    "an-unknown-ending": ("x.docx", b"text", [], ["error[data.ending]", "'.docx'", "--file_kind"]),
+    "an-unknown-ending": ("x.dat", b"text", [], ["error[data.ending]", "'.dat'", "--file_kind"]),
     "half-a-json-file": ("x.json", b'[{"text": "a"', [], ["error[data.json]", "fix: "]),
     "no-such-column": (
         "x.csv",

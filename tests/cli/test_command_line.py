@@ -311,7 +311,7 @@ def test_each_code_above_the_readers_is_listed_and_has_a_test():
     raised = set()
     for source in sorted((root / "src" / "loopwright").rglob("*.py")):
         for node in ast.walk(ast.parse(read_text(source))):
-            is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "_say_error")
+            is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "failed")
             if is_call and source.parent.name != "sources" and isinstance(node.args[0], ast.Constant):
                 raised.add(node.args[0].value)
     tests = "".join(read_text(file) for file in sorted((root / "tests").rglob("test_*.py")))

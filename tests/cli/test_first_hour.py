@@ -99,6 +99,16 @@ def test_an_interrupted_trainer_says_what_was_saved_and_how_to_go_on(tmp_path, c
         assert saved == ([told] if folder is not None else [])
 
 
+def test_the_checkpoints_of_a_trainer_are_verified_by_the_folder_that_it_saves_to(tmp_path, capsys):
+    subject.fit(subject.trainer(cls=Trainer), subject.data(16), checkpoints=Checkpointing(tmp_path / "mine"))
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "mine")]) == 0
+    assert capsys.readouterr().out.endswith(" valid\n")
+    weights = next((tmp_path / "mine").glob("step-*")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert main(["verify", str(tmp_path / "mine")]) == 65
+
+
 def test_a_run_that_is_ended_at_once_says_which_state_there_is_and_that_it_can_go_on(capsys, finished, tmp_path):
     run = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
     name, path = run.status["last_checkpoint"], os.path.normpath(run.path)
@@ -238,10 +248,11 @@ def test_an_evaluation_on_training_data_says_how_many_rows_were_trained_on(capsy
 
 def test_the_card_says_how_its_model_is_opened(capsys, finished, tmp_path):
     card = (finished.path / "model" / "README.md").read_text()
-    assert "from transformers import " in card and '.from_pretrained("FOLDER")' in card
+    assert "from transformers import AutoTokenizer, " in card and 'AutoTokenizer.from_pretrained("FOLDER")' in card
     words = ["--data", str(write_squares(tmp_path / "squares", 24)), "--max_steps", "1", *FLAGS, "--out", "small"]
     assert main(["train", "image-classification", *words]) == 0
     assert main(["export", "small", "--to", "exported"]) == 0
     card = Path("exported/README.md").read_text()
     assert 'models.load("FOLDER")' in card and "transformers" not in card
+    assert "float32 of shape (images, 3, " in card and "minus (0.5, 0.5, 0.5), divided by (0.5, 0.5, 0.5)" in card
     assert isinstance(models.load("exported"), models.ConvNet)

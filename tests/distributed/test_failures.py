@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +21,8 @@ from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.checkpoint import verify_all
 from loopwright.config import processes
-from loopwright.errors import Preempted
+from loopwright.engine.processes import world_process_zero_only
+from loopwright.errors import Preempted, StopTrainingError
 
 pytestmark = pytest.mark.distributed
 
@@ -73,7 +76,7 @@ def test_an_exception_on_one_process_is_told_first_and_ends_both_within_seconds(
     assert [first.exit_code, second.exit_code] == [1, 1]
     assert second.output.startswith("Rank 1 of 2 failed: ValueError: boom on one\n")
     assert "with a second line" in second.output  # its own traceback follows
-    told = "LoopwrightError: rank 1 of 2 failed: ValueError: boom on one (this is rank 0)"
+    told = "AnotherProcessError: rank 1 of 2 failed: ValueError: boom on one (this is rank 0)"
     assert told in first.output
     assert first["left at"] - second["raised at"] < 5
 
@@ -96,6 +99,95 @@ def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_says_wher
     assert "Rank 0 of 2 ends, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
     assert "in one_raises_one_hangs" in first.output
     assert first["alive at"] - second["raised at"] < 5
+
+
+class Unreadable(torch.utils.data.Dataset):
+    """Cannot be read on the first process, by whose store the processes hear of each other."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index):
+        if rank() == 0:
+            raise ValueError("boom in a worker")
+        return torch.zeros(4), torch.zeros(1)
+
+
+def raise_in_a_worker() -> None:
+    Trainer(*subject_parts(), callbacks=()).train(Unreadable(), 1, train_dataloader_kwargs={"num_workers": 1})
+
+
+def subject_parts():
+    model = subject.network()
+    return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01)
+
+
+def test_what_a_worker_of_the_first_process_raised_is_told_by_all(tmp_path):
+    first, second = run(raise_in_a_worker, tmp_path)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert first.output.startswith("Rank 0 of 2 failed: DataError: sample ")
+    told = r"AnotherProcessError: rank 0 of 2 failed: DataError: sample .* ValueError: boom in a worker"
+    assert re.search(told, second.output)
+
+
+def interrupt_one() -> None:
+    def interrupt():
+        if rank() == 1:
+            raise KeyboardInterrupt  # of a handler of the user's own
+
+    fit(interrupt)
+
+
+def test_an_interruption_of_one_process_alone_does_not_leave_the_others_waiting(tmp_path):
+    first, second = run(interrupt_one, tmp_path, timeout_seconds=20)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert "AnotherProcessError: rank 1 of 2 failed: KeyboardInterrupt (this is rank 0)" in first.output
+    assert not second.output.startswith("Rank 1")  # whoever interrupts knows it
+
+
+def lose_one() -> None:
+    def die():
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fit(die)
+
+
+def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
+    first, second = run(lose_one, tmp_path)
+    assert [first.exit_code, second.exit_code] == [1, -signal.SIGKILL]
+    told = "ank 0 of 2 lost another process, which was killed or ended without saying why"
+    assert f"R{told}\n" in first.output and f"AnotherProcessError: r{told} (this is rank 0)" in first.output
+
+
+def fill_the_disk() -> None:
+    def fill():
+        if rank() == 0:  # also what its standard error is written to
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            raise OSError("no space left")
+
+    fit(fill)
+
+
+def test_a_failure_is_told_to_the_others_where_it_cannot_be_printed(tmp_path):
+    first, second = run(fill_the_disk, tmp_path)
+    assert [first.exit_code, second.exit_code] == [1, 1]
+    assert "AnotherProcessError: rank 0 of 2 failed: OSError: no space left (this is rank 1)" in second.output
+
+
+def stop_in_a_function_of_one(results: Results) -> None:
+    @world_process_zero_only
+    def look():
+        raise StopTrainingError("seen by the first")
+
+    witness = subject.callback(on_train_epoch_end=lambda trainer, **kwargs: look())
+    result = subject.trainer([witness]).train(subject.data(16), 3, per_device_batch_size=4, seed=1)
+    results["stopped"] = [result.updates, result.stop_reason]
+
+
+def test_a_stop_in_a_function_that_one_process_runs_is_no_failure_of_the_others(tmp_path):
+    for process in run(stop_in_a_function_of_one, tmp_path):
+        assert process["stopped"] == [2, "seen by the first"]
 
 
 # --- signals

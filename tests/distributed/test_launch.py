@@ -87,9 +87,11 @@ def test_torchrun_accelerate_and_launch_run_the_same_script_to_the_same_weights(
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_told_once(tmp_path):
-    done = run("-n", "2", "--", "train", "text-classification", "--data", "absent.csv", cwd=tmp_path)
+    words = ["--", "train", "text-classification", "--data", "absent.csv", "--out", "run"]
+    done = run("-n", "2", "--max-restarts", "2", *words, cwd=tmp_path)  # again would not help
     assert done.returncode == 2
-    assert done.stderr.count("error[data.file]") == 1
+    assert done.stderr.startswith("error[data.file]") and done.stderr.count("error") == 1, done.stderr
+    assert done.stdout.count("loopwright") == 1
 
 
 def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
@@ -103,6 +105,8 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
         assert main(["launch", *wrong, "--", "train"]) == 2
         told = capsys.readouterr().err
         assert "error[args.value]" in told and "fix: lw launch -n 2" in told and "Traceback" not in told
+    assert main(["launch", "-n", "2", "--", "predict", "last", "a text"]) == 2
+    assert "fix: lw predict last 'a text'" in capsys.readouterr().err
     words = ["launch", "--nnodes", "2", "--max-restarts", "1", "--", "train", "text-classification"]
     assert main(words) == 2
     assert "--output_dir" in capsys.readouterr().err

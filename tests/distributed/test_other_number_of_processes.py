@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,36 @@ def test_a_task_resumed_on_one_process_is_as_long_as_on_two_and_ends_with_the_sa
     two, one = (logged(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert one == two and one[-1][1] == 0
     assert bits_of(tmp_path / "one" / "checkpoints") == bits_of(tmp_path / "two" / "checkpoints")
+
+
+def stop_task(results) -> None:
+    from loopwright.cli import main
+
+    os.chdir(os.environ["FOLDER"])
+
+    def stop_it() -> None:
+        while not logged_something(Path("stopped") / "metrics.jsonl"):
+            time.sleep(0.05)
+        main(["stop", "stopped"])
+
+    if os.environ["RANK"] == "0":
+        threading.Thread(target=stop_it, daemon=True).start()
+    words = ["train", "text-classification", "--data", "reviews.csv", "--epochs", "1000", "--batch", "8"]
+    words += ["--threads", "1", "--no_rehearsal", "--logging_steps", "1", "--eval_strategy", "no", "--out", "stopped"]
+    results["code"] = main(words)
+
+
+def logged_something(metrics: Path) -> bool:
+    return metrics.exists() and '"log"' in metrics.read_text()
+
+
+def test_a_task_on_two_processes_is_stopped_on_both_and_told_once(tmp_path):
+    from tasks.reviews import rows, write_csv
+
+    write_csv(tmp_path / "reviews.csv", rows(64))
+    first, second = run(stop_task, tmp_path, 2, 60, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert first["code"] == second["code"] == 75
+    assert "stopped and saved; go on with: lw resume stopped" in first.output and second.output == ""
 
 
 # --- hf

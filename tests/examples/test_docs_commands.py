@@ -40,10 +40,10 @@ PLACEHOLDER = re.compile(r"^(\.\.\.|[A-Z]{1,8}(\.\.\.)?)$")
 
 # Verbs whose flags are those of a task, and words of their own that the parser of the task does not see.
 TRAINING = {
-    "train": {"check", "print_config"},
-    "check": {"files", "print_config"},
-    "demo": {"variant"},
-    "resume": set(),
+    "train": {"check", "print_config", "json"},
+    "check": {"files", "print_config", "json"},
+    "demo": {"variant", "json"},
+    "resume": {"json"},
 }
 OF_A_RUN = {"evaluate": evaluation_flags, "predict": prediction_flags}
 

@@ -366,6 +366,59 @@ def test_a_mapping_batch_without_labels_is_refused_where_a_loss_function_needs_t
     )
 
 
+class TwoInputs(nn.Module):
+    """A model that takes two inputs, and may fail by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, left, right):
+        if right is None:
+            raise TypeError("an error of the model's own")
+        return self.layer(left + right)
+
+
+class TwoInputsInTraining(Trainer):
+    """Overrides one of the three."""
+
+    def calculate_train_batch_loss(self, batch):
+        outputs = self.model(batch[0], batch[1])
+        return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, "batch_size": len(batch[0])}
+
+
+def test_a_tuple_batch_for_a_model_of_two_inputs_is_refused_with_what_to_do():
+    said = ["forward takes left, right", "first entry alone", "a dict with the names of the forward", "override"]
+    dataset = TensorDataset(X, X, Y)
+    model = TwoInputs()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    for run in (lambda: trainer.train(dataset, 1), lambda: trainer.evaluate(dataset), lambda: trainer.predict(dataset)):
+        with pytest.raises(BatchLossError) as caught:
+            run()
+        assert all(part in str(caught.value) for part in said)
+    trainer = TwoInputsInTraining(model, nn.MSELoss(), trainer.optimizer, callbacks=[])
+    with pytest.raises(BatchLossError, match="calculate_eval_batch_loss"):
+        trainer.train(dataset, 1, dataset)
+    rows = Rows(left=X, right=X, labels=Y)
+    Trainer(model, nn.MSELoss(), trainer.optimizer, callbacks=[]).train(rows, 1, rows)
+
+
+def test_a_mapping_batch_with_other_names_than_the_model_takes_is_refused_with_both():
+    model = TwoInputs()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(BatchLossError, match="forward takes left, right, and the batch has left, other, which"):
+        trainer.train(Rows(left=X, other=X, labels=Y), 1)
+
+
+def test_a_type_error_of_the_model_itself_stays_as_it_is():
+    model = TwoInputs()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(TypeError, match="an error of the model's own"):
+        trainer.train(
+            Rows(left=X, labels=Y), 1, collate_fn=lambda rows: {**torch.utils.data.default_collate(rows), "right": None}
+        )
+
+
 def test_no_loss_function_is_refused_for_tuple_batches():
     model = nn.Linear(4, 1)
     trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.cli import main
+from loopwright.api import Run
+from loopwright.cli import VERBS, main
 from loopwright.errors import InputError
 from loopwright.report import ReportServer
 from loopwright.report.watching import HOST, next_free
@@ -77,6 +78,46 @@ def test_what_cannot_work_is_refused_with_a_fix(run, capsys, words, told):
     assert main(words) == 2
     error = capsys.readouterr().err
     assert all(text in error for text in [*told, "fix: "])
+
+
+def test_every_verb_about_a_run_is_a_function_or_a_method_of_one():
+    verbs = [verb for verb, (_, text) in VERBS.items() if text.startswith(("RUN", "[RUN"))]
+    assert len(verbs) >= 9
+    assert [verb for verb in verbs if not callable(getattr(Run, verb, None))] == []
+
+
+def test_a_run_is_compared_in_python_as_on_the_command_line(run, tmp_path, capsys):
+    other = make_run(tmp_path / "runs" / "1116-cats-2", result=RESULT, labels=LABELS)
+    third = make_run(tmp_path / "third", result=RESULT, labels=LABELS)
+    assert main(["compare", "1115", "1116"]) == 0
+    by_verb = (run / "compare.html").read_bytes()
+    (run / "compare.html").unlink()
+    assert Run.find("1115").compare("1116") == Path("runs/1115-cats-1/compare.html")
+    assert (run / "compare.html").read_bytes() == by_verb
+    path = Run.find(run).compare(Run.find(other), third, out=tmp_path / "three.html")
+    assert path == tmp_path / "three.html" and "3 runs side by side" in path.read_text(encoding="utf-8")
+    told = "out='none/x.html' is in none, which does not exist\n  fix: out='x.html'"
+    with pytest.raises(InputError, match=told):
+        Run.find(run).compare(other, out="none/x.html")
+    with pytest.raises(InputError, match=told):
+        Run.find(run).report(out="none/x.html")
+
+
+def test_the_runs_so_far_are_listed_in_python(run, tmp_path):
+    make_run(tmp_path / "runs" / "1116-cats-2")
+    assert sorted(one.id for one in Run.all()) == ["1115-cats-1", "1116-cats-2"]
+
+
+def test_the_page_of_a_run_is_served_in_the_background_until_it_is_closed(run):
+    with Run.find(run).watch(port=0) as page:
+        assert "<h2>Curves</h2>" in get(page.url) and repr(page) == f"Watch({page.url})"
+        port = int(page.url.rstrip("/").rpartition(":")[2])
+        with pytest.raises(InputError, match=rf"port {port} is in use\n  fix: port=\d+"):
+            Run.find(run).watch(port)
+    page.close()
+    assert repr(page) == f"Watch({page.url}, closed)"
+    with pytest.raises(urllib.error.URLError):
+        get(page.url)
 
 
 def test_the_verbs_import_no_torch(run):

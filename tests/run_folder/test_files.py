@@ -18,6 +18,7 @@ from loopwright.failpoints import arm, disarm
 from loopwright.run_folder.files import (
     DamagedFileError,
     fsync_folder,
+    give_usual_mode,
     read_json,
     remove_leftovers,
     write_all,
@@ -367,3 +368,18 @@ def test_a_file_that_should_hold_names_with_values_is_damaged_if_it_holds_someth
     (tmp_path / "file").write_text("[1]")
     with pytest.raises(DamagedFileError, match="holds a list, expected names with values"):
         read_json(tmp_path / "file", default={})
+
+
+def test_a_private_file_gets_the_mode_of_a_new_file_and_others_keep_theirs(tmp_path):
+    new = tmp_path / "new"
+    new.write_text("")
+    private, shared, note = (tmp_path / name for name in ("a.safetensors", "b.safetensors", "note.txt"))
+    for path, mode in ((private, 0o600), (shared, 0o640), (note, 0o600)):
+        path.write_text("")
+        path.chmod(mode)
+    give_usual_mode(tmp_path)
+    assert private.stat().st_mode == new.stat().st_mode
+    assert [path.stat().st_mode & 0o777 for path in (shared, note)] == [0o640, 0o600]
+    give_usual_mode(note)
+    assert note.stat().st_mode == new.stat().st_mode
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "new", "note.txt"]

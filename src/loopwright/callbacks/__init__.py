@@ -11,6 +11,7 @@ from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallbac
 from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
 from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
 from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
+from loopwright.callbacks.keeping import KeepStateCallback
 from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
 from loopwright.callbacks.profiling import ProfileCallback
 from loopwright.callbacks.progress import ProgressBarCallback
@@ -43,6 +44,7 @@ __all__ = [
     "CallbackMethodNotImplementedError",
     "ConvertSyncBatchNormCallback",
     "EarlyStoppingCallback",
+    "KeepStateCallback",
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",

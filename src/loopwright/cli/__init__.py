@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -56,13 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         near = get_close_matches(verb, [*VERBS, *_ALIASES], n=1)
         hint = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
-        sys.stderr.write(f"error[args.unknown]: {verb!r} is not a verb\n  fix: {hint}\n")
-        return 2
+        return guarded(_refuse_verb(verb, hint), words)
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
     code = guarded(getattr(module, verb.replace("-", "_")), words[1:])
     if argv is None and code == _INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: one more Ctrl-C is not to disturb the end
     return code
+
+
+def _refuse_verb(verb: str, hint: str) -> Callable[[list[str]], int]:
+    from loopwright.errors import InputError
+
+    def no_verb(words: list[str]) -> int:
+        raise InputError("args.unknown", f"{verb!r} is not a verb", fix=hint)
+
+    return no_verb
 
 
 def _version(words: list[str]) -> int:

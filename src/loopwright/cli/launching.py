@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from loopwright.cli.outcomes import BUG, DONE, INPUT, INTERRUPTED, PREEMPTED
+from loopwright.cli.outcomes import BUG, DIVERGED, DONE, INPUT, INTERRUPTED, NO_CHECKPOINT, OWN, PREEMPTED, is_first
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
@@ -34,8 +36,17 @@ usage: lw launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright
   lw launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
 """
 _TRAINING = ("train", "demo")
+# Verbs that share nothing out.
+_ALONE = (
+    *("predict", "export", "report", "watch", "compare"),
+    *("runs", "stop", "verify", "tasks", "explain", "doctor", "launch"),
+)
 _WORKER = "loopwright.cli.launching"
-_HEAD_START_SECONDS = 3.0
+_TOGETHER_SECONDS = 3.0
+# Codes with which all processes of a verb end together: starting them again would not help, or was not asked for.
+_TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
+_CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which they leave such a code; set by the launcher
+_PAUSE_SECONDS = 0.05
 
 
 def launch(words: list[str]) -> int:
@@ -60,6 +71,12 @@ def launch(words: list[str]) -> int:
         near = get_close_matches(Path(target[0]).name, beside, n=1)
         fix = f"did you mean {Path(target[0]).parent / near[0]}?" if near else "give the path of a script, or a verb"
         raise InputError("data.file", f"the script {target[0]} does not exist", fix=fix)
+    if target[0] in _ALONE:
+        raise InputError(
+            "args.value",
+            f"lw {target[0]} is for one process: several would each do the same",
+            fix=f"lw {shlex.join(target)}",
+        )
     from torch.distributed import run as torchrun
 
     parser = torchrun.get_args_parser()
@@ -101,7 +118,7 @@ def _with_folder(target: list[str], options: Any) -> list[str]:
 def _folder_in(words: Sequence[str]) -> Path | None:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name.replace("-", "_") == "__output_dir":
+        if name.replace("-", "_") in ("__output_dir", "__out"):
             return Path(value if equals else words[index + 1]) if equals or index + 1 < len(words) else None
     return None
 
@@ -122,13 +139,37 @@ def _run(torchrun: Any, settled: Any) -> int:
     if fewest != most:
         # When machines join or leave, the processes start again without a new number: a store of their own then.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    try:
-        torchrun.run(settled)
-    except SignalException as error:
-        return INTERRUPTED if error.sigval == signal.SIGINT else PREEMPTED
-    except ChildFailedError as error:
-        return _code_of(error)
-    return DONE
+    with _kept_codes(settled.training_script == _WORKER) as codes:
+        try:
+            torchrun.run(settled)
+        except SignalException as error:
+            return INTERRUPTED if error.sigval == signal.SIGINT else PREEMPTED
+        except ChildFailedError as error:
+            return _left_code(codes) or _code_of(error)
+        return _left_code(codes) or DONE
+
+
+@contextlib.contextmanager
+def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
+    """Give the processes of a verb a folder for exit codes: torchrun starts again whatever does not end with 0."""
+    if not is_verb:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder:
+        os.environ[_CODES_VARIABLE] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ[_CODES_VARIABLE]
+
+
+def _left_code(folder: Path | None) -> int | None:
+    """Return the exit code that the last start has left: that of the first process, if it has one."""
+    left = {} if folder is None else {tuple(map(int, path.name.split("."))): path for path in folder.iterdir()}
+    if not left:
+        return None
+    last = max(attempt for attempt, _ in left)
+    return int(left[min(key for key in left if key[0] == last)].read_text())
 
 
 def _code_of(error: ChildFailedError) -> int:
@@ -193,13 +234,31 @@ def work(words: list[str]) -> int:
     folder = _folder_in(words) if is_restarted and words[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # it was lost before it had a folder
-            words = ["resume", str(find_run(folder).path)]
-    code = main(words)
-    if held is not None:
-        if code != DONE and held.is_holding:
-            time.sleep(_HEAD_START_SECONDS)  # if the first process says the same, torchrun ends this one meanwhile
+            words = ["resume", str(find_run(folder).path), *(word for word in words if word in OWN)]
+    # Of several processes the first one prints.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
+        code = main(words)
+    is_together = code in _TOGETHER and _all_end_with(code)
+    if held is not None and not is_together:  # otherwise the first process says the same
         held.release()
-    return code
+    return DONE if is_together else code
+
+
+def _all_end_with(code: int) -> bool:
+    """Leave an exit code for the launcher; return whether all processes of this machine have left one.
+
+    Then the run is over, and nothing has to be ended or started again by torchrun.
+    """
+    folder = os.environ.get(_CODES_VARIABLE)
+    if folder is None:
+        return False
+    attempt, place = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["LOCAL_RANK"]
+    Path(folder, f"{attempt}.{place}").write_text(str(code))
+    everyone = [Path(folder, f"{attempt}.{each}") for each in range(int(os.environ["LOCAL_WORLD_SIZE"]))]
+    deadline = time.monotonic() + _TOGETHER_SECONDS
+    while not (is_all := all(path.exists() for path in everyone)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+    return is_all
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,15 +11,18 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from loopwright.cli.outcomes import DONE, INPUT, NO_CHECKPOINT
-from loopwright.cli.words import VerbParser
+from loopwright.cli.outcomes import DONE, INPUT, NO_CHECKPOINT, failed, say_failure
+from loopwright.cli.words import VerbParser, add_json
 from loopwright.cli.wrapping import columns, hanging
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.listing import RunSummary, is_owned, list_runs
 from loopwright.tasks import get_task, summaries
+from loopwright.tasks.event_lines import EventLines
 from loopwright.tasks.screen import Screen, lasted
 
 _EXTRAS = {
@@ -44,11 +48,15 @@ def runs(words: list[str]) -> int:
     parser.add_argument(
         "--sort", choices=("time", "metric"), default="time", help="by time, or task by task the best metric first"
     )
+    add_json(parser)
     asked = parser.parse_args(words)
     root = runs_root()
     found = list_runs(root)[::-1]
     if asked.sort == "metric":
         found.sort(key=_rank)
+    if asked.json:
+        _tell(*(asdict(run) for run in found))
+        return DONE
     if not found:
         _say(f"no runs yet in {root}")
         return DONE
@@ -104,7 +112,7 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
 
 def stop(words: list[str]) -> int:
     """Ask a run to end in order."""
-    run = find_run(_one_run("stop", words))
+    run = find_run(_one_run("stop", words).run)
     state = run.status["state"]
     if state == "running" and is_owned(run.path):
         run.ask_to_stop()
@@ -116,23 +124,30 @@ def stop(words: list[str]) -> int:
 
 
 def verify(words: list[str]) -> int:
-    """Check every byte of the checkpoints of a run."""
-    from loopwright.api import Run
+    """Check every byte of the checkpoints of a run, or of a folder that a `Trainer` saves to."""
+    asked = _one_run("verify", words)
+    folder = Path(asked.run) if any(Path(asked.run).glob("*/MANIFEST.json")) else find_run(asked.run).checkpoints
+    from loopwright.checkpoint import verify_all  # torch takes its time, and is no part of what is shown
 
-    run = find_run(_one_run("verify", words))
-    importlib.import_module("loopwright.checkpoint")  # torch takes its time, and is no part of what is shown
-    with Screen().waiting("verifying", is_one_step=True) as waiting:
-        findings = Run(run).verify(waiting.to)
-    for finding in findings:
-        _say(str(finding))
-    if not findings:
-        _say(f"no checkpoint in {run.checkpoints}")
+    with Screen(is_quiet=asked.json).waiting("verifying", is_one_step=True) as waiting:
+        findings = verify_all(folder, waiting.to) if folder.is_dir() else []
+    if asked.json and findings:
+        _tell(*({**asdict(finding), "is_valid": finding.problem is None} for finding in findings))
+    elif asked.json:
+        told = failed("checkpoint.none", NO_CHECKPOINT, f"no checkpoint in {folder}", f"lw resume {asked.run}")
+        say_failure(told, EventLines(sys.stdout))
+    else:
+        _say("\n".join(map(str, findings)) or f"no checkpoint in {folder}")
     return DONE if findings and all(finding.problem is None for finding in findings) else NO_CHECKPOINT
 
 
 def tasks(words: list[str]) -> int:
     """List the tasks."""
-    VerbParser("tasks", "List the tasks.", "").parse_args(words)
+    parser = VerbParser("tasks", "List the tasks.", "")
+    add_json(parser)
+    if parser.parse_args(words).json:
+        _tell(*({"task": name, "summary": summary} for name, summary in summaries().items()))
+        return DONE
     for name, summary in summaries().items():
         _say(hanging(f"  {name:<22} ", summary))
     return DONE
@@ -163,30 +178,53 @@ def explain(words: list[str]) -> int:
 
 def doctor(words: list[str]) -> int:
     """Say what is installed and what this machine has; imports torch."""
-    VerbParser("doctor", "Say what is installed, and what this machine has.", "").parse_args(words)
-    _say(f"python      {platform.python_version()} on {platform.platform()}")
-    for name in ("loopwright", "torch", "accelerate", "numpy"):
-        _say(f"{name:<11} {_version(name)}")
-    import torch
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    _say(f"GPUs        {', '.join(gpus) or 'none: fine for every demo'}")
-    if gpus:
-        _say(f"CUDA        {torch.version.cuda or 'none'} in torch, driver {_driver()}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = torch.get_num_threads()
+    parser = VerbParser("doctor", "Say what is installed, and what this machine has.", "")
+    add_json(parser)
+    asked = parser.parse_args(words)
+    found = _machine()
+    if asked.json:
+        _tell(found)
+        return DONE
+    _say(f"python      {found['python']} on {found['platform']}")
+    for name, version in found["versions"].items():
+        _say(f"{name:<11} {version or 'not installed'}")
+    _say(f"GPUs        {', '.join(found['gpus']) or 'none: fine for every demo'}")
+    if found["gpus"]:
+        _say(f"CUDA        {found['cuda'] or 'none'} in torch, driver {found['driver']}")
+    cores, threads = found["cores"], found["threads"]
     told = f"{cores} core{'s' if cores != 1 else ''} for this process, {threads} thread{'s' if threads != 1 else ''}"
     _say(f"CPUs        {told} in torch")
-    _say(f"disk        {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here")
-    is_off = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-    _say(f"network     {'off (HF_HUB_OFFLINE)' if is_off else 'used only where a Hub id is given'}")
-    for extra, modules in _EXTRAS.items():
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    _say(f"disk        {found['free_bytes'] / 1e9:.1f} GB free here")
+    _say(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")
+    for extra, missing in found["missing"].items():
         _say(
             f"[{extra}]{' ' * (10 - len(extra))}{'ok' if not missing else 'missing: ' + ', '.join(missing)}"
             + (f"   pip install 'loopwright[{extra}]'" if missing else "")
         )
     return DONE
+
+
+def _machine() -> dict[str, Any]:
+    """Return what is installed and what this machine has."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in ("loopwright", "torch", "accelerate", "numpy")},
+        "gpus": gpus,
+        "cuda": torch.version.cuda if gpus else None,
+        "driver": _driver() if gpus else None,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "free_bytes": shutil.disk_usage(Path.cwd()).free,
+        "is_offline": os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"),
+        "missing": {
+            extra: [name for name in modules if importlib.util.find_spec(name) is None]
+            for extra, modules in _EXTRAS.items()
+        },
+    }
 
 
 def _driver() -> str:
@@ -198,21 +236,28 @@ def _driver() -> str:
     return next((word for word in words if word.replace(".", "").isdigit() and "." in word), "unknown")
 
 
-def _version(name: str) -> str:
+def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return None
 
 
-def _one_run(verb: str, words: list[str]) -> str:
+def _one_run(verb: str, words: list[str]) -> argparse.Namespace:
     about = {
         "stop": "End a run in order at its next update, saved.",
-        "verify": "Check every byte of a run's checkpoints.",
+        "verify": "Check every byte of a run's checkpoints, or of those that a Trainer saved in a folder.",
     }
     parser = VerbParser(verb, about[verb], "last")
     parser.add_argument("run", help="folder, id, or last")
-    return str(parser.parse_args(words).run)
+    if verb == "verify":
+        add_json(parser)
+    return parser.parse_args(words)
+
+
+def _tell(*objects: Mapping[str, Any]) -> None:
+    """Print an answer for scripts."""
+    EventLines(sys.stdout).lines(*objects)
 
 
 def _say(line: str) -> None:

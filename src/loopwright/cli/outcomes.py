@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from loopwright.cli.wrapping import folded
-from loopwright.errors import CheckpointError, ConfigError, DataError, LoopwrightError, MemoryLimitError, Preempted
+from loopwright.errors import (
+    AnotherProcessError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LoopwrightError,
+    MemoryLimitError,
+    Preempted,
+)
+from loopwright.tasks.event_lines import EventLines
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
@@ -27,12 +38,51 @@ _DISK_FIXES: dict[int | None, str] = {
     errno.EMFILE: "raise the number of open files (ulimit -n), and resume",
     errno.ENFILE: "raise the number of open files of the system, and resume",
 }
+OWN = ("--quiet", "--plain", "--json")  # words of the verbs that train: how they speak
+# The functions of the verbs that take --json; launch hands it on, and a word that is no verb may have been one.
+WITH_JSON = frozenset(
+    {
+        *("train", "check", "resume", "demo", "find_lr", "evaluate"),
+        *("runs", "compare", "verify", "tasks", "doctor", "launch", "no_verb"),
+    }
+)
+_WRITTEN = re.compile(r"error\[([\w.]+)\]: ")
+_FIX = "  fix: "
+_BUG = "bug"
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong.
+
+    Attributes:
+        exit_code: of the command.
+        code: the kind of error, as `lw explain errors` lists it; "other" where it has none, "bug" if nobody gave it.
+        message: what is wrong.
+        fix: the nearest thing to do; None where none is known.
+        saw: lines of evidence.
+        text: all of it, as a person reads it; nothing where another process has said it.
+    """
+
+    exit_code: int
+    code: str
+    message: str
+    fix: str | None
+    saw: tuple[str, ...]
+    text: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What scripts are told of it."""
+        told = {"code": self.code, "message": self.message, "saw": list(self.saw), "fix": self.fix}
+        return {**told, "exit_code": self.exit_code}
 
 
 def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
     """Run a verb, say what went wrong, and return the exit code."""
     code = DONE
+    events = _events_of(verb.__name__, words)
     try:
         try:
             code = verb(words)
@@ -45,11 +95,41 @@ def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except (KeyboardInterrupt, Preempted) as error:
-        if os.environ.get("RANK", "0") == "0":  # the others have nothing to add
+        code = code_of_interruption(error)
+        if events is not None:
+            events.end(state="preempted", message=str(error) or "interrupted", exit_code=code)
+        elif is_first():  # the others have nothing to add
             _say_interrupted(error, verb.__name__, "--quiet" in words)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
+        return code
     except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the one place where every error becomes a code
-        return _code_of(error)
+        failure = failure_of(error)
+        say_failure(failure, events, error)
+        return failure.exit_code
+
+
+def is_first() -> bool:
+    """Whether this is the only process, or the first of several: the one that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _events_of(verb: str, words: Sequence[str]) -> EventLines | None:
+    """Return where `--json` tells of what goes wrong; None for a verb without it, and on processes beside the first."""
+    return EventLines(sys.stdout) if "--json" in words and verb in WITH_JSON and is_first() else None
+
+
+def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
+    """Return the exit code of what a signal has ended."""
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
+
+
+def say_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
+    """Tell scripts what went wrong, or people; of a bug they get the traceback either way."""
+    if failure.code == _BUG and error is not None:
+        traceback.print_exception(error)
+    if events is not None:
+        events.tell("error", **failure.fields)
+    elif failure.text:
+        _say(failure.text)
 
 
 def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
@@ -65,34 +145,45 @@ def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: 
         _say(why)
 
 
-def _code_of(error: BaseException) -> int:
+def failure_of(error: BaseException) -> Failure:
+    """Return what an error means to whoever started the command."""
     kind = type(error).__name__
     if kind == "NoCheckpointError":
-        _say_error("checkpoint.none", str(error), "lw verify RUN says what is wrong with each")
-        return NO_CHECKPOINT
+        return failed("checkpoint.none", NO_CHECKPOINT, str(error), "lw verify RUN says what is wrong with each")
     if isinstance(error, CheckpointError):
-        _say_error("checkpoint.write", str(error), _disk_fix(error))
-        return CANNOT_WRITE
+        return failed("checkpoint.write", CANNOT_WRITE, str(error), _disk_fix(error))
     if isinstance(error, (ConfigError, DataError)):
-        text = str(error)
-        _say(text if text.startswith("error[") else f"error[args.value]: {text}")
-        return INPUT
+        return _read(INPUT, str(error))
     if isinstance(error, MemoryLimitError):
-        _say(str(error))
-        return MEMORY
+        return _read(MEMORY, str(error))
     if kind == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
-        _say_error("memory.train", f"out of memory: {_first_line(error)}", remedies)
-        return MEMORY
+        return failed("memory.train", MEMORY, f"out of memory: {_first_line(error)}", remedies)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        _say_error("disk.write", str(error), _disk_fix(error))
-        return CANNOT_WRITE
+        return failed("disk.write", CANNOT_WRITE, str(error), _disk_fix(error))
+    if isinstance(error, AnotherProcessError):
+        return Failure(BUG, "other", str(error), None, (), "")
     if isinstance(error, LoopwrightError):
-        _say(f"error: {error}")
-        return INPUT
-    traceback.print_exception(error)
-    _say("this is a bug of loopwright, or of a library that it uses: please report it with the lines above")
-    return BUG
+        return Failure(INPUT, "other", str(error), None, (), f"error: {error}")
+    text = "this is a bug of loopwright, or of a library that it uses: please report it with the lines above"
+    return Failure(BUG, _BUG, f"{kind}: {_first_line(error)}", None, (), text)
+
+
+def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
+    """Return a failure with the text that people read."""
+    return Failure(exit_code, code, what, fix, (), f"error[{code}]: {what}\n  fix: {fix}")
+
+
+def _read(exit_code: int, text: str) -> Failure:
+    """Return a failure by its text, which has a code, evidence and a fix where its error knows them."""
+    match = _WRITTEN.match(text)
+    if match is None:
+        return Failure(exit_code, "args.value", text, None, (), f"error[args.value]: {text}")
+    lines = text[match.end() :].split("\n")
+    what, *more = lines
+    fixes = [line.removeprefix(_FIX) for line in more if line.startswith(_FIX)]
+    saw = tuple(line.strip() for line in more if not line.startswith(_FIX))
+    return Failure(exit_code, match[1], what, fixes[-1] if fixes else None, saw, text)
 
 
 def _disk_fix(error: BaseException | None) -> str:
@@ -104,23 +195,29 @@ def _disk_fix(error: BaseException | None) -> str:
     return _DISK_FIXES.get(error.errno, "make sure that the folder is there and takes files, and resume")
 
 
+def failure_of_run(outcome: Any) -> Failure | None:
+    """Return what went wrong in a training run that has ended in order; None if nothing did."""
+    if outcome.state != "diverged":
+        return None
+    reason = outcome.result.stop_reason if outcome.result is not None else ""
+    remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
+    has_state = outcome.run.status.get("last_checkpoint") is not None
+    kept = f"the last good state is in {outcome.run.checkpoints}" if has_state else "no state was saved before it"
+    return failed("loss.nan", DIVERGED, reason, f"{remedies}; {kept}")
+
+
 def code_of_run(outcome: Any) -> int:
-    """Return the exit code of a training run that has ended in order."""
-    if outcome.state == "diverged":
-        reason = outcome.result.stop_reason if outcome.result is not None else ""
-        remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
-        has_state = outcome.run.status.get("last_checkpoint") is not None
-        kept = f"the last good state is in {outcome.run.checkpoints}" if has_state else "no state was saved before it"
-        _say_error("loss.nan", reason, f"{remedies}; {kept}")
-        return DIVERGED
+    """Return the exit code of a training run that has ended in order, and say what there is to say of it."""
+    failure = failure_of_run(outcome)
+    if failure is not None:
+        if is_first():
+            say_failure(failure, None)
+        return failure.exit_code
     if outcome.state == "stopped":
-        _say(f"stopped and saved; go on with: lw resume {os.path.normpath(outcome.run.path)}")
+        if is_first():
+            _say(f"stopped and saved; go on with: lw resume {os.path.normpath(outcome.run.path)}")
         return PREEMPTED
     return DONE
-
-
-def _say_error(code: str, what: str, fix: str) -> None:
-    _say(f"error[{code}]: {what}\n  fix: {fix}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 import webbrowser
-from pathlib import Path
 
 from loopwright.cli.outcomes import DONE
-from loopwright.cli.words import VerbParser
+from loopwright.cli.telling import telling
+from loopwright.cli.words import VerbParser, add_json
 from loopwright.errors import InputError
-from loopwright.report import ReportServer, open_run, write_comparison, write_report
+from loopwright.report import (
+    COMPARISON,
+    REPORT,
+    ReportServer,
+    open_run,
+    page_path,
+    write_comparison,
+    write_report,
+)
 from loopwright.report.run_view import read_state
 from loopwright.report.watching import PORT
-from loopwright.report.writing import COMPARISON
+from loopwright.tasks.event_lines import EventLines
+from loopwright.tasks.run_facts import place_facts
 
 
 def report(words: list[str]) -> int:
@@ -29,6 +38,7 @@ def compare(words: list[str]) -> int:
     parser = VerbParser("compare", "Write one HTML page of several runs side by side.", "RUN RUN")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last; two or more")
     _add_options(parser)
+    add_json(parser)
     asked = parser.parse_args(words)
     if len(asked.runs) < 2:
         raise InputError(
@@ -36,7 +46,9 @@ def compare(words: list[str]) -> int:
             f"lw compare needs two runs, got {asked.runs[0]!r} alone",
             fix=f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}",
         )
-    return _write(asked.runs, asked.out, asked.open)
+    with telling(asked.json) as events:
+        code = _write(asked.runs, asked.out, asked.open, events)
+    return code
 
 
 def watch(words: list[str]) -> int:
@@ -69,17 +81,18 @@ def _add_options(parser: VerbParser) -> None:
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
-def _write(names: list[str], out: str | None, should_open: bool) -> int:
+def _write(names: list[str], out: str | None, should_open: bool, events: EventLines | None = None) -> int:
     folders = [open_run(name).path for name in names]
-    target = None if out is None else Path(out)
-    if target is not None and (target.is_dir() or not target.parent.is_dir()):
-        why = "is a folder" if target.is_dir() else f"is in {target.parent}, which does not exist"
-        raise InputError("args.value", f"--out {target} {why}", fix=f"--out {Path(target.name).with_suffix('.html')}")
     if len(folders) == 1:
-        path = write_report(folders[0], target)
+        path = write_report(folders[0], page_path(out, folders[0] / REPORT))
     else:
-        path = write_comparison(folders, target or folders[0] / COMPARISON)
-    sys.stdout.write(f"{path}\n")
+        path = write_comparison(folders, page_path(out, folders[0] / COMPARISON))
+    if events is None:
+        sys.stdout.write(f"{path}\n")
+    else:
+        found = [open_run(name) for name in names]
+        told = [{**place_facts(run), "state": read_state(run), "result": run.read_result() or None} for run in found]
+        events.lines({"path": str(path), "runs": told})
     if should_open:
         _show(path.resolve().as_uri(), str(path))
     return DONE

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopwright.api import check_files, check_settings, go_on, start
-from loopwright.cli.outcomes import DONE, INPUT, code_of_run
+from loopwright.api import go_on
+from loopwright.cli.outcomes import DONE, INPUT, OWN, code_of_run, is_first
+from loopwright.cli.seeding import train_seeds
+from loopwright.cli.telling import telling, told_to_its_end
 from loopwright.cli.wrapping import hanging
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names
 from loopwright.tasks.base import Task
+from loopwright.tasks.event_lines import EventLines
+from loopwright.tasks.kept_config import config_of
+from loopwright.tasks.run_facts import data_facts
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings, create_parser, settle, task_of, without_given, words_of
+from loopwright.tasks.starting import check_files, check_settings, start
 
 if TYPE_CHECKING:
     from loopwright.tasks.job import Outcome
@@ -28,36 +35,41 @@ _ABOUT = {
 }
 _QUIET = (
     "--quiet prints errors and, at the end, the run folder; log.txt there has everything.\n"
-    "--plain prints whole lines on a terminal too, as a pipe gets them: none changes, none is broken."
+    "--plain prints whole lines on a terminal too, as a pipe gets them: none changes, none is broken.\n"
+    "--json prints one JSON object per line for scripts, and nothing else: records of metrics.jsonl, errors, the end."
 )
 _FILES = (".yaml", ".yml", ".json")
+JSON = "--json"
 
 
 def train(words: list[str]) -> int:
     """Train a model; --check stops before the first update, --print_config before anything."""
-    settings, asked = settings_of("train", words)
-    if settings is None:
-        return DONE if words else INPUT
-    is_quiet = asked["quiet"]
-    if asked["check"] or asked["files"]:
-        return _checked(settings, asked)
-    return _ended(start(settings, screen_of(is_quiet, asked["plain"]), ["lw", "train", *words]), is_quiet)
+    with telling(JSON in words) as events:
+        settings, asked = settings_of("train", words, events)
+        if settings is None:
+            return DONE if words else INPUT
+        screen = screen_of(asked["quiet"], asked["plain"], events)
+        if asked["check"] or asked["files"]:
+            return _checked(settings, asked, screen)
+        return _ended(settings, ["train", *words], screen, asked["quiet"])
 
 
 def check(words: list[str]) -> int:
     """Check data and model without training; --files checks the data alone, without torch."""
-    settings, asked = settings_of("check", words)
-    if settings is None:
-        return DONE if words else INPUT
-    return _checked(settings, asked)
+    with telling(JSON in words) as events:
+        settings, asked = settings_of("check", words, events)
+        if settings is None:
+            return DONE if words else INPUT
+        return _checked(settings, asked, screen_of(asked["quiet"], asked["plain"], events))
 
 
-def _checked(settings: Settings, asked: dict[str, bool]) -> int:
-    screen = screen_of(asked["quiet"], asked["plain"])
+def _checked(settings: Settings, asked: dict[str, bool], screen: Screen) -> int:
     if asked["files"]:
-        check_files(get_task(settings.args.task), settings, screen)
+        plan = check_files(get_task(settings.args.task), settings, screen)
+        screen.tell("check", task=settings.args.task, data=data_facts(plan))
     else:
         check_settings(settings, screen)
+    screen.tell("end", state="checked", exit_code=DONE)
     return DONE
 
 
@@ -65,14 +77,18 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: lw resume RUN [--quiet] [--plain] [--flags of its task]\n\n"
+            "usage: lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]\n\n"
             "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n"
             f"{_QUIET}\n\n"
             "example: lw resume last --epochs 5\n"
         )
         return DONE if words else INPUT
-    is_quiet, is_plain, words = _own(words)
-    return _ended(go_on(find_run(words[0]), words[1:], screen_of(is_quiet, is_plain)), is_quiet)
+    with telling(JSON in words) as events:
+        is_quiet, is_plain, words = _own(words)
+        if not words:
+            raise InputError("args.value", "lw resume needs a run", fix="lw resume last")
+        screen, run = screen_of(is_quiet, is_plain, events), find_run(words[0])
+        return _code_of(lambda: go_on(run, words[1:], screen), screen, is_quiet)
 
 
 def demo(words: list[str]) -> int:
@@ -85,18 +101,25 @@ def demo(words: list[str]) -> int:
         return DONE
     if words[0] in ("-h", "--help"):
         sys.stdout.write(
-            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--flags of the task]\n\n"
+            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--flags of the task]\n\n"
             "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
             "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n"
             f"{_QUIET}\n\n"
             "example: lw demo text-classification\n"
         )
         return DONE
+    with telling(JSON in words) as events:
+        task = get_task(words[0])
+        is_quiet, is_plain, rest = _own(words[1:])
+        screen = screen_of(is_quiet, is_plain, events)
+        settings = _demo_settings(task, rest, screen)
+        return _ended(settings, ["demo", *words], screen, is_quiet)
+
+
+def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
+    """Write the data of a demo if it is not there yet, and return the settings of its run."""
     from loopwright.data.embedded import find_minilm, write_demo
 
-    task = get_task(words[0])
-    is_quiet, is_plain, rest = _own(words[1:])
-    screen = screen_of(is_quiet, is_plain)
     variant, rest = _variant(task, rest)
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
     write_demo(task.name, folder, variant=variant)
@@ -107,8 +130,7 @@ def demo(words: list[str]) -> int:
     elif minilm is not None:
         screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
-    settings = settle(task, [*words_of(without_given(task, flags, rest)), *rest])
-    return _ended(start(settings, screen, ["lw", "demo", *words]), is_quiet)
+    return settle(task, [*words_of(without_given(task, flags, rest)), *rest])
 
 
 def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
@@ -131,13 +153,9 @@ def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
     return name, [*words[:place], *words[place + 2 :]]
 
 
-def screen_of(is_quiet: bool, is_plain: bool) -> Screen:
+def screen_of(is_quiet: bool, is_plain: bool, events: EventLines | None = None) -> Screen:
     """Return what a verb says things on: of several processes, only the first prints."""
-    return Screen(is_main=_is_first(), is_quiet=is_quiet, is_plain=is_plain)
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return Screen(is_main=is_first(), is_quiet=is_quiet, is_plain=is_plain, events=events)
 
 
 def _quiet_help(verb: str) -> str:
@@ -145,24 +163,42 @@ def _quiet_help(verb: str) -> str:
 
 
 def _own(words: list[str]) -> tuple[bool, bool, list[str]]:
-    """Return whether --quiet and --plain are among the words, and the others."""
-    return "--quiet" in words, "--plain" in words, [word for word in words if word not in ("--quiet", "--plain")]
+    """Return whether --quiet and --plain are among the words, and the others; --json is taken out too."""
+    return "--quiet" in words, "--plain" in words, [word for word in words if word not in OWN]
 
 
-def _ended(outcome: Outcome, is_quiet: bool) -> int:
-    """Return the exit code of a run that has ended in order; a quiet one says where it is, and nothing else."""
-    if is_quiet and _is_first():
+def _ended(settings: Settings, words: list[str], screen: Screen, is_quiet: bool) -> int:
+    """Train, once or with several seeds, and return the exit code."""
+    if settings.args.seeds > 1:
+        return train_seeds(
+            settings, words, lambda: screen_of(is_quiet, screen.is_plain, screen.events), screen.events, is_quiet
+        )
+    return _code_of(lambda: start(settings, screen, ["lw", *words]), screen, is_quiet)
+
+
+def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> int:
+    """Train, and return the exit code; a quiet run says where it is, and nothing else."""
+    if screen.events is not None:
+        return told_to_its_end(train, screen, screen.events)[0]
+    outcome = train()
+    if is_quiet and is_first():
         sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
     return code_of_run(outcome)
 
 
-def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str, bool]]:
+def settings_of(
+    verb: str, words: list[str], events: EventLines | None = None
+) -> tuple[Settings | None, dict[str, bool]]:
     """Return the settings that the words after a verb ask for, and which words are its own; None if only shown."""
     asked = {
-        name: f"--{name}" in words for name in ("check", "files", "quiet", "plain", "print_config", "print-config")
+        name: f"--{name}" in words
+        for name in ("check", "files", "quiet", "plain", "json", "print_config", "print-config")
     }
     words = [word for word in words if word not in {f"--{name}" for name in asked}]
     name, config, rest = _target(verb, words)
+    if name is None and events is not None:
+        example = f"lw {verb} {next(iter(TASKS))} --data FILE --json"
+        raise InputError("args.task", f"lw {verb} needs a task", fix=example)
     if name is None:
         sys.stdout.write(f"usage: lw {verb} TASK --data FILE [--flags]\n")
         sys.stdout.write(f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n")
@@ -178,7 +214,10 @@ def settings_of(verb: str, words: list[str]) -> tuple[Settings | None, dict[str,
         return None, asked
     settings = settle(task, rest, config)
     if asked["print_config"] or asked["print-config"]:
-        sys.stdout.write("\n".join(settings.lines()) + "\n")
+        if events is not None:
+            events.tell("config", values={"task": name, **settings.values()}, sources=settings.sources)
+        else:
+            sys.stdout.write("\n".join(settings.lines()) + "\n")
         return None, asked
     return settings, asked
 
@@ -205,7 +244,7 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
         except InputError:
             get_task(first)  # says which tasks there are
         else:
-            return str(run.about["task"]), run.config, rest
+            return str(run.about["task"]), config_of(run), rest
     if first.endswith(_FILES):
         raise InputError("data.file", f"the file of settings {first} does not exist", fix="give its path")
     if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import Namespace
+from dataclasses import asdict
 
-from loopwright.api import check_files
-from loopwright.cli.outcomes import DONE, INPUT
-from loopwright.cli.training import screen_of, settings_of
+from loopwright.cli.outcomes import DONE, INPUT, OWN
+from loopwright.cli.telling import telling
+from loopwright.cli.training import JSON, screen_of, settings_of
 from loopwright.cli.words import VerbParser
 from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
+from loopwright.tasks.screen import Screen
+from loopwright.tasks.settings import Settings
+from loopwright.tasks.starting import check_files
 
 _HELP = ("-h", "--help")
 _RATE_FLAGS = ("--lr", "--learning_rate", "--learning-rate")
@@ -24,27 +29,36 @@ def find_lr(words: list[str]) -> int:
     parser.add_argument("--num_updates", "--num-updates", type=int, default=100)
     is_help = not words or any(word in _HELP for word in words)
     bounds, rest = (None, words) if is_help else parser.parse_known_args(words)
-    settings, asked = settings_of("find-lr", rest)
-    if settings is None or bounds is None:
-        return DONE if words else INPUT
-    task, screen = get_task(settings.args.task), screen_of(asked["quiet"], asked["plain"])
+    with telling(JSON in words) as events:
+        settings, asked = settings_of("find-lr", rest, events)
+        if settings is None or bounds is None:
+            return DONE if words else INPUT
+        return _searched(settings, screen_of(asked["quiet"], asked["plain"], events), bounds, rest, asked["quiet"])
+
+
+def _searched(settings: Settings, screen: Screen, bounds: Namespace, rest: list[str], is_quiet: bool) -> int:
+    """Search for a rate, and say what was found."""
+    task = get_task(settings.args.task)
     plan = check_files(task, settings, screen)
     from loopwright.tasks.job import find_rate_only
     from loopwright.tasks.rates import Search, plot_lines, rounded, sentences
 
     search = Search(bounds.start, bounds.end, bounds.num_updates)
     curve = find_rate_only(task, settings, RunData(plan), screen, search)
+    suggestion = None if curve.suggestion is None else rounded(curve.suggestion)
+    command = f"lw train {shlex.join([*_without_rate(rest), '--lr', f'{suggestion:g}'])}" if suggestion else None
+    if screen.events is not None:
+        screen.events.lines({**asdict(curve), "chosen": suggestion, "next": [command] if command else []})
     screen.say()
     for line in plot_lines(curve):
         screen.say(line)
     screen.say("\n".join(["", *sentences(curve)]))
-    if curve.suggestion is None:
+    if suggestion is None:
         screen.say("no suggestion: look at the data and the model, or at other rates with --start and --end")
         return DONE
-    rate = f"{rounded(curve.suggestion):g}"
-    screen.say(f"suggestion {rate}\n\n  lw train {shlex.join([*_without_rate(rest), '--lr', rate])}")
-    if asked["quiet"]:
-        sys.stdout.write(f"{rate}\n")
+    screen.say(f"suggestion {suggestion:g}\n\n  {command}")
+    if is_quiet and screen.events is None:
+        sys.stdout.write(f"{suggestion:g}\n")
     return DONE
 
 
@@ -56,6 +70,6 @@ def _without_rate(words: list[str]) -> list[str]:
         word = left.pop(0)
         if word in _RATE_FLAGS:
             left = left[1:]
-        elif word.partition("=")[0] not in _RATE_FLAGS and word not in ("--quiet", "--plain"):
+        elif word.partition("=")[0] not in _RATE_FLAGS and word not in OWN:
             kept.append(word)
     return kept

@@ -10,11 +10,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from loopwright.api import Run, evaluate_run, evaluation_flags, has_known_ending, predict_run, prediction_flags
+from loopwright.api import Run, evaluate_run, evaluation_flags, predict_run, prediction_flags
 from loopwright.cli.outcomes import DONE
-from loopwright.cli.words import VerbParser, parse_for_run
+from loopwright.cli.telling import telling
+from loopwright.cli.words import VerbParser, add_json, parse_for_run
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
+from loopwright.tasks.other_data import has_known_ending
 from loopwright.tasks.scoring import as_json
 from loopwright.tasks.screen import Screen, metrics_text
 
@@ -29,15 +31,16 @@ def evaluate(words: list[str]) -> int:
     parser.add_argument("run", help="folder, id, or last")
     parser.add_argument("--data", help="a file with rows like those of the training; unset is the validation data")
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="print the metrics and nothing else")
     asked, changes = parse_for_run(parser, words, evaluation_flags)
-    screen = Screen(is_quiet=asked.json or asked.quiet)
-    metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
-    if asked.json:
-        sys.stdout.write(json.dumps({**as_json(metrics), "intervals": intervals}) + "\n")
-    else:
-        sys.stdout.write(metrics_text(metrics, intervals) + "\n")
+    with telling(asked.json) as events:
+        screen = Screen(is_quiet=asked.quiet, events=events)
+        metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
+        if events is not None:
+            events.lines({**as_json(metrics), "intervals": intervals})
+        else:
+            sys.stdout.write(metrics_text(metrics, intervals) + "\n")
     return DONE
 
 
@@ -55,6 +58,7 @@ def predict(words: list[str]) -> int:
     asked, changes = parse_for_run(parser, words, prediction_flags)
     if not all(text.strip() for text in asked.inputs):
         raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
+    _refuse_other_bytes(asked.inputs, "an input of lw predict")
     folder = find_run(asked.run)
     predictions = _predictions(folder, asked.inputs, changes)
     if asked.out is None:
@@ -87,7 +91,11 @@ def export(words: list[str]) -> int:
 
 def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> Iterator[dict[str, Any]]:
     if inputs == ["-"]:
-        texts = [line.rstrip("\n") for line in sys.stdin]
+        try:
+            texts = [line.rstrip("\n") for line in sys.stdin]
+        except UnicodeDecodeError as error:
+            raise _other_bytes("what lw predict reads from stdin", f"byte 0x{error.object[error.start]:02x}") from error
+        _refuse_other_bytes(texts, "what lw predict reads from stdin")
         return predict_run(folder, [text for text in texts if text], changes)
     first = inputs[0]
     if len(inputs) > 1 or not has_known_ending(first):
@@ -96,11 +104,25 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> It
         return predict_run(folder, first, changes)
     if " " in first:
         return predict_run(folder, inputs, changes)  # a sentence about a file
+    if Path(first).exists():
+        what = "a folder" if Path(first).is_dir() else "no ordinary file"
+        raise InputError("data.file", f"{first} is {what}", fix="give a file with rows, or a text that does not end so")
     folder_of_file = Path(first).parent
     beside = [path.name for path in folder_of_file.iterdir()] if folder_of_file.is_dir() else []
     near = get_close_matches(Path(first).name, beside, n=1)
     fix = f"did you mean {folder_of_file / near[0]}?" if near else "give its path, or a text that does not end so"
     raise InputError("data.file", f"{first} does not exist", fix=fix)
+
+
+def _refuse_other_bytes(texts: list[str], what: str) -> None:
+    """Refuse texts with bytes that are no UTF-8: Python hands them over as halves of characters."""
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise _other_bytes(what, repr(text[:60]))
+
+
+def _other_bytes(what: str, seen: str) -> InputError:
+    return InputError("data.encoding", f"{what} is not UTF-8", saw=[seen], fix="iconv -f LATIN1 -t UTF-8   before it")
 
 
 def _write_lines(predictions: Iterable[dict[str, Any]], file: TextIO) -> None:

@@ -50,6 +50,11 @@ class VerbParser(argparse.ArgumentParser):
         raise InputError("args.unknown", what, fix=fix)
 
 
+def add_json(parser: VerbParser) -> None:
+    """Let a verb be asked for an answer that scripts read."""
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line, and nothing else")
+
+
 def parse_for_run(
     parser: VerbParser, words: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
 ) -> tuple[argparse.Namespace, list[str]]:

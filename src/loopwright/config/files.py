@@ -29,7 +29,7 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     form = form or ("JSON" if path.suffix == ".json" else "YAML")
     try:
         text = path.read_text(encoding="utf-8")
-        read = json.loads(text) if form == "JSON" else yaml.safe_load(text)
+        read = json.loads(text) if form == "JSON" else yaml.load(text, Loader=_yaml_loader())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
@@ -39,6 +39,21 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     if not isinstance(read, dict):
         raise ConfigError(f"the configuration file {path} must hold names and values, not a {type(read).__name__}")
     return {str(name): value for name, value in read.items()}
+
+
+def _yaml_loader() -> Any:
+    """Return PyYAML's safe loader, for which 1:30:00 is a text and no number to the base of 60, as in YAML 1.2."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads a number with colons as it is written."""
+
+        def construct_yaml_int(self, node: Any) -> Any:
+            """Return the number, or the text."""
+            return node.value if ":" in node.value else super().construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    return Loader
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Talk between the processes of one run: gather, sum, agree, fail together, and functions for one process only.
+"""Talk between the processes of one run: gather, sum, agree, and functions for one process only.
 
 In a single process everything here is transparent and costs nothing.
 """
@@ -6,27 +6,18 @@ In a single process everything here is transparent and costs nothing.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
-import faulthandler
 import functools
-import itertools
 import os
-import signal
-import sys
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from loopwright.engine.board import Board, create_page
-from loopwright.errors import ConfigError, DataError, LoopwrightError, Preempted
+from loopwright.errors import AnotherProcessError, ConfigError, DataError, StopTrainingError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,13 +25,7 @@ R = TypeVar("R")
 TIMEOUT_VARIABLE = "LOOPWRIGHT_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 300.0
 _PATIENT = timedelta(days=7)  # for what one process does while the others wait: reading data, writing a checkpoint
-_POLL_SECONDS = 0.5
-_GRACE_SECONDS = 1.0  # for a process to see by itself that another one has failed
-_HEARD_SECONDS = 2.0  # for the others to hear of a failure
-_ABORT_SECONDS = 2.0  # for it to leave a collective that was broken off
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _SCHEME = "loopwright"
-_LAUNCHED_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun and accelerate launch
 
 
 def is_distributed() -> bool:
@@ -429,125 +414,20 @@ def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kw
             result = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again below, once the others know
             failure = error
-    failures: list[str | None] = [None] * dist.get_world_size()
-    told = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(failures, told, group=group)
+    failures: list[tuple[str, str] | None] = [None] * dist.get_world_size()
+    own = None if failure is None else (type(failure).__name__, str(failure))
+    dist.all_gather_object(failures, own, group=group)
     if failure is not None:
         raise failure
-    for rank, text in enumerate(failures):
-        if text is not None:
+    for rank, told in enumerate(failures):
+        if told is not None:
+            kind, text = told
+            if kind == StopTrainingError.__name__:  # no failure: all of them stop in order
+                raise StopTrainingError(text)
             name = getattr(function, "__name__", repr(function))
-            raise LoopwrightError(f"{name} failed on rank {rank}: {text}")
+            raise AnotherProcessError(f"{name} failed on rank {rank}: {kind}: {text}")
     return result
 
 
 def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
-
-
-# ------------------------------------------------------------------------------------------------ failing together
-
-
-def fails_together(function: Callable[P, R]) -> Callable[P, R]:
-    """Let an exception that one process raises in a function end the function on all of them, within seconds.
-
-    All processes must call the decorated function. The first failure is printed at once, with its rank; the other
-    processes then raise a LoopwrightError that names it, or end if they cannot be reached.
-    """
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_distributed():
-            return function(*args, **kwargs)
-        with FailureWatch():
-            return function(*args, **kwargs)
-
-    return wrapper
-
-
-class FailureWatch:
-    """A block that all processes run, and that all of them leave when one fails in it.
-
-    A failure is noted in the store by which the processes found each other. A thread of every process looks there
-    twice a second. If it finds one, and the process does not leave the block by itself, it breaks off the collective
-    that the process waits in, and in the end ends the process. It also ends it when the launcher is gone.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._failure: str | None = None  # of another process
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        # The processes enter such blocks in the same order, so that the number is the same on all of them.
-        self._key = f"loopwright/failure/{next(self._numbers)}"
-        # A connection of its own: the main thread may be waiting in the other.
-        store: Any = dist.distributed_c10d._get_default_store()
-        self._store = store.clone()
-        self._launcher = os.getppid() if _LAUNCHED_VARIABLE in os.environ else None
-
-    def __enter__(self) -> FailureWatch:
-        if self._launcher is not None and sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        threading.Thread(target=self._watch, name="loopwright-failures", daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        # Signals are agreed on before they are raised, and Ctrl-C reaches every process.
-        if error is None or isinstance(error, (KeyboardInterrupt, Preempted)):
-            return
-        with contextlib.suppress(dist.DistError):
-            other = self._failure_of_another()
-            if other is None:
-                self._tell(error)
-            elif type(error) is RuntimeError or isinstance(error, dist.DistError):
-                # What a collective raises when its peer is gone; the cause is what the peer told.
-                raise LoopwrightError(f"{other} (this is rank {self._rank})") from error
-
-    def _tell(self, error: BaseException) -> None:
-        lines = str(error).splitlines() or [""]
-        text = f"rank {self._rank} of {self._world} failed: {type(error).__name__}: {lines[0][:500]}"
-        if self._store.add(f"{self._key}/count", 1) == 1:
-            sys.stderr.write(f"{text[0].upper()}{text[1:]}\n")  # before anyone else knows, so before what they print
-            sys.stderr.flush()
-            self._store.set(self._key, text)
-            deadline = time.monotonic() + _HEARD_SECONDS
-            # The store may go with this process, so the others have to have heard.
-            while self._store.add(f"{self._key}/heard", 0) < self._world - 1 and time.monotonic() < deadline:
-                time.sleep(0.02)
-
-    def _failure_of_another(self) -> str | None:
-        if not self._store.check([self._key]):
-            return None
-        if self._failure is None:
-            self._failure = self._store.get(self._key).decode()
-            self._store.add(f"{self._key}/heard", 1)
-        return self._failure
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(_POLL_SECONDS):
-            if self._launcher is not None and os.getppid() != self._launcher:
-                self._leave("the launcher has ended")
-            try:
-                failure = self._failure_of_another()
-            except dist.DistError:
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                    return  # the first process kept the store, and has ended: well, or its peers see it by themselves
-                failure = "the launcher of the first machine has ended"
-            if failure is None:
-                continue
-            if not self._is_over.wait(_GRACE_SECONDS):
-                dist.distributed_c10d._abort_process_group()
-                if not self._is_over.wait(_ABORT_SECONDS):
-                    self._leave(failure)
-            return
-
-    def _leave(self, cause: str) -> None:
-        """End the process from this thread: the main thread is stuck, and where is worth knowing."""
-        sys.stderr.write(f"Rank {self._rank} of {self._world} ends, since {cause}. It was here:\n")
-        sys.stderr.flush()
-        faulthandler.dump_traceback()
-        os._exit(1)

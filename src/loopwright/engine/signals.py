@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from loopwright.errors import Preempted
 
 _WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 
+E = TypeVar("E", bound=BaseException)
 SAVED = "Saved "  # what is said of an interrupted run begins so
 
 
@@ -44,9 +45,13 @@ class SignalWatch:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
-    def first(self, interruption: KeyboardInterrupt) -> KeyboardInterrupt:
-        """Return what interrupted the run; raise it at once if a signal had asked it to end before."""
-        if self.received is not None:
+    def first(self, interruption: KeyboardInterrupt, is_distributed: bool) -> KeyboardInterrupt:
+        """Return what interrupted the run, if it can end in order; otherwise raise it at once.
+
+        It cannot if a signal had asked it to end before, or if other processes wait for this one in the middle of an
+        update.
+        """
+        if self.received is not None or is_distributed:
             raise interruption
         return interruption
 
@@ -62,11 +67,18 @@ class SignalWatch:
         if interruption is not None:
             raise interruption
         if self.received is signal.SIGINT:
-            raise KeyboardInterrupt
+            raise _agreed(KeyboardInterrupt())
         if self.received is not None:
-            raise Preempted(f"the run was ended by {self.received.name}; it can be resumed from its last checkpoint")
+            name = self.received.name
+            raise _agreed(Preempted(f"the run was ended by {name}; it can be resumed from its last checkpoint"))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
         self.received = signal.Signals(number)
+
+
+def _agreed(error: E) -> E:
+    """Mark an error that all processes of the run raise, each for itself, since they agreed on the signal."""
+    error.is_agreed = True  # type: ignore[attr-defined]
+    return error

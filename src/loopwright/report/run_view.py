@@ -14,6 +14,7 @@ import yaml
 from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
 from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run, read_json
+from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.status import STATUS
 
 _SILENT_SECONDS: Final = 180.0  # a run beats every few seconds; one that is silent for so long has gone
@@ -214,6 +215,8 @@ def _text(found: RunView, path: Path) -> str:
 
 def _read_config(found: RunView) -> None:
     text = _text(found, found.folder.config)
+    if text and is_cut_off(found.folder.config):
+        found.notes.append("config.yaml was cut off: what its end said is missing here; lw resume puts it back")
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError:

@@ -17,6 +17,7 @@ from loopwright.report.writing import LiveReport, Stamp
 HOST: Final = "127.0.0.1"
 PORT: Final = 8642
 _MOST_TRIED: Final = 100
+_POLL_SECONDS: Final = 0.1  # how long it takes to notice that it is closed
 
 
 class ReportServer(ThreadingHTTPServer):
@@ -25,6 +26,7 @@ class ReportServer(ThreadingHTTPServer):
     Args:
         run_folder: of the run.
         port: on localhost; 0 takes any that is free.
+        option: how the port was given, up to the value: as a flag, or as an argument in Python.
 
     Raises:
         InputError: the port is in use; it names the next one that is free.
@@ -33,19 +35,20 @@ class ReportServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = False
 
-    def __init__(self, run_folder: str | Path, port: int = PORT) -> None:
+    def __init__(self, run_folder: str | Path, port: int = PORT, option: str = "--port ") -> None:
         self._report = LiveReport(run_folder)
         self._lock = threading.Lock()
         self._page: tuple[Stamp, bytes] | None = None
         try:
             super().__init__((HOST, port), _Handler)
         except OverflowError:
-            raise InputError("args.value", f"--port {port} is not between 0 and 65535", fix=f"--port {PORT}") from None
+            told = f"{option}{port} is not between 0 and 65535"
+            raise InputError("args.value", told, fix=f"{option}{PORT}") from None
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             why = "is in use" if error.errno == errno.EADDRINUSE else "is not for everybody"
-            raise InputError("watch.port", f"port {port} {why}", fix=f"--port {next_free(port + 1)}") from None
+            raise InputError("watch.port", f"port {port} {why}", fix=f"{option}{next_free(port + 1)}") from None
 
     @property
     def url(self) -> str:
@@ -63,6 +66,43 @@ class ReportServer(ThreadingHTTPServer):
             if self._page is None or self._page[0] != stamp:
                 self._page = (stamp, self._report.page(json.dumps(stamp)).encode())
             return self._page[1]
+
+
+class Watch:
+    """The page of a run on localhost, served by a thread until `close` is called, a `with` block or the program ends.
+
+    Args:
+        run_folder: of the run.
+        port: on localhost; 0 takes any that is free.
+
+    Attributes:
+        url: where the page is.
+
+    Raises:
+        InputError: the port is in use; it names the next one that is free.
+    """
+
+    def __init__(self, run_folder: str | Path, port: int = PORT) -> None:
+        self._server = ReportServer(run_folder, port, option="port=")
+        self.url = self._server.url
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve it no longer; a second call does nothing."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def __repr__(self) -> str:
+        return f"Watch({self.url}{'' if self._thread.is_alive() else ', closed'})"
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def next_free(port: int) -> int:

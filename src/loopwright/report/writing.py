@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from loopwright.errors import InputError
 from loopwright.report.metrics import Metrics
 from loopwright.report.page import compile_templates, render
 from loopwright.report.panels import Findings, read_findings
@@ -48,6 +49,30 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> Path:
         OSError: it cannot be written.
     """
     write_atomically(path, render([view(RunFolder(Path(folder))) for folder in run_folders]))
+    return path
+
+
+def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> Path:
+    """Return the file that a page goes to; called before it is made.
+
+    Args:
+        out: that was asked for; None for the default.
+        default: the file if none was.
+        option: how it was given, up to the value: as a flag, or as an argument in Python.
+
+    Raises:
+        InputError: it is a folder, or in one that does not exist.
+    """
+    if out is None:
+        return default
+    path = Path(out)
+    if path.is_dir() or not path.parent.is_dir():
+        why = "is a folder" if path.is_dir() else f"is in {path.parent}, which does not exist"
+        given, near = (
+            f"{option}{one}" if option.startswith("--") else f"{option}{str(one)!r}"
+            for one in (path, Path(path.name).with_suffix(".html"))
+        )
+        raise InputError("args.value", f"{given} {why}", fix=near)
     return path
 
 

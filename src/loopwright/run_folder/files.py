@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import stat
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,24 @@ def _read_regular(path: Path) -> str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let a file, or the safetensors files of a folder, be read by whoever may read new files there.
+
+    Called after another library wrote them: safetensors 0.8 makes its files private (mode 0600).
+    """
+    written = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    private = [file for file in written if stat.S_IMODE(file.stat().st_mode) == 0o600]
+    if not private:
+        return
+    # What the umask allows cannot be asked for without changing it, for all threads: a new file shows it.
+    probe = private[0].with_name(f"{_PREFIX}{uuid.uuid4().hex}")
+    descriptor = os.open(probe, _NEW_FILE, 0o666)
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        probe.unlink()
+    for file in private:
+        file.chmod(mode)

@@ -140,7 +140,11 @@ def runs_root() -> Path:
 
 
 def create_run(
-    label: str, about: Mapping[str, Any], folder: str | Path | None = None, now: datetime | None = None
+    label: str,
+    about: Mapping[str, Any],
+    folder: str | Path | None = None,
+    now: datetime | None = None,
+    word: str | None = None,
 ) -> RunFolder:
     """Make the folder of a new run, with its run.json.
 
@@ -149,11 +153,12 @@ def create_run(
         about: what run.json says beside the id.
         folder: where; None makes one under `runs_root()`, named by its id.
         now: the time in its id.
+        word: another word for its id, which is never cut.
 
     Raises:
         InputError: the folder given holds a run already, or other files.
     """
-    run_id = new_run_id(label, now)
+    run_id = new_run_id(label, now, word)
     path = runs_root() / run_id if folder is None else Path(folder)
     check_new_folder(path)
     try:
@@ -205,10 +210,11 @@ def _as_given(path: Path, option: str) -> str:
     return str(path) if option.startswith("--") else repr(str(path))
 
 
-def new_run_id(label: str, now: datetime | None = None) -> str:
-    """Return an id: month, day, hour, minute, a word, and 4 hex digits that no other run has."""
-    word = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:24] or "run"
-    return f"{now or datetime.now():%m%d-%H%M}-{word}-{os.urandom(2).hex()}"
+def new_run_id(label: str, now: datetime | None = None, word: str | None = None) -> str:
+    """Return an id: month, day, hour, minute, a label, another word if there is one, and 4 hex digits of its own."""
+    name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:24] or "run"
+    names = name if word is None else f"{name}-{word}"
+    return f"{now or datetime.now():%m%d-%H%M}-{names}-{os.urandom(2).hex()}"
 
 
 def note_in_index(run: RunFolder, **fields: Any) -> None:

@@ -72,7 +72,7 @@ class MetricsLog:
             TypeError: the record holds something else; the text says under which key.
             OSError: the disk refuses. Nothing of the record stays, and it may be appended again.
         """
-        line = _to_line(record)
+        line = to_line(record)
         with self._lock:
             self._write(line)
 
@@ -115,7 +115,7 @@ class MetricsLog:
             if offset == 0:
                 self._start_offset = self._first_line_bytes = size = 0
             elif end == 0:
-                line = _to_line({"event": _START_EVENT, "offset": offset})
+                line = to_line({"event": _START_EVENT, "offset": offset})
                 self._write(line)
                 self._start_offset, self._first_line_bytes = offset - len(line), len(line)
                 return
@@ -207,7 +207,12 @@ def _parse(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _to_line(record: Mapping[str, Any]) -> bytes:
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of metrics.jsonl has it, newline included; also for whoever prints such lines.
+
+    Raises:
+        TypeError: the record holds something that JSON has no form for; the text says under which key.
+    """
     if not isinstance(record, Mapping):
         raise TypeError(f"a record of metrics is a mapping, got {type(record).__name__}")
     try:

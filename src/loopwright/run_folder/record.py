@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -42,10 +42,14 @@ class RunRecord:
 
     Args:
         folder: the run folder, or None.
+
+    Attributes:
+        listener: called with each record as it is written, for whoever follows the run; None for nobody.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
+        self.listener: Callable[[dict[str, Any]], None] | None = None
         self._lease: Lease | None = None
         self._log: MetricsLog | None = None
         self._status: RunStatus | None = None
@@ -107,14 +111,17 @@ class RunRecord:
         """
         if self._log is None:
             return
-        told = {name: _plain(value) for name, value in fields.items()}
+        told = {name: plain(value) for name, value in fields.items()}
         times = {"seconds": round(self.seconds, 3), "time": round(time.time(), 3)}
-        self._unwritten.append({"event": event, **told, **times})
+        record = {"event": event, **told, **times}
+        self._unwritten.append(record)
         try:
             self._flush()
         except OSError as error:
             _logger.warning("cannot write %s: %s; trying again with the next record", METRICS, error)
             self.tell(last_error=error)
+        if self.listener is not None:
+            self.listener(record)
 
     def write_metrics(self, event: str, history: History, /, **fields: Any) -> None:
         """Append what a history has recorded since this was last called; nothing if that is nothing.
@@ -144,7 +151,7 @@ class RunRecord:
         if self.folder is None:
             return None
         try:
-            write_json(self.folder / name, _plain(content))
+            write_json(self.folder / name, plain(content))
         except OSError as error:
             _logger.warning("cannot write %s: %s", name, error)
             self.tell(last_error=error)
@@ -226,14 +233,14 @@ class RunRecord:
             self._unwritten.pop(0)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a metric as JSON can hold it: numbers as they are, arrays as lists, anything else as text."""
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     if hasattr(value, "tolist"):  # a tensor or an array, of any size
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)

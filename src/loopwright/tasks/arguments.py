@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from loopwright.config import TrainingArguments
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.errors import ConfigError
+from loopwright.tasks.budget import seconds_of
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ OWN_HELP: Final[Mapping[str, str]] = {
     "metric_for_best_model": "Metric that says which model is best; unset is the task's first one.",
     "greater_is_better": "Whether more is better; unset is what the task says of the metric.",
     "run_name": "Name of the run, for trackers; unset is its id.",
+    "learning_rate": "Peak learning rate; unset is 0.001 without --model, for a model from scratch.",
 }
 
 
@@ -149,6 +151,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
     lora_dropout: float = flag(0.0, "Dropout of the adapters.")
     lora_target: list[str] = flag_list("Names of the layers that get adapters; unset is every linear one.")
 
+    time: str | None = flag(
+        None, "Train as long as that: 90s, 30m, 2h, 1h30m, 1:30:00, instead of --epochs or --max_steps."
+    )
     eval_on_train: bool = flag(False, "After each epoch tell the metrics on the training data too.")
     early_stopping_patience: int | None = flag(None, "End after so many epochs without improvement of the metric.")
     early_stopping_threshold: float = flag(0.0, "How much counts as an improvement.")
@@ -156,6 +161,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
     oom: str = flag(
         "split", "When memory runs out: run the update in smaller parts, or stop.", choices=("split", "stop")
     )
+    seeds: int = flag(1, "Train so many times, with --seed and the seeds after it: a run each, and their spread.")
     rehearsal: bool = flag(True, "Before the first update try an update, an evaluation, a save and a load.")
     profile: int | None = flag(None, "Profile so many updates: where their time goes, the top operators, a trace.")
     threads: int | None = flag(None, "CPU threads; a resumed run takes as many as before.")
@@ -169,6 +175,8 @@ class TaskArguments(metaclass=AcceptsOldNames):
             raise ConfigError(f"validation_ratio must be between 0 and 1, got {self.validation_ratio}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.time is not None:
+            seconds_of(self.time)
         for name in (
             "max_train_samples",
             "max_eval_samples",
@@ -177,6 +185,7 @@ class TaskArguments(metaclass=AcceptsOldNames):
             "lora_rank",
             "effective_batch",
             "profile",
+            "seeds",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

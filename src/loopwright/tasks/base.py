@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
+from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import SCHEMAS, DataOptions, DataPlan, Schema, preflight
 from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
 from loopwright.tasks.data import RunData
@@ -324,7 +325,8 @@ class Task(ABC):
         """Return one dict per sample of an evaluation batch, on the host; called without gradients.
 
         It has "position", what the scorer takes (such as "prediction" and "reference"), "loss" if samples have one,
-        and "sure" (from 0 to 1) if the model is sure that the label is wrong.
+        by which the worst are found, and "sure" (from 0 to 1) if the model is sure that the label is wrong. For an
+        interval of the loss that is trained on it has what `LossInterval` is told to look for.
         """
 
     @abstractmethod
@@ -373,6 +375,7 @@ class Task(ABC):
 
         with quiet():
             job.model.save_pretrained(folder)
+        give_usual_mode(folder)
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from loopwright.errors import InputError
 from loopwright.quantities import size
 from loopwright.sources import DataPlan, Schema, SplitRows
+from loopwright.sources.label_advice import shortened
 from loopwright.tasks.screen import Screen, Waiting
 
 _MOST_SHOWN = 6
@@ -178,7 +179,7 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
         lines.append(used)
     for split, counts in plan.counts.items():
         if split == "train" and counts:
-            shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]
+            shown = [f"{shortened(name)} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]
             more = f" · and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
             lines.append(f"labels {' · '.join(shown)}{more}")
     if plan.label_range is not None:

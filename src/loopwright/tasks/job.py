@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,11 @@ from loopwright.tasks.rates import Search, choose_rate, find_rate
 from loopwright.tasks.rehearsal import Rehearsal, num_tokens, rehearse
 from loopwright.tasks.reporting import ReportProgress
 from loopwright.tasks.restoring import newest_checkpoint
+from loopwright.tasks.run_facts import place_facts, run_facts
 from loopwright.tasks.scoring import finite
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
+from loopwright.tasks.timing import plan_time
 from loopwright.tasks.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
 from loopwright.updates import check_graphs
 
@@ -162,14 +164,16 @@ def window_of(training: Any, num_processes: int, newest: Path | None) -> int:
     return stored or training.gradient_accumulation_steps * num_processes
 
 
-def measure(job: Job, window: int) -> Length:
+def measure(job: Job, window: int, num_updates: int | None = None) -> Length:
     """Return how long the run is.
 
     Args:
         job: of the run.
         window: micro-batches of an update, over all processes.
+        num_updates: of the run, instead of what the settings say.
     """
     training = job.training
+    num_updates = training.max_steps if num_updates is None else num_updates
     per_window = training.train_batch_size * window
     num_samples = len(job.train_dataset)
     per_epoch = num_samples // per_window if training.dataloader_drop_last else math.ceil(num_samples / per_window)
@@ -179,9 +183,8 @@ def measure(job: Job, window: int) -> Length:
             f"{num_samples} training rows are fewer than one batch of {per_window}, and the last batch is dropped",
             fix="--no_dataloader_drop_last   or   a smaller --batch",
         )
-    if training.max_steps > 0:
-        epochs = math.ceil(training.max_steps / per_epoch)
-        return Length(training.max_steps, epochs, training.max_steps, per_epoch)
+    if num_updates > 0:
+        return Length(num_updates, math.ceil(num_updates / per_epoch), num_updates, per_epoch)
     updates = math.ceil(training.num_train_epochs * per_epoch)
     epochs = math.ceil(training.num_train_epochs)
     return Length(updates, epochs, None if updates == epochs * per_epoch else updates, per_epoch)
@@ -267,17 +270,20 @@ def train(
     best = best_metric(job, settings)
     course = _course(job, length)
     start_block.say_device(job, trainer, screen)
-    start_block.say_batch(job, course, screen, trainer.num_processes, window)
+    is_planned = settings.is_planned_by_time(run is not None)
+    if not is_planned:
+        start_block.say_batch(job, course, screen, trainer.num_processes, window)
     start_block.say_floors(floors, screen)
     is_new = run is None
     folder: RunFolder = gather_objects(make_run() if run is None and trainer.is_first else run)[0]
     with _removed_on_failure(folder, is_new and trainer.is_first):
-        if trainer.is_first:
+        if trainer.is_first and (newest is None or not is_planned):
             settings.write(folder)
-            if newest is None:
-                write_json(folder.path / _FLOORS, floors)
-                folder.model.mkdir(exist_ok=True)
-                task.save_skeleton(job, folder.model)
+        if trainer.is_first and newest is None:
+            write_json(folder.path / _FLOORS, floors)
+            folder.model.mkdir(exist_ok=True)
+            task.save_skeleton(job, folder.model)
+        found = None
         if settings.args.rehearsal and newest is None:
             found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
             course = _course(job, length, found)
@@ -286,13 +292,22 @@ def train(
             options = _training_options(job, trainer, folder)
             choose_rate(job, settings, make_optimizer, options, folder if trainer.is_first else None, screen)
             trainer = _make_trainer(job, screen)
+        if is_planned:
+            course = _plan(job, settings, trainer, window, folder, screen, found, newest)
+            length = measure(job, window)
+            if trainer.is_first:
+                settings.write(folder)
+            trainer = _make_trainer(job, screen)
     screen.attach(folder)
-    if newest is None:
+    if newest is None and not is_planned:
         start_block.say_time(course, screen)
     start_block.say_run(folder, screen)
     if trainer.is_first:
         metric, direction = best[0].removeprefix("eval_"), best[1]
         note_in_index(folder, task=task.name, state="running", metric=metric, direction=direction)
+    batch = settings.training.train_batch_size * window
+    facts = run_facts(job, course, best, batch, trainer.num_processes, floors)
+    screen.add("start", **place_facts(folder), **facts)
     return _run(job, trainer, length, course, best, folder, floors, screen)
 
 
@@ -300,14 +315,23 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
     """Do what comes before the first update, and stop there; called by `check` with a folder that it removes."""
     job = _new_job(task, settings, data, screen)
     trainer = TaskTrainer(job)
-    best_metric(job, settings)
+    best = best_metric(job, settings)
     window = window_of(settings.training, trainer.num_processes, None)
     length = measure(job, window)
     start_block.say_device(job, trainer, screen)
-    start_block.say_batch(job, _course(job, length), screen, trainer.num_processes, window)
-    start_block.say_floors(_floors(job), screen)
+    is_planned = settings.is_planned_by_time(is_begun=False)
+    if not is_planned:
+        start_block.say_batch(job, _course(job, length), screen, trainer.num_processes, window)
+    floors = _floors(job)
+    start_block.say_floors(floors, screen)
     found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
-    start_block.say_time(_course(job, length, found), screen)
+    course = _course(job, length, found)
+    if is_planned:
+        course = _plan(job, settings, trainer, window, folder, screen, found, None)
+    else:
+        start_block.say_time(course, screen)
+    facts = run_facts(job, course, best, settings.training.train_batch_size * window, trainer.num_processes, floors)
+    screen.tell("check", **facts, rehearsal=asdict(found))
 
 
 def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
@@ -345,6 +369,27 @@ def _check_not_auto(settings: Settings) -> None:
         )
 
 
+def _plan(
+    job: Job,
+    settings: Settings,
+    trainer: TaskTrainer,
+    window: int,
+    run: RunFolder,
+    screen: Screen,
+    rehearsed: Rehearsal | None,
+    newest: Path | None,
+) -> Course:
+    """Set the number of updates to what fits into `--time`, say so, and return what the run has before it."""
+
+    def course_of(num_updates: int) -> Course:
+        return _course(job, measure(job, window, num_updates), rehearsed)
+
+    options = _training_options(job, trainer, run)
+    course = plan_time(job, settings, make_optimizer, options, run, screen, rehearsed, newest, course_of)
+    start_block.say_batch(job, course, screen, trainer.num_processes, window)
+    return course
+
+
 def _run(
     job: Job,
     trainer: TaskTrainer,
@@ -370,6 +415,7 @@ def _run(
     if training.report_to:
         callbacks.append(_tracking(job, run))
     trainer.around_saves = pace.saving
+    trainer.on_record = None if screen.events is None else screen.events.hear
     if args.profile is not None:
         callbacks.append(ProfileCallback(args.profile, run.path / "profile"))
     trainer.callback_handler.add_callbacks([*callbacks, *job.task.callbacks(job, run)])
@@ -405,7 +451,8 @@ def _run(
             oom="split" if training.auto_find_batch_size else args.oom,
         )
         pace.end_saves()
-        reason = result.stop_reason or ""
+        # The first process looks for the file that ends a run: what it knows, the others only hear of.
+        reason = gather_objects(result.stop_reason or "")[0]
         state = "stopped" if reason == STOPPED_BY_FILE else "done"
         if watch.triggered or "not finite" in reason:
             state = "diverged"
@@ -439,6 +486,8 @@ def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Cou
         update_seconds=None if rehearsed is None else rehearsed.update_seconds,
         evaluation_seconds=None if rehearsed is None else rehearsed.evaluation_seconds,
         per_epoch=length.per_epoch,
+        save_every=steps_of(training.save_steps, length.updates) if training.save_strategy == "steps" else None,
+        saves_epochs=training.save_strategy == "epoch",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,38 @@ def _how_to_open(job: Job) -> list[str]:
         told, code = "A small net of loopwright", ["from loopwright import models", "", 'model = models.load("FOLDER")']
     elif hasattr(kind, "from_pretrained"):
         told = "A model of transformers"
-        code = [f"from transformers import {kind.__name__}", "", f'model = {kind.__name__}.from_pretrained("FOLDER")']
+        is_text = hasattr(job.processor, "convert_tokens_to_ids")
+        name, opener = ("tokenizer", "AutoTokenizer") if is_text else ("processor", "AutoImageProcessor")
+        code = [
+            f"from transformers import {', '.join(sorted((opener, kind.__name__)))}",
+            "",
+            f'{name} = {opener}.from_pretrained("FOLDER")',
+            f'model = {kind.__name__}.from_pretrained("FOLDER")',
+        ]
     else:
         told = "A module of your own: model.safetensors holds its weights, and your code makes it"
         code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
-    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```"]
+    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```", *_form_of_images(job)]
+
+
+def _form_of_images(job: Job) -> list[str]:
+    """Return how images are given to a classifier that has no processor of transformers; nothing for other models."""
+    from loopwright.tasks.vision_models import ImageForm
+
+    form = job.processor
+    if job.task.name != "image-classification" or not isinstance(form, ImageForm):
+        return []
+    part = "all of each image" if form.crop_share is None else f"the middle of each image ({form.crop_share:.0%})"
+    return [
+        "",
+        f"It takes RGB images as float32 of shape (images, 3, {form.height}, {form.width}): {part}, resized, with "
+        f"pixels from 0 to 1, minus {_numbers(form.mean)}, divided by {_numbers(form.std)}. preprocessor_config.json "
+        "says the same.",
+    ]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"({', '.join(f'{value:g}' for value in values)})"
 
 
 def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:

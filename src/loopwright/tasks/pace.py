@@ -24,6 +24,8 @@ class Course:
         update_seconds: of an update in the rehearsal; None without one.
         evaluation_seconds: of an evaluation, as the rehearsal has it; None without one.
         per_epoch: updates of a whole epoch; None where all epochs are whole.
+        save_every: updates between saves; None is not by updates.
+        saves_epochs: whether each epoch is saved.
     """
 
     updates: int
@@ -33,6 +35,8 @@ class Course:
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
     per_epoch: int | None = None
+    save_every: int | None = None
+    saves_epochs: bool = False
 
     @property
     def updates_per_epoch(self) -> float:
@@ -43,11 +47,22 @@ class Course:
         """Return how many epochs an update is from the start."""
         return update / self.updates_per_epoch
 
+    def epochs_after(self, update: int) -> int:
+        """Return how many ends of epochs are to come; the end of the run is that of the last one, whole or not."""
+        return self.epochs - int(self.epoch_at(update) + 1e-9) if update < self.updates else 0
+
+    def saves_after(self, update: int) -> int:
+        """Return how many saves are to come at the most: if each evaluation is the best so far, and at the end."""
+        due = self.epochs_after(update) if self.saves_epochs else 0
+        if self.save_every is not None:
+            due = self.updates // self.save_every - update // self.save_every
+        return max(due, self.evaluations_after(update) - 1) + 1
+
     def evaluations_after(self, update: int) -> int:
         """Return how many evaluations are to come: at the ends of epochs, between them, and that of the best model."""
         left = 1
-        if self.evaluates and update < self.updates:  # the end is that of the last epoch, whole or not
-            left += self.epochs - int(self.epoch_at(update) + 1e-9)
+        if self.evaluates:
+            left += self.epochs_after(update)
         if self.evaluates and self.evaluate_every is not None:
             left += self.updates // self.evaluate_every - update // self.evaluate_every
             left -= self._shared_after(update, self.evaluate_every)

@@ -102,6 +102,7 @@ class ReportProgress(TrainerCallback):
         seconds = self._pace.end_evaluation()
         self._evaluated = None
         is_best = trainer.improves()  # type: ignore[attr-defined] # a TaskTrainer
+        self._screen.add("evaluation", is_best=is_best)
         update = trainer.progress.update
         shown, whole = self._table.lines(
             update,

@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from loopwright.run_folder import RunFolder
+from loopwright.tasks.event_lines import EventLines
 
 T = TypeVar("T")
 
 _SILENT_SECONDS = 1.0  # what is over by then is not worth a line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
+_REMARKS = ("note", "warning")  # lines that begin so are told to scripts too
 
 
 class Screen:
@@ -28,20 +30,30 @@ class Screen:
         is_main: whether this process prints at all.
         is_quiet: write to the log only.
         is_plain: print on a terminal what a pipe gets: whole lines, none that changes.
+        events: of `--json`: what happens is written there for scripts, and nothing is printed for people.
 
     Attributes:
         is_plain: no line changes, and none is broken.
+        events: as given; None where nobody listens.
         began: when it was made, by the monotonic clock: the start of what a person waits for.
     """
 
-    def __init__(self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False) -> None:
+    def __init__(
+        self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False, events: EventLines | None = None
+    ) -> None:
         self.began = time.monotonic()
+        self.events = events
         self._is_main = is_main
-        self._is_quiet = is_quiet
+        self._is_quiet = is_quiet or events is not None
         self.is_plain = is_plain
         self._run: RunFolder | None = None
         self._earlier: list[str] = []
         self._line: Any = None
+
+    @property
+    def run(self) -> RunFolder | None:
+        """The run whose log.txt has what is said; None before there is one."""
+        return self._run
 
     @property
     def speaks(self) -> bool:
@@ -81,6 +93,19 @@ class Screen:
             except BrokenPipeError:
                 self._fall_silent()
         self.log(line if logged is None else logged)
+        kind, colon, text = line.partition(": ")
+        if self.events is not None and colon and kind in _REMARKS:
+            self.events.tell("warning", message=text)
+
+    def tell(self, event: str, /, **fields: Any) -> None:
+        """Tell scripts of an event; nothing where nobody listens."""
+        if self.events is not None:
+            self.events.tell(event, **fields)
+
+    def add(self, event: str, /, **fields: Any) -> None:
+        """Keep fields for the next event of a name that scripts are told of."""
+        if self.events is not None:
+            self.events.add(event, **fields)
 
     def _fall_silent(self) -> None:
         """Print nothing more, now that whoever read it has gone away; what goes on does so, with log.txt."""

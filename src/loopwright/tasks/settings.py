@@ -18,6 +18,7 @@ from loopwright.config.files import plain, read_mapping
 from loopwright.config.old_names import AcceptsOldNames
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.run_folder.config_file import check_end, marked
 from loopwright.tasks.arguments import (
     NO_EFFECT,
     NOT_FOLLOWED,
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
 # The settings that may be the word "auto": the run finds their values before its first update.
 AUTOMATIC = ("learning_rate", "per_device_train_batch_size")
 _AUTO = "auto"
+# Of a model that begins with random weights, unless a flag or a file says another: the tasks' own are for fine-tuning.
+SCRATCH_LEARNING_RATE = 1e-3
+LENGTHS = ("max_steps", "num_train_epochs")  # what `--time` stands in for
 # Said by the run folder itself, or of one call only.
-_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile"})
+_NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
     "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
     "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto. Beside these there are "
-    "--check, --print_config, --quiet and --plain (lw train --help)."
+    "--check, --print_config, --quiet, --plain and --json (lw train --help)."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
 
@@ -53,12 +57,14 @@ class Settings:
         training: those of the training.
         sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
         module: the model, where a module was handed over in Python; it is kept in no file.
+        has_new_time: `--time` was given now, not by a file: a run that goes on is planned anew.
     """
 
     args: TaskArguments
     training: TaskTrainingArguments
     sources: dict[str, str]
     module: Any = None
+    has_new_time: bool = False
 
     def values(self) -> dict[str, Any]:
         """Return every setting by name, as YAML can hold it."""
@@ -79,6 +85,15 @@ class Settings:
         """Whether a flag or a file gave this value."""
         return self.sources.get(name) in ("flag", "file")
 
+    def is_planned_by_time(self, is_begun: bool) -> bool:
+        """Whether the number of updates is still to be worked out from `--time`.
+
+        Args:
+            is_begun: the run goes on; then the number in its config.yaml holds, unless a new time is given.
+        """
+        is_known = is_begun and not self.has_new_time and self.training.max_steps > 0
+        return self.args.time is not None and not is_known
+
     def lines(self) -> list[str]:
         """Return every setting as a line of YAML with a comment that says where it came from."""
         values = {"task": self.args.task, **self.values()}
@@ -90,7 +105,7 @@ class Settings:
 
     def write(self, run: RunFolder) -> None:
         """Write config.yaml; called when a run begins and when it goes on with other settings."""
-        write_atomically(run.config, "\n".join(self.lines()) + "\n")
+        write_atomically(run.config, marked(self.lines()))
 
 
 class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
@@ -106,10 +121,12 @@ class TaskParser(HfArgumentParser):
 
     Attributes:
         auto_in_files: the fields that the files of settings leave to the run with the word "auto".
+        config_files: those files, once the flags are read.
     """
 
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
         self.auto_in_files: set[str] = set()
+        self.config_files: list[str] = []
         super().__init__(dataclass_types, **kwargs)
 
     def error(self, message: str) -> NoReturn:
@@ -176,6 +193,12 @@ class TaskParser(HfArgumentParser):
         self.auto_in_files = (self.auto_in_files - set(fields)) | {name for name in asked.values() if name is not None}
         return fields, unknown
 
+    def _split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
+        self.config_files, rest = super()._split_config_files(line)
+        for file in self.config_files:
+            check_end(Path(file))
+        return self.config_files, rest
+
     def _nearest(self, flag: str) -> str | None:
         """Return the flag that is most like one that is not known; short names count too."""
         shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
@@ -207,7 +230,10 @@ class TaskParser(HfArgumentParser):
 
 
 def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that the words of a command line do not set, by a short name or by the whole one."""
+    """Return the flags that the words of a command line do not set, by a short name or by the whole one.
+
+    A time sets the number of updates and epochs.
+    """
     names = create_parser(task).full_names()
 
     def full(word: str) -> str:
@@ -215,6 +241,7 @@ def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) ->
         return names.get(flag, flag).removeprefix("--").removeprefix("no_")
 
     given = {full(word) for word in words if word.startswith("--")}
+    given |= set(LENGTHS) if "time" in given else set()
     return {name: value for name, value in flags.items() if full(f"--{name}") not in given}
 
 
@@ -236,13 +263,14 @@ def create_parser(task: Task) -> TaskParser:
     return parser
 
 
-def settle(task: Task, words: list[str], config: str | Path | None = None) -> Settings:
+def settle(task: Task, words: list[str], config: str | Path | None = None, has_module: bool = False) -> Settings:
     """Return the settings that a command line asks for.
 
     Args:
         task: whose flags they are.
         words: the flags, as on a command line.
         config: a YAML or JSON file of settings that flags overrule, such as the config.yaml of a run.
+        has_module: the model is a module that was handed over in Python, which no flag names.
 
     Raises:
         InputError, ConfigError: a name is not known, or a value cannot be.
@@ -261,16 +289,50 @@ def settle(task: Task, words: list[str], config: str | Path | None = None) -> Se
     }
     if args.task != task.name:
         raise ConfigError(f"the settings are of the task {args.task}, not of {task.name}: name one of them")
-    if config is not None:
-        kept = read_sources(config)
+    for file in parser.config_files:
+        kept = read_sources(file)
         sources |= {name: kept[name] for name, source in sources.items() if source == "file" and name in kept}
+    if args.model is None and not has_module and parser.sources["learning_rate"] == "default":
+        training.learning_rate, sources["learning_rate"] = SCRATCH_LEARNING_RATE, "task"
     sources |= auto
     args.auto = list(auto)
+    has_new_time = _settle_length(parser, task, args, training, sources)
     for name in _PATHS:
         value = getattr(args, name)
-        if value is not None and Path(value).expanduser().exists():
+        if value is not None and str(value).strip() and Path(value).expanduser().exists():
             setattr(args, name, str(Path(value).expanduser().absolute()))
-    return Settings(args, training, sources)
+    return Settings(args, training, sources, has_new_time=has_new_time)
+
+
+def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> bool:
+    """Let a time and a number of updates or epochs not contradict each other; a flag wins over what a file says.
+
+    Returns:
+        Whether a flag gives a time.
+
+    Raises:
+        InputError: both are flags, or both are in files.
+    """
+    if args.time is None:
+        return False
+    is_flag = parser.sources["time"] == "flag"
+    lengths = [name for name in LENGTHS if getattr(training, name) > 0]
+    by_flag = [name for name in lengths if parser.sources[name] == "flag"]
+    in_file = [name for name in lengths if parser.sources[name] == "file" and sources[name] in ("flag", "file")]
+    for name in by_flag if is_flag else [] if by_flag else in_file:
+        flag = "--epochs" if name == "num_train_epochs" else f"--{name}"
+        raise InputError(
+            "args.value",
+            f"--time {args.time} and {flag} {getattr(training, name):g}: both say how long the run is",
+            fix=f"leave out {flag}   or   leave out --time",
+        )
+    if by_flag:
+        args.time, sources["time"] = None, "flag"
+    for name in LENGTHS if is_flag or by_flag else ():
+        if is_flag or sources[name] == _AUTO:
+            setattr(training, name, parser.get_default(name))
+            sources[name] = "task" if name in task.defaults else "default"
+    return is_flag
 
 
 def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> ConfigError:
@@ -354,5 +416,6 @@ def read_sources(config: str | Path) -> dict[str, str]:
 
 def task_of(config: str | Path) -> str | None:
     """Return the task that a file of settings names, if it does."""
+    check_end(Path(config))
     named = read_mapping(config).get("task")
     return None if named is None else str(named)

@@ -142,6 +142,7 @@ def say_of_trainer(line: str, screen: Screen) -> None:
         screen.block("resume", line.removeprefix(_GUARANTEE))
     elif line != unused_devices(torch.cuda.device_count()) and not line.startswith(SAVED):
         screen.say_wrapped(line)
+        screen.tell("note", message=line)
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:

@@ -72,6 +72,7 @@ def say_summary(
         longer = f"--max_steps {2 * job.training.max_steps}"
     commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} {longer}")
     screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
+    screen.add("end", next=[f"lw {command}" for command in commands])
 
 
 def in_words(sample: Mapping[str, Any]) -> str:

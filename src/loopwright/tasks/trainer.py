@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
+from loopwright.checkpoint import Checkpointing
 from loopwright.data.cutting import cut_rows
 from loopwright.engine import create_accelerator
 from loopwright.engine.nested import iter_tensors, num_rows
@@ -21,8 +22,12 @@ from loopwright.engine.sharding import Sharding
 from loopwright.evaluation import run_eval_epoch, swapped
 from loopwright.memory import Saving, told_savings
 from loopwright.results import EvaluationResult
+from loopwright.run_folder import RunFolder
+from loopwright.run_folder.record import RunRecord
 from loopwright.settings import RunSettings
 from loopwright.tasks.base import Job
+from loopwright.tasks.early_signals import left_to_the_loop
+from loopwright.tasks.kept_config import kept_config
 from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_intervals
 from loopwright.trainer import Trainer
 
@@ -46,6 +51,7 @@ class TaskTrainer(Trainer):
         intervals: (low, high) of the metrics of the last evaluation.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
         around_saves: called for a context that every save is made in.
+        on_record: called with each record of metrics.jsonl as it is written; None for nobody.
         first_samples: the first few samples of the last evaluation, as far as this process has scored them.
         look_at_first_batch: called with the next micro-batch that is trained on, and then forgotten.
     """
@@ -66,6 +72,7 @@ class TaskTrainer(Trainer):
         self.first_samples: list[dict[str, Any]] = []
         self.look_at_first_batch: Callable[[Any], None] | None = None
         self.around_saves: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.on_record: Callable[[dict[str, Any]], None] | None = None
         self._say = say
         self._prefix = "eval_"
         self._scorer: Scorer = job.task.create_scorer(job)
@@ -100,6 +107,8 @@ class TaskTrainer(Trainer):
         with torch.no_grad():
             loss, outputs = task.compute_loss(self.job, self.model, batch)
             samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
+        if samples:
+            self._scorer.check_loss(samples, float(loss.mean()))
         complete = self._scorer.add(samples)
         self.first_samples += [sample for sample in complete if sample["position"] < _NUM_FIRST]
         if self._is_full:
@@ -194,6 +203,11 @@ class TaskTrainer(Trainer):
     # --- small tools --------------------------------------------------------------------------------------------
 
     @property
+    def num_graphs(self) -> int:
+        """How many CUDA graphs have been recorded in this run."""
+        return 0 if self._graphs is None else len(self._graphs)
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the first process, which writes files."""
         return self._engine.rank == 0
@@ -245,6 +259,18 @@ class TaskTrainer(Trainer):
     def checkpoint_path(self) -> Path | None:
         """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
         return None if self._saver is None else self._saver.path(self.progress.update)
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """Return the settings of the run, for a config.yaml that is cut off later."""
+        policy = self._settings.checkpoints
+        folder = None if policy is None else policy.run_folder
+        return {} if folder is None else kept_config(RunFolder(Path(folder)))
+
+    @contextmanager
+    def _recorded(self, checkpoints: Checkpointing | None) -> Iterator[RunRecord]:
+        with left_to_the_loop(), super()._recorded(checkpoints) as record:
+            record.listener = self.on_record
+            yield record
 
     def _serve_saves(self) -> None:
         with self.around_saves() if self.requests.saves else nullcontext():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from loopwright.errors import ConfigError, InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan
+from loopwright.sources.images.folders import list_images
 from loopwright.sources.images.reading import IMAGE_ENDINGS, is_image_name
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
@@ -371,7 +372,7 @@ def _images_at(text: str) -> list[str]:
         return [str(path.absolute())]
     if not path.is_dir():
         raise InputError("data.file", f"{text} does not exist", fix="give the path of an image or of a folder of them")
-    found = sorted(str(each.absolute()) for each in path.rglob("*") if is_image_name(each.name) and each.is_file())
+    found = [str((path / name).absolute()) for name in list_images(path)[0] if (path / name).is_file()]
     if not found:
         raise InputError(
             "data.folder", f"{text} holds no images", saw=[f"looked for {', '.join(IMAGE_ENDINGS)}"], fix="give another"

@@ -23,6 +23,7 @@ from loopwright.data.images import Resize, Transform, classification_eval
 from loopwright.errors import CheckpointError, ConfigError, InputError
 from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.run_folder import read_json, write_atomically, write_json
+from loopwright.run_folder.files import give_usual_mode
 from loopwright.sources import DataPlan
 from loopwright.tasks.adapting import backbone_parameters
 from loopwright.tasks.base import Origin
@@ -412,6 +413,7 @@ def save_model(model: Any, folder: Path) -> None:
     model.to(memory_format=torch.contiguous_format)
     with quiet():
         model.save_pretrained(folder)
+    give_usual_mode(folder)
 
 
 def save_config(model: Any, folder: Path) -> None:

@@ -1,0 +1,77 @@
+"""State beside the model and the optimizer of a run, such as a second optimizer, that is saved and restored with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from loopwright.callbacks.base import TrainerCallback
+from loopwright.errors import CheckpointError, ConfigTypeError
+
+
+class KeepStateCallback(TrainerCallback):
+    """Saves the state of further parts with every training state, and gives it back to them on a resume.
+
+    Example:
+        KeepStateCallback(discriminator=discriminator, discriminator_optimizer=optimizer)
+
+    Args:
+        parts: each has `state_dict` and `load_state_dict`: optimizers, modules, schedulers, or a class of your own.
+
+    Raises:
+        ConfigTypeError: one of them has not.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        for name, part in parts.items():
+            missing = [method for method in ("state_dict", "load_state_dict") if not hasattr(part, method)]
+            if missing:
+                kind, methods = type(part).__name__, " and no ".join(missing)
+                raise ConfigTypeError(
+                    f"KeepStateCallback({name}=...) got a {kind}, which has no {methods}. "
+                    "Pass optimizers, modules, or objects of a class that has both."
+                )
+        self.parts = parts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every part, by its name."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give every part its state back.
+
+        Raises:
+            CheckpointError: the parts are not those that were saved; nothing is changed.
+        """
+        if state.keys() != self.parts.keys():
+            raise CheckpointError(
+                f"KeepStateCallback has {', '.join(self.parts) or 'no parts'}, and the checkpoint holds "
+                f"{', '.join(state) or 'none'}: pass the same names to continue that run"
+            )
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+def warn_of_unsaved(trainer: Any, optimizer: Any, callbacks: Iterable[Any]) -> None:
+    """Warn of optimizers that are attributes of a trainer and that no training state would hold; called before a run.
+
+    Args:
+        trainer: whose attributes are looked at.
+        optimizer: the one that is saved, without wrappers.
+        callbacks: those that hold an optimizer are taken to save it.
+    """
+    held: list[Any] = [optimizer]
+    for callback in callbacks:
+        for value in getattr(callback, "__dict__", {}).values():
+            held += value.values() if isinstance(value, dict) else [value]
+    for name, value in vars(trainer).items():
+        plain = getattr(value, "optimizer", value)  # accelerate's wrapper has it inside
+        if isinstance(plain, Optimizer) and not any(plain is other for other in held):
+            warnings.warn(
+                f"trainer.{name} is an optimizer that a training state does not hold: a resumed run would start it "
+                f"anew, and end with other weights. Add KeepStateCallback({name}=...) to the callbacks to save it.",
+                stacklevel=3,
+            )

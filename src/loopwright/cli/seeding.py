@@ -1,0 +1,107 @@
+"""`--seeds 3`: the same run with one seed after the other, and what came out of all of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from loopwright.cli.outcomes import DIVERGED, DONE, code_of_run, is_first
+from loopwright.cli.telling import told_to_its_end
+from loopwright.tasks.early_signals import ends_early
+from loopwright.tasks.event_lines import EventLines
+from loopwright.tasks.screen import Screen
+from loopwright.tasks.seeds import (
+    SeedRun,
+    command_of_rest,
+    line_of,
+    name_of,
+    next_commands,
+    say_seeds,
+    seeds_facts,
+)
+from loopwright.tasks.settings import Settings
+from loopwright.tasks.starting import Seeds
+
+_TO_GO_ON = ("preempted", "stopped", "failed")
+
+
+def train_seeds(
+    settings: Settings,
+    words: Sequence[str],
+    open_screen: Callable[[], Screen],
+    events: EventLines | None,
+    is_quiet: bool,
+) -> int:
+    """Train with each seed, and return the worst exit code.
+
+    A run that diverges is told, and the others are trained all the same; whatever else ends one ends all.
+
+    Args:
+        settings: of all runs.
+        words: of the command line, without `lw`.
+        open_screen: returns what a run says things on.
+        events: of `--json`.
+        is_quiet: print the folders of the runs, and nothing else.
+    """
+    several = Seeds(settings, ["lw", *words])
+    begun: list[SeedRun] = []
+    worst = DONE
+    with ends_early():
+        for seed in several.seeds:
+            screen = open_screen()
+            train = functools.partial(several.train, seed, screen)
+            try:
+                if events is not None:
+                    code, outcome = told_to_its_end(train, screen, events)
+                else:
+                    outcome = train()
+                    code = code_of_run(outcome)
+            except BaseException as error:
+                begun += _broken_off(seed, screen)
+                if begun:
+                    say_seeds(begun, _to_go_on(begun, several.seeds, words, settings), open_screen())
+                    _note(error, begun, several.seeds)
+                raise
+            worst = max(worst, code)
+            if outcome is not None:
+                begun.append(SeedRun(seed, outcome.run, outcome.state))
+                screen.say(line_of(begun[-1]))
+            else:
+                begun += _broken_off(seed, screen)
+            if code not in (DONE, DIVERGED):
+                break
+    if not begun:
+        return worst
+    commands = [*next_commands(begun), *_to_go_on(begun, several.seeds, words, settings)]
+    say_seeds(begun, commands, open_screen())
+    if events is not None:
+        events.tell("seeds", seeds=several.seeds, **seeds_facts(begun), next=commands, exit_code=worst)
+    elif is_quiet and is_first():
+        sys.stdout.write("".join(f"{os.path.normpath(each.run.path)}\n" for each in begun))
+    return worst
+
+
+def _broken_off(seed: int, screen: Screen) -> list[SeedRun]:
+    """Return the run that something has ended before its end, if it had a folder."""
+    run = screen.run
+    if run is None or not run.path.is_dir():
+        return []
+    state = str(run.status["state"])
+    return [SeedRun(seed, run, state if state in _TO_GO_ON else "preempted")]  # in its last evaluation, say
+
+
+def _to_go_on(begun: Sequence[SeedRun], seeds: Sequence[int], words: Sequence[str], settings: Settings) -> list[str]:
+    """Return the commands that bring what was broken off to its end: runs that go on, and seeds without a run."""
+    resumed = [f"lw resume {name_of(each.run)}" for each in begun if each.state in _TO_GO_ON]
+    left = [seed for seed in seeds if seed not in {each.seed for each in begun}]
+    folder = str(settings.training.output_dir) if settings.is_given("output_dir") else None
+    return [*resumed, *([command_of_rest(words, left, folder)] if left else [])]
+
+
+def _note(error: BaseException, begun: Sequence[SeedRun], seeds: Sequence[int]) -> None:
+    """Leave with what has ended all of them which ones are done, for whoever tells of it."""
+    done = [str(each.seed) for each in begun if each.state == "done"]
+    told = f"done: {', '.join(done) or 'none'} of the seeds {', '.join(map(str, seeds))}"
+    error.__notes__ = ["; ".join([*getattr(error, "__notes__", []), told])]

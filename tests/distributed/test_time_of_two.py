@@ -1,0 +1,44 @@
+"""`--time` on two processes: what the first one has measured counts for both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from distributed.launcher import run
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+def measure(results) -> None:
+    from loopwright.run_folder import RunFolder
+    from loopwright.tasks import get_task
+    from loopwright.tasks.base import Origin
+    from loopwright.tasks.data import RunData
+    from loopwright.tasks.job import build_job, load_data, make_optimizer
+    from loopwright.tasks.screen import Screen
+    from loopwright.tasks.settings import settle
+    from loopwright.tasks.timing import time_run
+
+    folder, task = Path(os.environ["FOLDER"]), get_task("text-classification")
+    settings = settle(task, ["--data", str(folder / "reviews.csv"), "--batch", "8", "--threads", "1", "--time", "2s"])
+    job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
+    load_data(job)
+    screen = Screen(is_quiet=True)
+    if os.environ["RANK"] == "1":
+        screen.began -= 1000  # as if this process had begun long before
+    results["costs"] = asdict(time_run(job, make_optimizer, {}, RunFolder(folder), screen, None))
+
+
+def test_two_processes_stop_timing_together_and_take_what_the_first_has_measured(tmp_path):
+    from tasks.reviews import rows, write_csv
+
+    write_csv(tmp_path / "reviews.csv", rows())
+    first, second = run(measure, tmp_path, FOLDER=str(tmp_path))
+    assert first["costs"] == second["costs"]
+    assert 0 < first["costs"]["start"] < 1000 and first["costs"]["update"] > 0
+    assert not (tmp_path / ".timing").exists()
