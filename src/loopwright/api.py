@@ -63,7 +63,8 @@ def train(
         task: such as "text-classification".
         config: a YAML or JSON file of settings; flags win over it.
         quiet: print nothing; log.txt has it.
-        seeds: train so many times, with `seed` and the seeds after it; then a list of runs is returned.
+        seeds: train so many times, with `seed` and the seeds after it; then a list of the runs that were begun is
+            returned.
         flags: by their names on the command line, the short ones too; for images `model` may be a module of PyTorch.
 
     Raises:
@@ -83,6 +84,8 @@ def train(
     for seed in several.seeds:
         outcome = several.train(seed, Screen(is_quiet=quiet))
         ended.append(SeedRun(seed, outcome.run, outcome.state))
+        if outcome.state == "stopped":  # `lw stop` ends all of them
+            break
     if len(ended) > 1:
         say_seeds(ended, [], Screen(is_quiet=quiet))
     return [Run(each.run) for each in ended]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sized
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import SequentialLR
 from loopwright.checkpoint import Checkpointing, store
 from loopwright.checkpoint.placing import restore_moved
 from loopwright.data import Loader
-from loopwright.errors import CheckpointError, ConfigError, DataError
+from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
 
@@ -44,6 +45,11 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
                 "or choose another folder for a new run."
             )
         return None
+    if not isinstance(resume_from, (str, PathLike)):
+        raise ConfigTypeError(
+            f'resume_from must be the folder of a saved training state, or "auto" for the newest of `checkpoints`, got '
+            f"{resume_from!r}"
+        )
     if str(resume_from) == "auto":
         if checkpoints is None:
             raise ConfigError('resume_from="auto" needs checkpoints=Checkpointing(directory, ...) to look in')

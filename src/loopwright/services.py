@@ -435,6 +435,8 @@ class TrainerServices(TrainerHooks):
         name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
         self._write_metrics("evaluation" if self.run_history.metric_name_prefix else "training")
         run_eval_epoch(self, self._engine, loader, name, is_intermediate)
+        if self._engine.agreement.is_begun:
+            self._engine.agreement.end()
         self._write_metrics("evaluation")
 
     def _evaluate_epoch(self) -> None:
@@ -453,8 +455,15 @@ class TrainerServices(TrainerHooks):
         """Called before every evaluation batch: an evaluation that can be made again later is left for a signal."""
         self._record.beat()
         is_whole_epoch = self._run.is_running and self.progress.stage == TRAINED and self._run.epoch_is_whole
-        is_whole_epoch = is_whole_epoch and not self.run_history.metric_name_prefix
-        if self._signals.received is not None and is_whole_epoch and not self._engine.is_distributed:
+        if not is_whole_epoch or self.run_history.metric_name_prefix:
+            return
+        agreement, is_asked = self._engine.agreement, self._signals.received is not None
+        if self._engine.is_distributed:
+            # What was asked for by the batch before is known by now: nobody waits.
+            is_agreed = agreement.is_begun and bool(agreement.end()[0])
+            agreement.begin(is_asked)
+            is_asked = is_agreed
+        if is_asked:
             self._serve_stop()
 
     def _run_evaluation(self) -> None:

@@ -147,12 +147,20 @@ def check_scheduler_factory(create_scheduler_fn: Any) -> None:
         raise ConfigTypeError(f"create_scheduler_fn is not callable: {create_scheduler_fn!r}")
 
 
-def check_parameters(model: Any, optimizer: Any) -> None:
-    """Refuse a model that has nothing to train, and an optimizer that was made for another one.
+def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
+    """Refuse classes in place of objects, a model that has nothing to train, and an optimizer made for another one.
 
     Raises:
         ConfigError: it says which.
     """
+    for name, given, kind in (
+        ("model", model, nn.Module),
+        ("loss_func", loss_func, nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer),
+    ):
+        if isinstance(given, type) and issubclass(given, kind):
+            made = f"{given.__name__}({'model.parameters(), ...' if name == 'optimizer' else '...'})"
+            raise ConfigTypeError(f"{name} is the class {given.__name__} itself. Pass an object of it: {made}.")
     if not isinstance(model, nn.Module):
         return
     parameters = list(model.parameters())

@@ -85,8 +85,8 @@ class Trainer(TrainerTuning):
         self.loss_func = loss_func
         self.optimizer = optimizer
         limit = limit_of_environment()
-        limiters = [] if limit is None else [LimitBatchesCallback(limit)]
-        self.callback_handler = CallbackHandler([*limiters, *callbacks])
+        self.callback_handler = CallbackHandler([] if limit is None else [LimitBatchesCallback(limit)])
+        self.callback_handler.add_callbacks(callbacks)
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.create_scheduler_fn: Callable[..., Any] | None = None
         self.scheduler: Any = None
@@ -195,7 +195,7 @@ class Trainer(TrainerTuning):
             oom=oom,
         )
         check_scheduler_factory(create_scheduler_fn)
-        check_parameters(self.model, self.optimizer)
+        check_parameters(self.model, self.optimizer, self.loss_func)
         self._check_dataset("train", train_dataset, train_dataloader_kwargs, per_device_batch_size)
         self._check_dataset("eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size)
         check_is_idle(self._run.is_running)

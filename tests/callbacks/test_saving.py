@@ -183,8 +183,8 @@ def test_the_best_value_is_forgotten_at_the_start_of_a_run_unless_told_not_to(tm
 
 
 def test_a_metric_that_was_never_recorded_is_an_error(tmp_path):
-    trainer = subject.trainer([SaveBestModelCallback(tmp_path / "best.pt")])
-    with pytest.raises(ValueError, match="No values have been recorded for the metric eval_loss_epoch"):
+    trainer = subject.trainer([SaveBestModelCallback(tmp_path / "best.pt", watch_metric="accuracy")])
+    with pytest.raises(ValueError, match="No values have been recorded for the metric accuracy"):
         subject.fit(trainer, subject.data(8))
 
 

@@ -91,6 +91,8 @@ def test_a_run_tells_the_records_of_its_metrics_and_how_it_ended(capsys, reviews
         ("resume nothing", "run.unknown", "lw runs lists them"),
         ("resume", "args.value", "lw resume last"),
         ("demo nothing", "args.task", "did you mean sentence-embedding?"),
+        ("demo", "args.task", "lw demo text-classification --json"),
+        ("demo --quiet nothing", "args.task", "did you mean sentence-embedding?"),
         ("find-lr text-classification --data absent.csv", "data.file", "--data with a file that exists"),
         ("evaluate last", "run.unknown", "lw train TASK --data FILE"),
         ("verify last", "run.unknown", "lw train TASK --data FILE"),
@@ -198,6 +200,23 @@ def test_what_others_print_and_warn_of_does_not_come_between_the_lines(capsys):
     assert logging.getLogger("loopwright").handlers == []
 
 
+def test_what_c_libraries_and_other_processes_print_does_not_come_between_the_lines():
+    script = """
+import os, subprocess
+from loopwright.cli.telling import telling
+print("before")
+with telling(True) as events:
+    os.write(1, b"C\\n")
+    subprocess.run(["echo", "worker"], check=True)
+    events.tell("value", number=1)
+print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, line, last = done.stdout.splitlines()
+    assert (first, json.loads(line)["number"], last) == ("before", 1, "after")
+    assert done.stderr == "C\nworker\n"
+
+
 def test_a_reader_that_has_gone_away_does_not_stop_what_is_told():
     class Closed(io.StringIO):
         def write(self, text):
@@ -207,6 +226,22 @@ def test_a_reader_that_has_gone_away_does_not_stop_what_is_told():
     events.tell("one")
     events.tell("two")
     assert EventLines(None).tell("three") is None
+
+
+def test_a_full_disk_under_the_lines_is_told_to_people(capsys, monkeypatch, reviews):
+    line = ["train", "text-classification", "--data", str(reviews), "--epochs", "1", *FLAGS]
+    for words in (line, ["check", *line[1:], "--files"], ["tasks"]):
+        with open("/dev/full", "w") as full, monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", full)
+            assert main([*words, "--json"]) == 74
+        assert capsys.readouterr().err.count("error[disk.write]: [Errno 28] No space left on device") == 1
+
+
+def test_a_standard_output_that_is_closed_takes_what_is_said():
+    line = f"{sys.executable} -m loopwright tasks"
+    for words in ("", "--json"):
+        done = subprocess.run(f"{line} {words} >&-", shell=True, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_process_beside_the_first_tells_scripts_nothing_and_people_what_is_wrong(capsys, monkeypatch):

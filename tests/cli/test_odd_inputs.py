@@ -63,3 +63,12 @@ def test_halves_of_characters_are_predicted_too(capsys, finished, tmp_path):
     (tmp_path / "new.jsonl").write_text("\n".join(lines) + "\n")
     assert run(capsys, "predict", finished.path, "new.jsonl", "--out", "found.jsonl")[0] == 0
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_a_terminal_would_obey_is_spelt_out(capsys, tmp_path):
+    made = [row | {"stars": ["good\x1b[31m", "bad\u202e"][place % 2]} for place, row in enumerate(rows(30))]
+    code, said = run(capsys, "check", "text-classification", "--files", "--data", write_csv(tmp_path / "a.csv", made))
+    assert code == 0 and r"good\x1b[31m" in said and r"bad\u202e" in said
+    assert "\x1b" not in said and "\u202e" not in said
+    code, said = run(capsys, "check", "text-classification", "--files", "--data", "a.csv", "--label_column", "\x1b[2J")
+    assert code == 2 and "\x1b" not in said

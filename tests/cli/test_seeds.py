@@ -166,6 +166,24 @@ def test_in_python_seeds_return_a_list_and_leave_a_module_as_it_was(tmp_path):
     assert [run.path.name for run in alone] == ["one"]
 
 
+class Stopping(torch.nn.Sequential):
+    """A model that asks its run to stop, as `lw stop` does."""
+
+    def forward(self, images):
+        if self.training:
+            RunFolder(self.run_path).ask_to_stop()
+        return super().forward(images)
+
+
+def test_in_python_a_run_that_is_stopped_ends_all_of_them(tmp_path):
+    data = write_squares(tmp_path / "squares", 30)
+    module = Stopping(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 12, 3))
+    module.run_path = tmp_path / "runs" / "seed-3"
+    flags = {"data": data, "max_steps": 4, "batch": 8, "threads": 1, "rehearsal": False, "quiet": True}
+    runs = loopwright.train("image-classification", model=module, seeds=2, seed=3, out=tmp_path / "runs", **flags)
+    assert [(run.path.name, run.folder.status["state"]) for run in runs] == [("seed-3", "stopped")]
+
+
 # ---------------------------------------------------------------------------------------------------------- numbers
 
 

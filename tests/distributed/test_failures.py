@@ -230,6 +230,39 @@ def test_a_signal_to_one_process_ends_all_of_them_saved_and_as_preempted(tmp_pat
         assert process["updates"] == UPDATES
 
 
+class EndedInEvaluation(Trainer):
+    """Is asked to end on one process at the second batch of its first evaluation."""
+
+    num_evaluated = 0
+
+    def calculate_eval_batch_loss(self, batch):
+        self.num_evaluated += 1
+        if self.num_evaluated == 2 and rank() == 1 and self.progress.epoch == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().calculate_eval_batch_loss(batch)
+
+
+def signal_in_an_evaluation(results: Results) -> None:
+    for name, cls in (("asked", EndedInEvaluation), ("resumed", Trainer), ("whole", Trainer)):
+        trainer = cls(*subject_parts(), callbacks=())
+        folder = results.path.parent / ("whole" if name == "whole" else "asked")
+        try:
+            result = trainer.train(
+                subject.data(16), 2, subject.data(60), per_device_batch_size=2, seed=1,
+                checkpoints=Checkpointing(folder), resume_from="auto",
+            )  # fmt: skip
+            results[name] = [result.metrics, subject.weights(trainer).tolist()]
+        except Preempted:
+            results[name] = [trainer.num_evaluated, [finding.update for finding in verify_all(folder)]]
+
+
+def test_a_signal_to_one_process_in_an_evaluation_ends_all_at_the_same_batch_and_it_is_made_again(tmp_path):
+    first, second = run(signal_in_an_evaluation, tmp_path)
+    for process in (first, second):
+        assert process["asked"] == [3, [4]]  # the others hear of it a batch later
+        assert process["resumed"] == process["whole"] == first["whole"]
+
+
 # --- a process that is stopped
 
 

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import loopwright
+from distributed.launcher import run as run_ranks
 from flaws import subject
 from loopwright import Trainer, utils
-from loopwright.cli import main
+from loopwright.cli import launching, main
 from loopwright.services import unused_devices
+from tasks.reviews import rows, write_csv
 
 SOURCE = Path(loopwright.__file__).parent
 SCRIPT = """
@@ -92,6 +94,26 @@ def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_told_o
     assert done.returncode == 2
     assert done.stderr.startswith("error[data.file]") and done.stderr.count("error") == 1, done.stderr
     assert done.stdout.count("loopwright") == 1
+
+
+def refuse_once_they_have_met(results) -> None:
+    os.chdir(os.environ["FOLDER"])
+    words = ["train", "text-classification", "--data", "reviews.csv", "--batch", "auto", "--threads", "1"]
+    results["code"] = launching.work(words)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_what_all_processes_of_a_verb_refuse_is_told_once_and_left_to_the_launcher(tmp_path):
+    pytest.importorskip("transformers")
+    write_csv(tmp_path / "reviews.csv", rows(16))
+    codes = tmp_path / "codes"
+    codes.mkdir()
+    started = {"LOOPWRIGHT_LAUNCH_CODES": str(codes), "TORCHELASTIC_RESTART_COUNT": "0", "HF_HUB_OFFLINE": "1"}
+    first, second = run_ranks(refuse_once_they_have_met, tmp_path, FOLDER=str(tmp_path), **started)
+    assert first["code"] == second["code"] == 0  # torchrun has nothing to end or to start again
+    assert {path.name: path.read_text() for path in codes.iterdir()} == {"0.0": "2", "0.1": "2"}
+    assert "error[args.value]: --batch auto is for one process" in first.output and second.output == ""
 
 
 def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):

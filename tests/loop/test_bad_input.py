@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
+from loopwright.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import BatchLossError, CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import CosineLrScheduler
@@ -417,6 +417,45 @@ def test_a_type_error_of_the_model_itself_stays_as_it_is():
         trainer.train(
             Rows(left=X, labels=Y), 1, collate_fn=lambda rows: {**torch.utils.data.default_collate(rows), "right": None}
         )
+
+
+def test_a_class_in_place_of_an_object_is_refused_with_how_to_make_one():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for given, told in (
+        ((nn.Linear, nn.MSELoss(), optimizer), r"model is the class Linear itself. Pass an object of it: Linear\("),
+        ((model, nn.MSELoss, optimizer), r"loss_func is the class MSELoss itself. Pass an object of it: MSELoss\("),
+        ((model, nn.MSELoss(), torch.optim.SGD), r"optimizer is the class SGD .* SGD\(model.parameters\(\), ...\)"),
+    ):
+        with pytest.raises(ConfigTypeError, match=told):
+            Trainer(*given, callbacks=[]).train(data(), 1)
+
+
+def test_a_single_callback_in_place_of_a_list_is_refused():
+    for given in (Started(), Started):
+        with pytest.raises(ConfigTypeError, match=r"must be a list of callbacks, got Started. Pass \[Started\(...\)\]"):
+            Trainer(nn.Linear(4, 1), nn.MSELoss(), None, callbacks=given)
+
+
+def test_a_resume_from_that_is_no_path_is_refused_with_what_it_may_be(tmp_path):
+    with pytest.raises(ConfigTypeError, match='or "auto" for the newest of `checkpoints`, got True'):
+        trainer_of().train(data(), 1, checkpoints=Checkpointing(tmp_path), resume_from=True)
+
+
+@pytest.mark.parametrize("kind", [EarlyStoppingCallback, SaveBestModelCallback])
+def test_watching_the_evaluation_of_a_run_without_one_is_refused_before_the_first_update(kind, tmp_path):
+    trainer = trainer_of()
+    trainer.callback_handler.add_callback(kind)
+    with pytest.raises(ConfigError, match=f"{kind.__name__} watches eval_loss_epoch, and the run has no evaluation"):
+        trainer.train(data(), 1)
+    assert trainer.progress.update == 0
+
+
+def test_a_best_checkpoint_by_a_metric_that_no_evaluation_records_is_told_once(tmp_path, capsys):
+    policy = Checkpointing(tmp_path, keep_best=("acuracy", "max"))
+    trainer_of().train(data(), 3, data(), checkpoints=policy)
+    told = "keep_best: the evaluation recorded no acuracy, so no checkpoint is kept as the best one; there are "
+    assert capsys.readouterr().out.count(f"{told}eval_loss_epoch, train_loss_epoch\n") == 1
 
 
 def test_no_loss_function_is_refused_for_tuple_batches():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import errno
 import gzip
 import json
 import os
@@ -10,7 +12,9 @@ import pytest
 from tests.sources.refusing import assert_refused, write
 
 from loopwright.sources import DataOptions, open_table, preflight
+from loopwright.sources.hub import DatasetTable
 from loopwright.sources.opening import locate, split_files
+from loopwright.sources.scanning import scan_table
 from loopwright.sources.schema import SCHEMAS
 
 CLASSIFY = SCHEMAS["text-classification"]
@@ -102,6 +106,27 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
         with assert_refused("args.value") as refusal:
             locate(**{"data": None, "train_file": None, "validation_file": None, "test_file": None} | given)
         assert "is empty" in refusal
+
+
+@pytest.mark.parametrize("task", ["text-classification", "image-classification", "semantic-segmentation"])
+def test_a_folder_that_may_not_be_looked_into_is_no_trouble_with_writing(tmp_path, monkeypatch, task):
+    def forbidden(path):
+        raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+
+    (tmp_path / "train").mkdir()
+    monkeypatch.setattr(os, "scandir", forbidden)  # nothing is forbidden to root
+    monkeypatch.setattr(os, "listdir", forbidden)
+    with assert_refused("data.file") as refusal:
+        preflight(SCHEMAS[task], data=tmp_path)
+    assert "Permission denied" in refusal and "permissions" in refusal.error.fix
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path):
+    path = os.fsencode(csv_file(tmp_path / "rows.csv", "ab" * 20))
+    os.rename(path, path.replace(b"rows", b"caf\xe9"))
+    with assert_refused("data.encoding") as refusal:
+        preflight(CLASSIFY, data=tmp_path / os.fsdecode(b"caf\xe9.csv"))
+    assert r"caf\udce9.csv is not UTF-8" in refusal and refusal.error.fix == "rename it"
 
 
 # ------------------------------------------------------------------------------------------------------------- csv
@@ -237,6 +262,24 @@ def test_a_label_for_each_row_is_told_from_too_few_rows(tmp_path):
     with assert_refused("data.labels") as refusal:
         preflight(CLASSIFY, data=path)
     assert "decimal point" in refusal.error.fix
+
+
+@pytest.mark.parametrize(
+    ("labels", "fix"), [((0.0, 1.0), "0.0=0 1.0=1"), ((False, True), "false=0 true=1")], ids=["floats", "booleans"]
+)
+def test_the_same_numbers_in_another_form_are_what_was_meant(tmp_path, labels, fix):
+    rows = [{"text": f"b {place}", "label": labels[place % 2]} for place in range(9)]
+    train, other = csv_file(tmp_path / "train.csv", [0, 1] * 15), json_lines(tmp_path / "v.jsonl", rows)
+    with assert_refused("data.labels") as refusal:
+        preflight(CLASSIFY, train_file=train, validation_file=other)
+    assert refusal.error.fix.startswith(f"--label_map {fix}   or")
+
+
+def test_a_file_of_which_no_row_is_left_is_told_why(tmp_path):
+    train, other = csv_file(tmp_path / "train.csv", "ab" * 15), csv_file(tmp_path / "other.csv", [" ", ""])
+    with assert_refused("data.split") as refusal:
+        preflight(CLASSIFY, train_file=train, validation_file=other, options=DataOptions(missing_values="drop"))
+    assert "2 rows of other.csv lack a value and are left out" in refusal
 
 
 def test_a_row_without_any_of_several_classes_is_a_row(tmp_path):
@@ -396,3 +439,62 @@ def test_a_score_in_words_is_not_told_of_a_flag_that_pairs_do_not_have(tmp_path)
     with assert_refused("data.label_type") as refusal:
         preflight(EMBED, data=json_lines(tmp_path / "pairs.jsonl", pairs))
     assert "--label_kind" not in refusal.error.fix and "--score_column" in refusal.error.fix
+
+
+# --------------------------------------------------------------------------------------------------------- parquet
+
+
+@pytest.fixture
+def parquet(tmp_path, monkeypatch):
+    """Return a function that writes a parquet file of some columns; what `datasets` keeps goes into a folder here."""
+    datasets = pytest.importorskip("datasets")
+    arrow = pytest.importorskip("pyarrow")
+    writer = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def save(names, *columns):
+        writer.write_table(
+            arrow.Table.from_arrays(list(map(arrow.array, columns)), names=names), tmp_path / "a.parquet"
+        )
+        return tmp_path / "a.parquet"
+
+    return save
+
+
+def test_bytes_and_dates_of_a_parquet_file_are_texts_and_classes(parquet):
+    days = [datetime.date(2024, 1, place % 2 + 1) for place in range(30)]
+    plan = preflight(CLASSIFY, data=parquet(["text", "label"], [b"text %d" % place for place in range(30)], days))
+    assert plan.labels.names == ("2024-01-01", "2024-01-02") and all_rows(plan)[0]["text"].startswith("text ")
+    plan = preflight(CLASSIFY, data=parquet(["text", "label"], [f"a {k}" for k in range(30)], [b"yes", b"no"] * 15))
+    assert plan.labels.names == ("no", "yes")
+
+
+def test_parquet_files_without_rows_and_with_a_name_twice_are_told_so(parquet, capfd):
+    with assert_refused("data.no_rows"):
+        open_table(parquet(["text", "label"], [], []))
+    with assert_refused("data.duplicate_column"):
+        open_table(parquet(["text", "text"], ["a"], ["b"]))
+    assert len(open_table(parquet(["text", "label"], ["a"], ["b"]))) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_number_below_zero_is_no_class_of_a_list_that_names_them(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    names = datasets.ClassLabel(names=["O", "B-PER"])
+    features = datasets.Features({"tokens": [datasets.Value("string")], "ner_tags": [names]})
+    for other in (None, -1):
+        rows = [{"tokens": ["a", f"b{k}"], "ner_tags": [0, 1]} for k in range(30)]
+        rows[4]["ner_tags"] = [0, other]
+        made = datasets.Dataset.from_list(rows, features=features)
+        with assert_refused("data.tags"):
+            table = DatasetTable(made, str(tmp_path / "a.parquet"), "parquet", "0" * 64, 1)
+            scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", "|", None)
+
+
+def test_the_number_of_a_tag_that_does_not_count_is_no_class(tmp_path):
+    rows = [{"tokens": [f"a{k}", "b"], "tags": [1, 0]} for k in range(30)]
+    rows[4]["tags"] = [-100, 0]
+    with assert_refused("data.tags") as refusal:
+        preflight(TAG, data=json_lines(tmp_path / "tags.jsonl", rows))
+    assert "'a4' in line 5 has no tag" in refusal

@@ -76,6 +76,15 @@ def test_images_of_kinds_that_are_not_read_are_counted(tmp_path):
     assert any("3 files of pets are of kinds that are not read: .avif, .heic" in note for note in plan.warnings)
 
 
+def test_names_of_images_that_are_no_utf8_are_refused(tmp_path):
+    folder = pets(tmp_path / "pets")
+    for number in range(2):
+        os.rename(folder / "cat" / f"{number}.png", os.fsencode(folder / "cat") + b"/b\xe9%d.png" % number)
+    with assert_refused("data.encoding") as refusal:
+        preflight(CLASSIFY, data=folder)
+    assert "2 names" in refusal and r"cat/b\udce90.png" in refusal
+
+
 def test_an_address_is_no_path(tmp_path):
     pets(tmp_path)
     rows = "".join(f"cat/{k}.png,cat\nhttps://example.org/{k}.png,dog\n" for k in range(9))
@@ -168,6 +177,28 @@ def test_a_category_whose_id_is_a_text_is_told_that_it_must_be_a_number(tmp_path
     assert "whole number" in refusal
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("images", 5), ("categories", "a"), ("annotations", 1.5), ("images", [{"id": {}, "file_name": "0.png"}])],
+    ids=["images", "categories", "annotations", "id"],
+)
+def test_lists_of_cocos_json_that_are_none_are_refused(tmp_path, name, value):
+    with assert_refused("data.annotations") as refusal:
+        preflight(DETECT, data=saved(tmp_path, coco(tmp_path) | {name: value}))
+    assert "line 1" in refusal
+
+
+def test_names_of_classes_and_of_images_may_hold_anything_that_json_can(tmp_path):
+    content = coco(tmp_path)
+    content["categories"][0]["name"] = "half \ud83d"
+    plan = preflight(DETECT, data=saved(tmp_path, content))
+    assert plan.labels.names == ("half \ufffd", "b") and plan.to_json().encode("utf-8")
+    content["images"][0]["file_name"] = "a\0b.png"
+    with assert_refused("data.image") as refusal:
+        preflight(DETECT, data=saved(tmp_path, content))
+    assert "NUL byte" in refusal
+
+
 def test_boxes_in_shares_of_the_image_are_refused(tmp_path):
     content = coco(tmp_path)
     for annotation in content["annotations"]:
@@ -228,3 +259,38 @@ def test_packed_run_lengths_are_unpacked_as_the_tools_of_coco_pack_them():
         assert unpacked_run_lengths(packed).tolist() == expected
     content = {"category": [1], "segmentation": [{"size": [40, 300], "counts": packed}], "bbox": [[1, 1, 5, 5]]}
     assert read_objects(content, (300, 40)).segments == content["segmentation"]
+
+
+# --------------------------------------------------------------------------------------------------- other files
+
+
+def test_a_number_of_a_class_that_there_cannot_be_is_refused_at_once(tmp_path):
+    folder = masks(tmp_path, (0, 1))
+    write(folder / "id2label.json", json.dumps({"0": "sky", "1": "sea", "99999999": "land"}))
+    with assert_refused("data.classes") as refusal:
+        preflight(SEGMENT, data=folder)
+    assert "99,999,999" in refusal and "20,000" in refusal
+
+
+def test_a_yaml_file_that_names_no_images_is_refused(tmp_path):
+    with assert_refused("data.split"):
+        preflight(DETECT, data=write(tmp_path / "data.yaml", "names: [a, b]\n"))
+
+
+@pytest.mark.parametrize("size", [5, [1], ["32", "24"], "small"], ids=["number", "one", "texts", "word"])
+def test_a_size_that_is_none_is_no_size_of_the_image(size):
+    objects = {"bbox": [[1, 1, 5, 5]], "category": ["a"], "size": size}
+    assert read_objects(objects, (WIDTH, HEIGHT)).problem is None
+
+
+@pytest.mark.parametrize("category", [5, "a", {"a": 1}], ids=["number", "text", "object"])
+def test_categories_that_are_no_list_are_refused(category):
+    with pytest.raises(UnusableValueError, match="a list of categories"):
+        read_objects({"bbox": [[1, 1, 5, 5]], "category": category}, (WIDTH, HEIGHT))
+
+
+def test_objects_that_python_wrote_are_read():
+    found = read_objects("{'bbox': [[1, 1, 5, 5]], 'category': ['a'], 'iscrowd': [False]}", (WIDTH, HEIGHT))
+    assert (found.boxes, found.categories) == ([[1.0, 1.0, 6.0, 6.0]], ["a"])
+    with pytest.raises(UnusableValueError, match="no JSON"):
+        read_objects("{'bbox': [[", (WIDTH, HEIGHT))

@@ -408,6 +408,12 @@ def test_questions_without_an_answer_are_refused_where_each_must_have_one(tmp_pa
     assert "have no answer" in told and "line 8 of questions.jsonl" in told
 
 
+def test_data_in_which_no_question_has_an_answer_is_refused(tmp_path):
+    made = [row | {"answers": {"text": [], "answer_start": []}} for row in questions(10)]
+    told = refused("data.answers", data=write_jsonl(tmp_path / "questions.jsonl", made))
+    assert "none of the" in told and "--answers_column" in told
+
+
 def test_an_answer_that_the_context_does_not_have_is_refused(tmp_path):
     made = questions(10)
     made[3]["answers"] = {"text": ["purple"], "answer_start": [3]}

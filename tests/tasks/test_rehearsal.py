@@ -47,6 +47,11 @@ def test_weights_generators_and_modes_are_put_back_bit_by_bit(job, tmp_path):
     assert found.update_seconds > 0 and found.evaluation_seconds > 0
 
 
+def test_the_way_workers_are_started_does_not_matter_to_a_rehearsal_without_any(job, tmp_path):
+    job.training.dataloader_num_workers, job.training.dataloader_multiprocessing_context = 1, "spawn"
+    assert rehearsal.rehearse(job, make_optimizer, RunFolder(tmp_path), Screen(is_quiet=True), 3).loss > 0
+
+
 def test_a_checkpoint_that_reads_back_differently_is_found(job, tmp_path, monkeypatch):
     genuine = rehearsal.read
 

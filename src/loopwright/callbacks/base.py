@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
-from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, StopTrainingError
+from loopwright.errors import CallbackMethodNotImplementedError, ConfigError, ConfigTypeError, StopTrainingError
 from loopwright.protocols import TrainerLike
 
 __all__ = [
@@ -200,6 +200,20 @@ def has_new_value(metric_name: str, event: Mapping[str, Any]) -> bool:
     return "train" in metric_name or bool(event.get("has_evaluated", True))
 
 
+def require_evaluation(callback: Any, metric_name: str, trainer: TrainerLike) -> None:
+    """Refuse to watch the loss of an evaluation in a run that has none; called when a run starts.
+
+    Raises:
+        ConfigError: it names the callback, and what to watch or to pass.
+    """
+    if metric_name == "eval_loss_epoch" and trainer.eval_loader is None:
+        name = type(callback).__name__
+        raise ConfigError(
+            f"{name} watches eval_loss_epoch, and the run has no evaluation. Pass an eval_dataset to train, or "
+            f'{name}(..., watch_metric="train_loss_epoch").'
+        )
+
+
 class CallbackHandler:
     """Holds the callbacks of a trainer and calls their events, in order.
 
@@ -215,7 +229,14 @@ class CallbackHandler:
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
-        """Add several callbacks, in order."""
+        """Add several callbacks, in order.
+
+        Raises:
+            ConfigTypeError: a callback was given in place of a list of them.
+        """
+        if isinstance(callbacks, TrainerCallback) or not isinstance(callbacks, Iterable):
+            name = getattr(callbacks, "__name__", type(callbacks).__name__)
+            raise ConfigTypeError(f"callbacks must be a list of callbacks, got {name}. Pass [{name}(...)].")
         for callback in callbacks:
             self.add_callback(callback)
 

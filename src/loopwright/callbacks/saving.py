@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts
+from loopwright.callbacks.base import TrainerCallback, has_new_value, require_counts, require_evaluation
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 
@@ -54,7 +54,12 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric_epoch: int | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start anew, unless told not to."""
+        """Start anew, unless told not to.
+
+        Raises:
+            ConfigError: the loss of an evaluation is watched, and the run has none.
+        """
+        require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.best_metric_epoch = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loopwright.callbacks.base import TrainerCallback, has_new_value
+from loopwright.callbacks.base import TrainerCallback, has_new_value, require_evaluation
 from loopwright.errors import StopTrainingError
 from loopwright.protocols import TrainerLike
 
@@ -46,7 +46,12 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_patience_counter = 0
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start anew, unless told not to."""
+        """Start anew, unless told not to.
+
+        Raises:
+            ConfigError: the loss of an evaluation is watched, and the run has none.
+        """
+        require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.early_stopping_patience_counter = 0

@@ -36,6 +36,7 @@ from loopwright.run_folder.files import DamagedFileError, make_folder, read_json
 from loopwright.run_folder.lease import LeaseError
 
 _BEST = "best.json"
+_EVALUATED = "eval_loss_epoch"  # in the metrics of every run of the Trainer that was evaluated after an epoch
 _logger = logging.getLogger("loopwright")
 Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]]
 
@@ -47,7 +48,7 @@ class Saver:
         skipped: saves that were due while the one before was still being written.
         last_error: of the last attempt that failed, or None.
         newest: the checkpoint that was committed last here, or None.
-        refusals: why states were not saved, a line each; whoever tells them removes them.
+        refusals: why states were not saved or kept, a line each; whoever tells them removes them.
         is_asynchronous: saves are written in the background.
     """
 
@@ -63,6 +64,7 @@ class Saver:
     ) -> None:
         self.skipped = 0
         self.refusals: list[str] = []
+        self._has_told_no_metric = False
         self.last_error: CheckpointError | None = None
         self.newest: Path | None = None
         self.directory = Path(policy.directory)
@@ -158,6 +160,13 @@ class Saver:
 
     def is_due_after_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> bool:
         """Whether to save after this epoch: by its number, or because it is the best so far."""
+        wanted = None if self._policy.keep_best is None else self._policy.keep_best[0]
+        if wanted is not None and wanted not in metrics and _EVALUATED in metrics and not self._has_told_no_metric:
+            self._has_told_no_metric = True
+            self.refusals.append(
+                f"keep_best: the evaluation recorded no {wanted}, so no checkpoint is kept as the best one; there are "
+                f"{', '.join(metrics)}"
+            )
         is_best = self.best_with(metrics, self.directory) is not None
         return is_best or self._policy.is_due_after_epoch(epoch)
 

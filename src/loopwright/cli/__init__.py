@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; the process's own by default."""
     from loopwright.cli.outcomes import guarded
 
+    _replace_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         return guarded(_help, words)
@@ -62,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and code == _INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: one more Ctrl-C is not to disturb the end
     return code
+
+
+def _replace_closed_streams() -> None:
+    """Let what is said go nowhere where the stream for it is closed, as some schedulers leave it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
 
 
 def _refuse_verb(verb: str, hint: str) -> Callable[[list[str]], int]:

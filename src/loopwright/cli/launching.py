@@ -47,6 +47,7 @@ _TOGETHER_SECONDS = 3.0
 _TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
 _CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which they leave such a code; set by the launcher
 _PAUSE_SECONDS = 0.05
+_ERROR = "error["  # how what a verb says of its end begins
 
 
 def launch(words: list[str]) -> int:
@@ -190,7 +191,8 @@ def _code_of(error: ChildFailedError) -> int:
 class _HeldBack:
     """Standard error of a process beside the first of its machine: held back until the processes have met.
 
-    What goes wrong before, a file that is missing say, goes wrong in all of them, and the first one tells it.
+    What goes wrong before, a file that is missing say, goes wrong in all of them, and the first one tells it. The
+    error that a verb ends with is held back in any case.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -200,17 +202,12 @@ class _HeldBack:
     def write(self, text: str) -> int:
         """Write a text, or keep it."""
         self._held.append(text)
-        if "torch" in sys.modules:
+        if "torch" in sys.modules and not text.startswith(_ERROR):
             import torch.distributed
 
             if torch.distributed.is_initialized():
                 self.release()
         return len(text)
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether something was kept."""
-        return bool(self._held)
 
     def release(self) -> None:
         """Write what was kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ from loopwright.errors import (
     Preempted,
 )
 from loopwright.tasks.event_lines import EventLines
+from loopwright.tasks.screen import visible
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
@@ -123,12 +125,16 @@ def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
 
 
 def say_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
-    """Tell scripts what went wrong, or people; of a bug they get the traceback either way."""
+    """Tell scripts what went wrong, or people; of a bug they get the traceback either way.
+
+    People are told too where something could not be written: it may be standard output.
+    """
     if failure.code == _BUG and error is not None:
         traceback.print_exception(error)
     if events is not None:
-        events.tell("error", **failure.fields)
-    elif failure.text:
+        with contextlib.suppress(OSError):
+            events.tell("error", **failure.fields)
+    if failure.text and (events is None or isinstance(error, OSError)):
         _say(failure.text)
 
 
@@ -226,5 +232,6 @@ def _first_line(error: BaseException) -> str:
 
 def _say(text: str) -> None:
     """Write a text for a person; on a terminal its lines are broken between words."""
+    text = visible(text)
     sys.stderr.write((folded(text) if sys.stderr.isatty() else text) + "\n")
     sys.stderr.flush()

@@ -43,16 +43,40 @@ def telling(is_json: bool) -> Iterator[EventLines | None]:
     if not is_json:
         yield None
         return
-    events = EventLines(sys.stdout if is_first() else None)
-    handler = _Warnings(events)
     logger = logging.getLogger("loopwright")
-    logger.addHandler(handler)
-    try:
-        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.showwarning = _shown_by(events)
+    with _kept_clear() as stream, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        events = EventLines(stream if is_first() else None)
+        handler = _Warnings(events)
+        logger.addHandler(handler)
+        warnings.showwarning = _shown_by(events)
+        try:
             yield events
+        finally:
+            logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _kept_clear() -> Iterator[TextIO]:
+    """Return standard output for this process alone, while what others write to its descriptor goes to standard error.
+
+    Others are libraries in C, and processes that this one starts: workers that read data, say.
+    """
+    before, own = sys.stdout, sys.__stdout__
+    try:
+        number, errors = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
+        saved = os.dup(number)
+    except (OSError, ValueError, AttributeError):  # there is none, or it was closed
+        yield before
+        return
+    before.flush()
+    os.dup2(errors, number)
+    try:
+        with os.fdopen(os.dup(saved), "w", encoding="ascii") as alone:
+            yield alone if before is own else before
+        before.flush()
     finally:
-        logger.removeHandler(handler)
+        os.dup2(saved, number)
+        os.close(saved)
 
 
 class _Warnings(logging.Handler):

@@ -93,13 +93,16 @@ def resume(words: list[str]) -> int:
 
 def demo(words: list[str]) -> int:
     """Train on data that comes with Python, or list what there is."""
-    if not words:
+    is_quiet, is_plain, rest = _own(words)
+    if not rest and JSON in words:
+        raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {next(iter(TASKS))} --json")
+    if not rest:
         for name in task_names():
             note = get_task(name).demo_note
             if note:
                 sys.stdout.write(hanging(f"  lw demo {name:<22} ", note) + "\n")
         return DONE
-    if words[0] in ("-h", "--help"):
+    if rest[0] in ("-h", "--help"):
         sys.stdout.write(
             "usage: lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--flags of the task]\n\n"
             "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
@@ -109,10 +112,8 @@ def demo(words: list[str]) -> int:
         )
         return DONE
     with telling(JSON in words) as events:
-        task = get_task(words[0])
-        is_quiet, is_plain, rest = _own(words[1:])
         screen = screen_of(is_quiet, is_plain, events)
-        settings = _demo_settings(task, rest, screen)
+        settings = _demo_settings(get_task(rest[0]), rest[1:], screen)
         return _ended(settings, ["demo", *words], screen, is_quiet)
 
 

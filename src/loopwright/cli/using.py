@@ -58,7 +58,7 @@ def predict(words: list[str]) -> int:
     asked, changes = parse_for_run(parser, words, prediction_flags)
     if not all(text.strip() for text in asked.inputs):
         raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
-    _refuse_other_bytes(asked.inputs, "an input of lw predict")
+    _refuse_other_bytes([text for text in asked.inputs if not Path(text).exists()], "an input of lw predict")
     folder = find_run(asked.run)
     predictions = _predictions(folder, asked.inputs, changes)
     if asked.out is None:

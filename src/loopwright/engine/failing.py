@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from loopwright.engine.processes import is_distributed
+from loopwright.engine.processes import Agreement, is_distributed
 from loopwright.errors import AnotherProcessError, Preempted
 
 P = ParamSpec("P")
@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 1.0  # for a process to see by itself that another one has failed
 _HEARD_SECONDS = 2.0  # for the others to hear of a failure
 _ABORT_SECONDS = 2.0  # for it to leave a collective that was broken off
-_HEAD_START_SECONDS = 2.0  # for the process that failed to end before those that end with it
+_LEFT_SECONDS = 0.3  # for them to leave by themselves
+_HEAD_START_SECONDS = 5.0  # for the process that failed to end before those that end with it
 _PAUSE_SECONDS = 0.02
 _LONGEST = 500  # characters of an error that are told to the others
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
@@ -105,8 +106,10 @@ class FailureWatch:
         with contextlib.suppress(dist.DistError):
             while (told := self._failure_of_another()) is None and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS)
+            if told is not None:
+                self._store.add(f"{self._key}/left", 1)
             return told
-        return None
+        return self._failure
 
     def _tell(self, error: BaseException) -> str | None:
         """Let everybody know that this process has failed; return what was told if it only lost another one."""
@@ -115,20 +118,31 @@ class FailureWatch:
         if not is_lost:
             text = f"{me} failed: {_summary(error)}"
         with contextlib.suppress(dist.DistError):
-            is_first_to_fail = self._store.add(f"{self._key}/count", 1) == 1
-            if is_first_to_fail and not isinstance(error, (KeyboardInterrupt, Preempted)):
+            if self._store.add(f"{self._key}/count", 1) > 1:  # another one was a moment earlier
+                for count in ("heard", "left"):
+                    self._store.add(f"{self._key}/{count}", 1)
+                return text if is_lost else None
+            if not isinstance(error, (KeyboardInterrupt, Preempted)):
                 # Before anyone else knows, so before what they print. It may be a file on a disk that is full.
                 with contextlib.suppress(OSError):
                     sys.stderr.write(f"{text[0].upper()}{text[1:]}\n")
                     sys.stderr.flush()
-            if is_first_to_fail:
-                self._store.set(self._key, text)
-                deadline = time.monotonic() + _HEARD_SECONDS
-                # The store may go with this process, so the others that are left have to have heard.
-                others = self._world - (2 if is_lost else 1)
-                while self._store.add(f"{self._key}/heard", 0) < others and time.monotonic() < deadline:
-                    time.sleep(_PAUSE_SECONDS)
+            self._store.set(self._key, text)
+            others = self._world - (2 if is_lost else 1)
+            # The store may go with this process, so the others that are left have to have heard.
+            self._wait_for(f"{self._key}/heard", others, _HEARD_SECONDS)
+            if not self._wait_for(f"{self._key}/left", others, _LEFT_SECONDS):
+                Agreement.break_off()
         return text if is_lost else None
+
+    def _wait_for(self, count: str, number: int, seconds: float) -> bool:
+        """Wait until a count in the store has come to a number; return whether it has."""
+        deadline = time.monotonic() + seconds
+        while self._store.add(count, 0) < number:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
 
     def _failure_of_another(self) -> str | None:
         if self._failure is None and self._store.check([self._key]):
@@ -149,7 +163,7 @@ class FailureWatch:
             if failure is None:
                 continue
             if not self._is_over.wait(_GRACE_SECONDS):
-                dist.distributed_c10d._abort_process_group()
+                Agreement.break_off()
                 if not self._is_over.wait(_ABORT_SECONDS):
                     self._leave(failure)
             return

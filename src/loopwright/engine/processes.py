@@ -167,6 +167,12 @@ class Agreement:
             cls._groups[which] = None if is_default else dist.new_group(backend="gloo", timeout=timeout)
         return cls._groups[which]
 
+    @classmethod
+    def break_off(cls) -> None:
+        """Close the connections to the other processes: those that wait for this one in a collective leave it."""
+        dist.distributed_c10d._abort_process_group()
+        cls._groups.clear()  # gloo closes them when nobody holds the group any more
+
     def largest(self, *values: int) -> list[int]:
         """Return, for each value, its largest over all processes; every process must call it."""
         if not is_distributed():

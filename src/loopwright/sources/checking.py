@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.sources.counting import class_counts, count_lists, most_texts, rows_with
-from loopwright.sources.files import Say
+from loopwright.sources.files import Say, unreadable
 from loopwright.sources.guessing import (
     Columns,
     choose_columns,
@@ -37,7 +37,7 @@ from loopwright.sources.labels import (
     ordered,
     shown_counts,
 )
-from loopwright.sources.opening import locate, open_all
+from loopwright.sources.opening import locate, open_all, refuse_other_names
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split
 from loopwright.sources.scanning import LengthHistogram, Scan, scan_table
@@ -77,12 +77,23 @@ def preflight(
         "quoting": options.quoting,
         "text_unit": options.text_unit,
     }
-    if schema.has_images:
-        files = {"train": train_file, "validation": validation_file, "test": test_file}
-        tables = Layout(schema, options.image_dir, options.id2label, settings).open_all(data, files, say)
-    else:
-        opened = open_all(locate(data, train_file, validation_file, test_file), settings, say)
-        tables = {split: table for split, (table, _) in opened.items()}
+    try:
+        if schema.has_images:
+            files = {"train": train_file, "validation": validation_file, "test": test_file}
+            tables = Layout(schema, options.image_dir, options.id2label, settings).open_all(data, files, say)
+        else:
+            opened = open_all(locate(data, train_file, validation_file, test_file), settings, say)
+            tables = {split: table for split, (table, _) in opened.items()}
+    except OSError as error:  # of a folder that may not be looked into
+        raise unreadable(Path(error.filename or data or train_file or "."), error) from error
+    if not tables:
+        raise InputError(
+            "data.split",
+            f"{data or train_file} has no split for training, validation or testing",
+            fix="give the files with --train_file and --validation_file",
+        )
+    for table in tables.values():
+        refuse_other_names(table)
     return _Check(schema, tables, columns or {}, options, say).run()
 
 
@@ -468,8 +479,12 @@ class _Check:
         rows: dict[str, Rows] = {split: np.flatnonzero(kept) for split, kept in self.kept.items()}
         for split, kept in rows.items():
             if not len(kept):
+                name = self.tables[split].name
                 raise InputError(
-                    "data.split", f"{self.tables[split].name} has no usable rows", fix="look at the warnings above it"
+                    "data.split",
+                    f"{name} has no usable rows",
+                    saw=[warning for warning in self.warnings if name in warning],
+                    fix=f"give rows with all values and known labels in {name}",
                 )
         if "train" not in rows:
             return {split: Split(split, (Part(files[split], kept),)) for split, kept in rows.items()}

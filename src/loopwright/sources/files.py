@@ -81,7 +81,7 @@ class FileBytes:
         try:
             status = path.stat()
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         if not stat.S_ISREG(status.st_mode):
             raise InputError(
                 "data.file",
@@ -181,7 +181,7 @@ class FileBytes:
             try:
                 self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             except OSError as error:
-                raise _unreadable(self.path, error) from error
+                raise unreadable(self.path, error) from error
             status = os.fstat(self._descriptor)
             if (status.st_size, status.st_mtime_ns) != self._stamp:
                 self._refuse_changed()
@@ -272,7 +272,7 @@ def sha256_of(path: Path, say: Say | None = None) -> str:
                 if say is not None:
                     say(Progress(str(path), "hashing", file.tell(), num_bytes))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return digest.hexdigest()
 
 
@@ -315,7 +315,8 @@ def _long_row(source: FileBytes, start: int) -> InputError:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
+def unreadable(path: Path, error: OSError) -> InputError:
+    """Return the error about a file or folder that the system does not let be read."""
     return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
 
 

@@ -64,7 +64,7 @@ class DatasetTable(Table):
         if names is None or value is None:
             return value
         if isinstance(value, list):
-            return [names[number] for number in value]
+            return [names[number] if number is not None and number >= 0 else None for number in value]
         return names[value] if value >= 0 else None
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
@@ -98,16 +98,39 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 def open_parquet(path: Path) -> DatasetTable:
     """Return the table of a parquet file."""
     datasets = _import_datasets(f"{path.name}: reading parquet files")
+    sha256 = sha256_of(path)
+    columns: list[str] = []
     try:
+        columns, num_rows = _parquet_head(path)
+        if not num_rows:
+            raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise InputError(
+                "data.duplicate_column",
+                f"{path} has {len(twice)} column name{'s' if len(twice) > 1 else ''} twice or more",
+                saw=[repr(name) for name in twice],
+                fix="write it again with a name of its own for each column",
+            )
         with _silent(datasets):
             dataset = datasets.Dataset.from_parquet(str(path))
+    except InputError:
+        raise
     except Exception as error:  # whatever pyarrow and datasets raise about a damaged file
         raise InputError(
-            "data.value", f"{path} is no parquet file", saw=[str(error)[:200]], fix="write the file again"
+            "data.value",
+            f"{path} cannot be read" if columns else f"{path} is no parquet file",
+            saw=[str(error.__cause__ or error)[:200]],
+            fix="write the file again, or its rows as csv or jsonl",
         ) from error
-    if not len(dataset):
-        raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
-    return DatasetTable(dataset, str(path), "parquet", sha256_of(path), path.stat().st_size)
+    return DatasetTable(dataset, str(path), "parquet", sha256, path.stat().st_size)
+
+
+def _parquet_head(path: Path) -> tuple[list[str], int]:
+    """Return the columns of a parquet file and how many rows it has; pyarrow comes with datasets."""
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    with parquet.ParquetFile(str(path)) as file:
+        return list(file.schema_arrow.names), int(file.metadata.num_rows)
 
 
 @contextmanager

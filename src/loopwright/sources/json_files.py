@@ -27,7 +27,7 @@ ROWS_PER_BLOCK = 2000
 _HEAD_BYTES = 1 << 20
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # one that stands alone, or one of the two that make up a character
 
 
 class LineSplitter:
@@ -69,7 +69,7 @@ class JsonLinesTable(IndexedTable):
             ) from error
         if not isinstance(row, dict):
             raise _no_object(self.path, self.place(index), row)
-        if _HALF.search(text) is not None and not is_whole(row):
+        if _HALF.search(data) is not None and not is_whole(row):
             self.notes = self.notes or (_half_note(self.name, self.place(index)),)
             return mended_row(row)
         return row
@@ -151,8 +151,9 @@ class JsonTable(Table):
         return f"row {index + 1:,} (line {self.source.line_at(int(self._starts[item])):,})"
 
     def _read(self, item: int) -> list[Row]:
-        value = json.loads(self.source.read_row(int(self._starts[item]), int(self._ends[item])))
-        if not is_whole(value):
+        data = self.source.read_row(int(self._starts[item]), int(self._ends[item]))
+        value = json.loads(data)
+        if _HALF.search(data) is not None and not is_whole(value):
             value = mended_row(value)
             self.notes = self.notes or (_half_note(self.name, self.place(int(self._firsts[item]))),)
         return rows_of(value)

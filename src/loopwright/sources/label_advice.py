@@ -90,7 +90,8 @@ def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a label as it is shown: very long ones are cut off."""
+    """Return a label as it is shown: on one line, and very long ones are cut off."""
+    name = " ".join(name.split())
     return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
 
 

@@ -24,6 +24,7 @@ MOST_LABELS = 20_000
 MOST_SHOWN = 12
 _MOST_NEAR = 8
 _MOST_COMPARED = 1_000
+_TRUTH = {"false": "0", "true": "1"}
 WORDS_FOR_NOTHING = frozenset(
     ("nan", "na", "n/a", "null", "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#n/a", "#div/0!", "unknown")
 )
@@ -76,7 +77,7 @@ def label_text(value: Any) -> str:
     """Return a label as text: "true" and "false" for booleans, without blanks around it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value).strip()
+    return (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).strip()
 
 
 def label_list(value: Any, kind: str, separator: str) -> list[str]:
@@ -217,7 +218,9 @@ def _type_name(value: Any) -> str:
         return "whole number"
     if isinstance(value, float):
         return "number"
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "object"
+    if isinstance(value, list | dict):
+        return "list" if isinstance(value, list) else "object"
+    return "text"  # also dates and bytes, which parquet files have
 
 
 def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
@@ -288,9 +291,13 @@ def check_types(scan: LabelScan, table: Table, column: str, is_kind_given: bool)
 
 
 def did_you_mean(text: str, names: Sequence[str]) -> str | None:
-    """Return the label that was probably meant: another spelling, a beginning, a near text."""
+    """Return the label that was probably meant: another spelling, the same number, a beginning, a near text."""
     for name in names:
         if name.lower() == text.lower():
+            return name
+    number = _TRUTH.get(text.lower(), text)
+    for name in names if is_number(number) else ():
+        if is_number(other := _TRUTH.get(name.lower(), name)) and float(other) == float(number):
             return name
     for name in names:
         if min(len(name), len(text)) >= 2 and (

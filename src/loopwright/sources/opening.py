@@ -16,7 +16,8 @@ from loopwright.sources.files import FileBytes, Say, given_twice
 from loopwright.sources.hub import looks_like_hub_id, open_hub, open_parquet
 from loopwright.sources.images.coco import CocoTable
 from loopwright.sources.images.folders import ImageFolderTable, ImagesTable, MaskFolderTable
-from loopwright.sources.images.tables import TableOfImages
+from loopwright.sources.images.reading import IMAGE_ENDINGS
+from loopwright.sources.images.tables import ListedTable, TableOfImages
 from loopwright.sources.images.yolo import YoloTable
 from loopwright.sources.json_files import JsonLinesTable, open_json
 from loopwright.sources.tables import Table
@@ -59,6 +60,7 @@ _WAYS_OUT = {
     ),
     **dict.fromkeys((".pdf", ".docx", ".doc", ".html"), "save its text as a txt file"),
 }
+_WAYS_OUT |= dict.fromkeys(IMAGE_ENDINGS, "give a file with rows of text; lw tasks says which tasks read images")
 SHARD = re.compile(r"-\d+-of-\d+$")  # train-00000-of-00001.parquet
 
 
@@ -211,6 +213,22 @@ def refuse_empty_names(data: str | Path | None, files: Mapping[str, str | Path |
     for flag, name in {"--data": data, **{f"--{split}_file": file for split, file in files.items()}}.items():
         if isinstance(name, str) and not name.strip():
             raise InputError("args.value", f"{flag} is empty", fix=f"{flag} FILE   or leave it out")
+
+
+def refuse_other_names(table: Table) -> None:
+    """Refuse names of files that are no UTF-8: a run writes them into its own files, which are."""
+    names = [table.path, *(table.files if isinstance(table, ListedTable) else ())]
+    odd = [name for name in names if any("\ud800" <= character <= "\udfff" for character in name)]
+    if odd:
+        shown = [ascii(name)[1:-1] for name in odd[:5]]
+        raise InputError(
+            "data.encoding",
+            f"the name of {shown[0]} is not UTF-8" if len(odd) == 1 else f"{len(odd):,} names of files are not UTF-8",
+            saw=[] if len(odd) == 1 else shown,
+            fix="rename it"
+            if len(odd) == 1
+            else "rename them, for instance: convmv -f latin1 -t utf8 -r --notest FOLDER",
+        )
 
 
 def is_hub(name: str) -> bool:

@@ -24,6 +24,7 @@ from loopwright.sources.values import UnusableValueError, as_answers, as_text, a
 
 LONGEST_COUNTED = 1 << 18  # Lengths above share a place; the maximum stays exact.
 MOST_ROWS_NAMED = 5
+IGNORED_TAG = "-100"  # what features of transformers have in the place of a tag that does not count
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -240,8 +241,11 @@ def _check_tags(values: dict[str, list[Any]], role: Role, table: Table, start: i
         if len(found) != len(tokens):
             what = f"{table.place(row)} has {len(tokens)} tokens and {len(found)} tags"
             raise InputError("data.tags", f"{table.name}: {what}", saw=saw, fix="give each token one tag")
-        if "" in found or (isinstance(tags, list) and None in tags):
-            place = next(place for place, tag in enumerate(found) if not tag or tag == "None")
+        is_absent = [tag in ("", IGNORED_TAG) for tag in found]
+        if isinstance(tags, list):
+            is_absent = [absent or tag is None for absent, tag in zip(is_absent, tags, strict=True)]
+        if any(is_absent):
+            place = is_absent.index(True)
             what = f"the token {tokens[place]!r} in {table.place(row)} has no tag"
             raise InputError("data.tags", f"{table.name}: {what}", saw=saw, fix="give each token one tag, O for none")
 

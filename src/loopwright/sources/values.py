@@ -19,11 +19,20 @@ def as_text(value: Any) -> str:
     """Return a text; numbers are written out, nothing is the empty text."""
     if isinstance(value, str):
         return value
+    if isinstance(value, bytes):
+        return _decoded(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise UnusableValueError(f"a text is needed, not {_shown(value)}")
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnusableValueError(f"a text is needed, not {_shown(value)}, which is no UTF-8") from error
 
 
 def as_tokens(value: Any) -> list[str]:
@@ -61,12 +70,12 @@ def listed(text: str) -> list[Any] | None:
 
 def written_list(text: str) -> list[Any] | None:
     """Return the list, of texts or numbers, that a text is; None where it is none."""
-    value = _written(text)
+    value = written_value(text)
     return value if isinstance(value, list) else None
 
 
-def _written(text: str) -> Any:
-    """Return the value that a text writes down, in JSON or in Python; None where it writes none."""
+def written_value(text: str) -> Any:
+    """Return the value that a text writes down, in JSON or as Python shows it; None where it writes none."""
     try:
         return json.loads(text)
     except ValueError:
@@ -95,7 +104,7 @@ def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
         UnusableValueError: It has another form, or an answer does not stand where it should.
     """
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        written = _written(value)
+        written = written_value(value)
         if not isinstance(written, dict | list):
             raise UnusableValueError(f"the answers are no JSON: {_shown(value)}")
         value = written

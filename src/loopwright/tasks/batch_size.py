@@ -210,7 +210,7 @@ def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_
                     max_num_train_steps=_UPDATES,
                     gradient_accumulation_steps=num_micro_batches,
                     gradient_clip_norm=training.max_grad_norm or None,
-                    train_dataloader_kwargs={**loader_options(training), "num_workers": 0},
+                    train_dataloader_kwargs=loader_options(training, has_workers=False),
                     collate_fn=job.collate_fn,
                     seed=training.seed,
                     mixed_precision=training.mixed_precision,

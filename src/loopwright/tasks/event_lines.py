@@ -34,7 +34,11 @@ class EventLines:
         self.has_begun = False
 
     def tell(self, event: str, /, **fields: Any) -> None:
-        """Write an event, with the time."""
+        """Write an event, with the time.
+
+        Raises:
+            OSError: the stream cannot be written, of a full disk say; nothing more is. A reader may go away.
+        """
         self._write({"event": event, **fields, "time": round(time.time(), 3)})
 
     def add(self, event: str, /, **fields: Any) -> None:
@@ -70,9 +74,11 @@ class EventLines:
         try:
             self._stream.write(line)
             self._stream.flush()
-        except BrokenPipeError:  # whoever read it has gone away: the run goes on, and its folder has everything
+        except OSError as error:
             stream, self._stream = self._stream, None
             with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream of the system's
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):  # then the run goes on, and its folder has everything
+                raise

@@ -159,6 +159,7 @@ class QuestionAnswering(Task):
     def _look_at_data(self, data: RunData, args: Any, tokenizer: Any, config: Any) -> list[str]:
         """Choose what was left open, write it into the settings, and return lines about it."""
         notes = []
+        _check_answered(data)
         if args.version_2_with_negative is None:
             args.version_2_with_negative = _has_unanswered(data)
             if args.version_2_with_negative:
@@ -442,6 +443,19 @@ def _has_unanswered(data: RunData) -> bool:
             if any(not answers_of(rows[index]) for index in range(len(rows))):
                 return True
     return False
+
+
+def _check_answered(data: RunData) -> None:
+    """Refuse training data in which no question has an answer; called before anything is trained."""
+    rows = data.rows("train")
+    if any(answers_of(rows[index]) for index in range(len(rows))):
+        return
+    raise InputError(
+        "data.answers",
+        f"none of the {len(rows):,} questions of the training data has an answer",
+        saw=[f"answers are read from {data.plan.columns.get('answers')!r}"],
+        fix="--answers_column with the column that has them, or rows with answers",
+    )
 
 
 def _flat_texts(data: RunData) -> Iterator[str]:

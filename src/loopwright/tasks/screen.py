@@ -20,6 +20,9 @@ T = TypeVar("T")
 _SILENT_SECONDS = 1.0  # what is over by then is not worth a line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
+# Data can hold anything, also what a terminal obeys: all but the tab and the end of a line.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _REMARKS = ("note", "warning")  # lines that begin so are told to scripts too
 
 
@@ -83,6 +86,7 @@ class Screen:
         """
         if not self._is_main:
             return
+        line = visible(line)
         if self.speaks:
             try:
                 if self._line is not None:
@@ -279,6 +283,11 @@ class Waiting:
         text = f"{self._what}: {far}"[: columns_of(sys.stderr) - 1]
         _write(sys.stderr, "\r" + text + " " * max(self._width - len(text), 0))
         self._width = len(text)
+
+
+def visible(text: str) -> str:
+    """Return a text for a terminal: what would move the cursor, ring or turn the line round is spelt out."""
+    return text.translate(_CONTROLS)
 
 
 def _broken(line: str, columns: int) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -299,7 +300,7 @@ def settle(task: Task, words: list[str], config: str | Path | None = None, has_m
     has_new_time = _settle_length(parser, task, args, training, sources)
     for name in _PATHS:
         value = getattr(args, name)
-        if value is not None and str(value).strip() and Path(value).expanduser().exists():
+        if value is not None and str(value).strip() and os.path.exists(Path(value).expanduser()):
             setattr(args, name, str(Path(value).expanduser().absolute()))
     return Settings(args, training, sources, has_new_time=has_new_time)
 

@@ -14,7 +14,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.pace import TimeSpent
 from loopwright.tasks.scoring import Examples
-from loopwright.tasks.screen import Screen, clock, lasted, metrics_text
+from loopwright.tasks.screen import Screen, clock, lasted, metrics_text, visible
 
 _TEXT_ROLES = ("text", "question", "source", "sentence", "context", "image")
 _MOST_CHARACTERS = 60
@@ -113,6 +113,9 @@ def _input(job: Job) -> str:
     if isinstance(row.get("image"), str):
         return shlex.quote(os.path.relpath(row["image"]))
     if isinstance(row.get("text"), str) and "text_pair" not in row:
-        return shlex.quote(" ".join(row["text"].split()[:_MOST_WORDS]) or "a text")
+        words = row["text"].split()[:_MOST_WORDS]
+        if job.args.task == "masked-lm":  # there must be something to fill in
+            words = [*words[:-1], job.processor.mask_token]
+        return shlex.quote(visible(" ".join(words)) or "a text")
     file = job.plan.files[-1].path
     return shlex.quote(os.path.relpath(file)) if Path(file).is_file() else "FILE"

@@ -309,9 +309,14 @@ class TaskTrainer(Trainer):
             self._say(" ".join(map(str, args)).strip())
 
 
-def loader_options(training: Any) -> dict[str, Any]:
-    """Return the arguments of a DataLoader that the settings ask for."""
-    workers = training.dataloader_num_workers
+def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that the settings ask for.
+
+    Args:
+        training: the settings.
+        has_workers: False reads in this process, whatever they say.
+    """
+    workers = training.dataloader_num_workers if has_workers else 0
     options: dict[str, Any] = {
         "num_workers": workers,
         "pin_memory": training.dataloader_pin_memory and torch.cuda.is_available() and not training.use_cpu,

@@ -18,7 +18,7 @@ from loopwright.errors import InputError
 from loopwright.sources.files import FileBytes, Offsets, Say
 from loopwright.sources.images.reading import path_of
 from loopwright.sources.images.tables import ListedTable
-from loopwright.sources.json_files import ListReader
+from loopwright.sources.json_files import ListReader, mended
 from loopwright.sources.tables import Row
 
 LISTS = ("images", "annotations", "categories")
@@ -56,6 +56,13 @@ class CocoTable(ListedTable):
             found.add(name)
             if value is None:
                 continue
+            if name in LISTS and not isinstance(value, dict):
+                raise InputError(
+                    "data.annotations",
+                    f'{self.path}: "{name}" in line {source.line_at(start):,} is no list of objects',
+                    saw=[repr(value)[:80]],
+                    fix=f'write "{name}": [{{...}}, ...]',
+                )
             if name == "images":
                 self._add_image(value, start)
             elif name == "categories":
@@ -88,7 +95,7 @@ class CocoTable(ListedTable):
     # ----------------------------------------------------------------------------------------------------- reading
 
     def _add_image(self, value: Row, start: int) -> None:
-        if "id" not in value or not isinstance(value.get("file_name"), str):
+        if not isinstance(value.get("id"), str | int | float) or not isinstance(value.get("file_name"), str):
             raise self._damaged("an image", "id and file_name", value, start)
         width, height = value.get("width"), value.get("height")
         self.files.append(value["file_name"])
@@ -96,7 +103,7 @@ class CocoTable(ListedTable):
         self._sizes.append((width, height) if isinstance(width, int) and isinstance(height, int) else None)
 
     def _add_category(self, value: Row, start: int) -> None:
-        number, name = value.get("id"), value.get("name")
+        number, name = value.get("id"), mended(value.get("name"))
         if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
             raise self._damaged("a category", "id (a whole number) and name", value, start)
         if name in self.names.values() or number in self.names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.values import UnusableValueError
+from loopwright.sources.values import UnusableValueError, written_value
 
 _KEYS = {
     "bbox": ("bbox", "boxes", "bboxes"),
@@ -54,10 +53,10 @@ def by_column(value: Any) -> dict[str, Any]:
         UnusableValueError: It is something else, or its lists differ in length.
     """
     if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except ValueError as error:
-            raise UnusableValueError(f"the objects are no JSON: {error}") from error
+        written = written_value(value) if value.strip() else []
+        if not isinstance(written, dict | list):
+            raise UnusableValueError(f"the objects are no JSON: {value[:60]!r}")
+        value = written
     if value is None or value == []:
         value = {}
     if isinstance(value, list) and all(isinstance(part, dict) for part in value):
@@ -71,6 +70,8 @@ def by_column(value: Any) -> dict[str, Any]:
         raise UnusableValueError(f"the objects have no category; they have {', '.join(map(str, value))}")
     if found["category"] is None:
         found["category"] = []
+    if not isinstance(found["category"], list):
+        raise UnusableValueError(f"a list of categories is needed, not {repr(found['category'])[:60]}")
     number = len(found["category"])
     for name, column in found.items():
         if column is None:
@@ -78,6 +79,13 @@ def by_column(value: Any) -> dict[str, Any]:
         elif not isinstance(column, list) or len(column) != number:
             raise UnusableValueError(f"{number} objects have {name} {repr(column)[:60]}")
     return found | {key: value[key] for key in ("size", "is_relative") if key in value}
+
+
+def stated_size(value: Any) -> tuple[int, int] | None:
+    """Return the (width, height) of the image that annotations state; None where they state none."""
+    size = value.get("size") if isinstance(value, dict) else None
+    is_pair = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size)
+    return (size[0], size[1]) if size is not None and is_pair else None
 
 
 def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> Objects:
@@ -88,8 +96,8 @@ def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> 
     """
     columns = by_column(value)
     found = Objects()
-    stated = columns.get("size")
-    if stated is not None and tuple(stated) != size and not (is_turned and tuple(stated) == size[::-1]):
+    stated = stated_size(columns)
+    if stated is not None and stated != size and not (is_turned and stated == size[::-1]):
         found.problem = f"stated as {stated[0]} x {stated[1]}, but the image is {size[0]} x {size[1]}"
     rows = zip(*(columns[name] for name in _KEYS), strict=True)
     for bbox, category, segmentation, is_crowd in rows:

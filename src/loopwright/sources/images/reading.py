@@ -86,6 +86,8 @@ def read_bytes(source: Source) -> bytes:
     """
     if isinstance(source, bytes):
         return source
+    if "\0" in source:
+        raise BadImageError("has a NUL byte in its name")
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would be waited for.
             raise BadImageError("is no ordinary file")

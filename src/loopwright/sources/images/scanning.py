@@ -15,7 +15,7 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 from loopwright.sources.files import Progress, Say
 from loopwright.sources.images.masks import class_of, count_ids, decode_ids, objects_of_mask
-from loopwright.sources.images.objects import Objects, read_objects
+from loopwright.sources.images.objects import Objects, read_objects, stated_size
 from loopwright.sources.images.reading import BadImageError, Source, as_source, look_at, read_bytes, shown_source
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.schema import Role
@@ -230,8 +230,7 @@ class SceneScan:
         place = self.table.place(row)
         if found.problem is not None:
             self._wrong_size.add(f"{place}: {found.problem}")
-        stated = value.get("size") if isinstance(value, dict) else None
-        self._turned_boxes += is_turned and stated is not None and tuple(stated) == size[::-1] != size
+        self._turned_boxes += is_turned and stated_size(value) == size[::-1] != size
         for reason, what in found.dropped:
             self.dropped.setdefault(reason, Findings()).add(f"{place}: {what}")
         for _ in range(found.num_clipped):

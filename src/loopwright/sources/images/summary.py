@@ -12,7 +12,7 @@ from loopwright.errors import InputError
 from loopwright.sources.images.masks import class_of
 from loopwright.sources.images.names import Names
 from loopwright.sources.images.scanning import SceneScan
-from loopwright.sources.labels import Labels, did_you_mean, map_flag, never_renamed, ordered
+from loopwright.sources.labels import MOST_LABELS, Labels, did_you_mean, map_flag, never_renamed, ordered
 from loopwright.sources.schema import Role
 
 _MOST_NAMED = 5
@@ -116,6 +116,13 @@ class Scenes:
         largest = max((self._class(number) for number in lead.first_with), default=0)
         if label_names is not None:
             names = tuple(label_names)
+        elif stated and max(stated) >= MOST_LABELS:
+            raise InputError(
+                "data.classes",
+                f"{lead.table.names_file} has a name for class {max(stated):,}: there can be {MOST_LABELS:,} classes",
+                saw=[f"{stated[max(stated)]!r}"],
+                fix="number the classes 0, 1, 2, ... there and in the masks",
+            )
         elif stated:
             names = _filled(stated, max(stated) + 1)
         else:
