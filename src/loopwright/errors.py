@@ -86,7 +86,12 @@ class Preempted(LoopwrightError):
     """The run was asked to end by a signal (SIGTERM, SIGUSR1, SIGHUP), has saved itself and can be resumed.
 
     `train()` raises it after the run-end events; Ctrl-C raises KeyboardInterrupt instead.
+
+    Attributes:
+        signal_name: such as "SIGTERM".
     """
+
+    signal_name: str = "a signal"
 
 
 class CallbackMethodNotImplementedError(Exception):

@@ -359,10 +359,7 @@ def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
     try:
         return model(*inputs, **named)
     except TypeError as error:
-        inner = model
-        while isinstance(wrapped := getattr(inner, "_orig_mod", getattr(inner, "module", None)), nn.Module):
-            inner = wrapped
-        signature = inspect.signature(getattr(inner, "forward", inner))
+        signature = _signature(model)
         try:
             signature.bind(*inputs, **named)
         except TypeError:
@@ -383,11 +380,19 @@ def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
 
 
 def _accepts(model: Any, name: str) -> bool:
-    parameters = inspect.signature(getattr(model, "forward", model)).parameters
-    if name in parameters:
-        return True
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return False
-    # A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
+    signature = _signature(model)
+    return name in signature.parameters or _takes_all(signature)
+
+
+def _signature(model: Any) -> inspect.Signature:
+    """Return what a model's forward takes.
+
+    A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
+    """
+    signature = inspect.signature(getattr(model, "forward", model))
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))
-    return _accepts(inner, name) if isinstance(inner, nn.Module) else True
+    return _signature(inner) if isinstance(inner, nn.Module) and _takes_all(signature) else signature
+
+
+def _takes_all(signature: inspect.Signature) -> bool:
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())

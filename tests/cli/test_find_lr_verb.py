@@ -11,6 +11,8 @@ import yaml
 from loopwright import api
 from loopwright.cli import main
 from loopwright.report import write_report
+from loopwright.results import LearningRateCurve
+from loopwright.tasks.rates import plot_lines
 
 TRAIN = {"epochs": 1, "batch": 16, "threads": 1, "quiet": True}
 
@@ -20,6 +22,12 @@ def run(capsys, *words):
     code = main(list(map(str, words)))
     printed = capsys.readouterr()
     return code, printed.out, printed.err
+
+
+def test_a_loss_that_rises_from_the_start_is_drawn_too():
+    losses = (0.8, 0.9, 1.7)
+    plot = plot_lines(LearningRateCurve((1e-3, 1e-2, 1e-1), losses, losses, None, 1e-3, None))
+    assert sum(line.count("*") for line in plot) == 3
 
 
 def test_find_lr_shows_a_curve_a_suggestion_and_the_command_and_leaves_nothing(capsys, reviews, tmp_path):

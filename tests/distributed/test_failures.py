@@ -19,6 +19,7 @@ from torch import nn
 from distributed.launcher import SERVER, Results, run
 from flaws import subject
 from loopwright import Checkpointing, Trainer
+from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import verify_all
 from loopwright.config import processes
 from loopwright.engine.processes import world_process_zero_only
@@ -99,6 +100,31 @@ def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_says_wher
     assert "Rank 0 of 2 ends, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
     assert "in one_raises_one_hangs" in first.output
     assert first["alive at"] - second["raised at"] < 5
+
+
+class Unsavable(TrainerCallback):
+    """Raises on one process where the other waits for it, however long it takes."""
+
+    def state_dict(self) -> dict:
+        if rank() == 1:
+            raise ValueError("boom in a save")
+        return {}
+
+
+def fail_and_live_on(results: Results) -> None:
+    trainer = Trainer(*subject_parts(), callbacks=[Unsavable()])
+    try:
+        trainer.train(subject.data(16), 1, checkpoints=Checkpointing(results.path.parent / "run"))
+    finally:
+        results["left"] = True
+        other = results.path.parent / f"fail_and_live_on.rank{1 - rank()}.json"
+        wait_until(lambda: other.exists() and "left" in other.read_text(), 10)
+
+
+def test_the_others_leave_a_process_that_has_failed_and_lives_on(tmp_path):
+    first, second = run(fail_and_live_on, tmp_path)
+    assert first["left"] and second["left"]
+    assert "AnotherProcessError: rank 1 of 2 failed: ValueError: boom in a save (this is rank 0)" in first.output
 
 
 class Unreadable(torch.utils.data.Dataset):

@@ -419,6 +419,24 @@ def test_a_type_error_of_the_model_itself_stays_as_it_is():
         )
 
 
+class Around(nn.Module):
+    """A model of the user's own that has another one in an attribute of the name that wrappers use."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = TwoInputs()
+
+    def forward(self, both):
+        return self.module(both, None)
+
+
+def test_a_type_error_of_a_model_with_another_one_inside_stays_as_it_is():
+    model = Around()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(TypeError, match="an error of the model's own"):
+        trainer.train(TensorDataset(X, Y), 1)
+
+
 def test_a_class_in_place_of_an_object_is_refused_with_how_to_make_one():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

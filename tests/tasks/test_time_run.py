@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import torch
 
 from loopwright import api
 from loopwright.callbacks import TrainerCallback
+from loopwright.cli import main
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
 from loopwright.tasks import get_task, timing
@@ -126,6 +129,25 @@ def test_check_says_what_would_be_planned_and_leaves_nothing(reviews, tmp_path, 
     api.check("text-classification", data=reviews, time="8s", **{**FLAGS, "quiet": False})
     assert "time    8s: 12 steps" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
+
+
+def test_a_signal_while_updates_are_timed_leaves_no_run_and_nothing_to_resume(reviews, tmp_path, monkeypatch, capsys):
+    genuine = timing._Watch.on_update_end
+
+    def end(watch, trainer, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        genuine(watch, trainer, **kwargs)
+
+    monkeypatch.setattr(timing._Watch, "on_update_end", end)
+    flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
+    words = [
+        "train",
+        "text-classification",
+        *words_of({**flags, "data": reviews, "time": "60s", "out": tmp_path / "a"}),
+    ]
+    assert main([*words, "--quiet"]) == 75
+    assert capsys.readouterr() == ("", "ended by SIGTERM before the first update; nothing was trained\n")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_time_too_short_for_one_update_leaves_no_run(reviews, tmp_path, steady):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from loopwright.errors import (
     MemoryLimitError,
     Preempted,
 )
+from loopwright.run_folder import RunFolder
 from loopwright.tasks.event_lines import EventLines
 from loopwright.tasks.screen import visible
 
@@ -221,9 +223,14 @@ def code_of_run(outcome: Any) -> int:
         return failure.exit_code
     if outcome.state == "stopped":
         if is_first():
-            _say(f"stopped and saved; go on with: lw resume {os.path.normpath(outcome.run.path)}")
+            _say(f"stopped and saved; go on with: {resume_command(outcome.run)}")
         return PREEMPTED
     return DONE
+
+
+def resume_command(run: RunFolder) -> str:
+    """Return the command that goes on with a run."""
+    return f"lw resume {shlex.quote(os.path.normpath(run.path))}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from loopwright.cli.outcomes import (
     failure_of,
     failure_of_run,
     is_first,
+    resume_command,
     say_failure,
 )
 from loopwright.errors import Preempted
@@ -134,7 +134,7 @@ def told_to_its_end(train: Callable[[], Outcome], screen: Screen, events: EventL
     code = failure_told.exit_code if failure_told is not None else PREEMPTED if outcome.state == "stopped" else DONE
     about = _about_run(outcome.run)
     if outcome.state == "stopped":
-        about["next"] = [_resume(outcome.run)]
+        about["next"] = [resume_command(outcome.run)]
     events.end(**about, state=outcome.state, exit_code=code)
     return code, outcome
 
@@ -143,12 +143,8 @@ def _about(screen: Screen, events: EventLines) -> dict[str, Any]:
     """Return what the last line says of a run that was broken off; nothing of one that had not begun."""
     if not events.has_begun or screen.run is None:
         return {}
-    return {**_about_run(screen.run), "next": [_resume(screen.run)]}
+    return {**_about_run(screen.run), "next": [resume_command(screen.run)]}
 
 
 def _about_run(run: RunFolder) -> dict[str, Any]:
     return {**place_facts(run), "result": run.read_result() or None, "paths": path_facts(run)}
-
-
-def _resume(run: RunFolder) -> str:
-    return f"lw resume {shlex.quote(os.path.normpath(run.path))}"

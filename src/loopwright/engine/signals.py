@@ -70,7 +70,9 @@ class SignalWatch:
             raise _agreed(KeyboardInterrupt())
         if self.received is not None:
             name = self.received.name
-            raise _agreed(Preempted(f"the run was ended by {name}; it can be resumed from its last checkpoint"))
+            ended = Preempted(f"the run was ended by {name}; it can be resumed from its last checkpoint")
+            ended.signal_name = name
+            raise _agreed(ended)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

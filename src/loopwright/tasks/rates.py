@@ -143,7 +143,7 @@ def plot_lines(curve: LearningRateCurve) -> list[str]:
     low, high = points[0][0], math.log10(curve.rates[-1])
     bottom = min(loss for _, loss in points)
     before = [loss for x, loss in points if curve.lowest is None or x <= math.log10(curve.lowest)]
-    top = bottom + _HEADROOM * (max(before) - bottom) or bottom + 1.0
+    top = bottom + (_HEADROOM * (max(before) - bottom) or 1.0)  # the loss may have risen from the start
 
     def column(x: float) -> int:
         return round((x - low) / (high - low) * (_COLUMNS - 1))

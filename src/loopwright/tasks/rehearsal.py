@@ -25,7 +25,7 @@ from loopwright.engine.nested import iter_tensors
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, local, split_like
-from loopwright.errors import CheckpointError, ConfigError
+from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
 from loopwright.run_folder import RunFolder
@@ -182,6 +182,8 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
     generators = generator_states(device)
     try:
         yield
+    except Preempted as error:  # what was ended is no run: there is nothing to resume
+        raise Preempted(f"ended by {error.signal_name}") from None
     finally:
         load_weights(job.model, kept)
         for parameter in job.model.parameters():
