@@ -19,6 +19,7 @@ from cli.streams import SignalsOn, parsed
 from loopwright.cli import main
 from loopwright.cli.launching import work
 from loopwright.cli.telling import telling
+from loopwright.tasks import job
 from loopwright.tasks.event_lines import EventLines
 from tasks.reviews import read_lines
 from tasks.squares import write_squares
@@ -136,6 +137,14 @@ def test_a_signal_ends_a_run_in_order_and_the_last_line_says_how_to_go_on(monkey
     assert (end["event"], end["state"], end["exit_code"]) == ("end", "preempted", code)
     assert end["next"] == ["lw resume run"] and "saved checkpoints/step-" in end["message"]
     assert end["paths"]["checkpoints"] == "run/checkpoints"
+
+
+def test_a_signal_after_the_last_update_is_told_in_the_last_line_too(capsys, monkeypatch, reviews):
+    monkeypatch.setattr(job, "finish", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    line = ["train", "text-classification", "--data", reviews, "--out", "run", "--max_steps", "2", *FLAGS]
+    code, events = told(capsys, *line)
+    assert (code, events[-1]["state"], events[-1]["next"]) == (75, "preempted", ["lw resume run"])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_check_tells_what_a_run_would_be_and_leaves_nothing(capsys, reviews, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names
 from loopwright.tasks.base import Task
+from loopwright.tasks.early_signals import ends_early
 from loopwright.tasks.event_lines import EventLines
 from loopwright.tasks.kept_config import config_of
 from loopwright.tasks.run_facts import data_facts
@@ -179,9 +181,11 @@ def _ended(settings: Settings, words: list[str], screen: Screen, is_quiet: bool)
 
 def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> int:
     """Train, and return the exit code; a quiet run says where it is, and nothing else."""
-    if screen.events is not None:
-        return told_to_its_end(train, screen, screen.events)[0]
-    outcome = train()
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"  # several are ended by their launcher, wherever they wait
+    with ends_early() if is_alone else nullcontext():
+        if screen.events is not None:
+            return told_to_its_end(train, screen, screen.events)[0]
+        outcome = train()
     if is_quiet and is_first():
         sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
     return code_of_run(outcome)
