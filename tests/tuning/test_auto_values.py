@@ -29,7 +29,7 @@ def test_the_learning_rate_may_be_auto_by_any_of_its_names(words):
     assert settings.args.auto == ["learning_rate"]
     assert settings.values()["learning_rate"] == "auto"
     assert settings.sources["learning_rate"] == "flag"
-    assert settings.training.learning_rate == TASK.defaults.get("learning_rate", TrainingArguments().learning_rate)
+    assert settings.training.learning_rate == settle(TASK, ["--data", "x.csv"]).training.learning_rate
     assert settings.training.num_train_epochs == 2
 
 
