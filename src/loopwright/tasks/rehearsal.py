@@ -63,8 +63,27 @@ class Rehearsal:
     evaluation_seconds: float
 
 
+class LapClock:
+    """Takes the time from one call to the next; it waits for the device, which no run does."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin a lap now."""
+        self._began = time.monotonic()
+
+    def lap(self, device: torch.device) -> float:
+        """Return the seconds since the last call of this or of `start`, once the device has done its work."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        now = time.monotonic()
+        took, self._began = now - self._began, now
+        return took
+
+
 class Stopwatch(TrainerCallback):
-    """Times the updates and the evaluation batches of a rehearsal; it waits for the device, which no run does.
+    """Times the updates and the evaluation batches of a rehearsal.
 
     The first update, which makes everything warm, is made with a learning rate of zero: only the last one counts.
 
@@ -78,7 +97,7 @@ class Stopwatch(TrainerCallback):
     def __init__(self) -> None:
         self.updates: list[float] = []
         self.batches: list[float] = []
-        self._began = 0.0
+        self._clock = LapClock()
         self._rates: list[Any] = []
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -86,32 +105,25 @@ class Stopwatch(TrainerCallback):
         self._rates = [group["lr"] for group in trainer.optimizer.param_groups]
         for group in trainer.optimizer.param_groups:
             group["lr"] = 0.0
-        self._began = time.monotonic()
+        self._clock.start()
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Note how long an update took, and give the learning rates back."""
-        self.updates.append(self._lap(trainer))
+        self.updates.append(self._clock.lap(trainer.device))
         for group, rate in zip(trainer.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Start again."""
         self.batches = []
-        self._began = time.monotonic()
+        self._clock.start()
 
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
         """Note how long a batch took, all its parts together."""
         self.batches += [0.0] * (step + 1 - len(self.batches))
-        self.batches[step] += self._lap(trainer)
-
-    def _lap(self, trainer: TrainerLike) -> float:
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize(trainer.device)
-        now = time.monotonic()
-        took, self._began = now - self._began, now
-        return took
+        self.batches[step] += self._clock.lap(trainer.device)
 
 
 def rehearse(

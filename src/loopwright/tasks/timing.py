@@ -25,7 +25,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.budget import Costs, check_fits, planned_updates, seconds_of, told_plan
 from loopwright.tasks.pace import Course
-from loopwright.tasks.rehearsal import Rehearsal, put_back
+from loopwright.tasks.rehearsal import LapClock, Rehearsal, put_back
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import TaskTrainer, loader_options
@@ -204,7 +204,7 @@ class _Watch(TrainerCallback):
         self._laps: list[float] = []
         self._warm_ups: list[float] = []
         self._num_graphs = 0
-        self._began = 0.0
+        self._clock = LapClock()
 
     @property
     def update_seconds(self) -> float:
@@ -228,11 +228,11 @@ class _Watch(TrainerCallback):
                 group["lr"].zero_()
             else:
                 group["lr"] = 0.0
-        self._began = time.monotonic()
+        self._clock.start()
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Note how long an update took; after enough of them ask for an evaluation, and to stop."""
-        took = self._lap(trainer)
+        took = self._clock.lap(trainer.device)
         num_graphs = trainer.num_graphs  # type: ignore[attr-defined] # a TaskTrainer
         is_warm = len(self._warm_ups) >= _NOT_COUNTED and num_graphs == self._num_graphs
         self._num_graphs = num_graphs
@@ -247,11 +247,11 @@ class _Watch(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Start again."""
-        self._lap(trainer)
+        self._clock.lap(trainer.device)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Note how long the evaluation took, its metrics included."""
-        self.evaluation_seconds = self._lap(trainer)
+        self.evaluation_seconds = self._clock.lap(trainer.device)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -259,11 +259,3 @@ class _Watch(TrainerCallback):
         began = time.monotonic()
         yield
         self.save_seconds = time.monotonic() - began
-
-    def _lap(self, trainer: TrainerLike) -> float:
-        """Return the seconds since the last call; it waits for the device, which no run does."""
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize(trainer.device)
-        now = time.monotonic()
-        took, self._began = now - self._began, now
-        return took
