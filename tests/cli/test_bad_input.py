@@ -242,3 +242,16 @@ def test_graphs_without_a_gpu_are_refused_before_a_run_is_made(capsys):
     Path("x.csv").write_text(f"text,label\n{GOOD}")
     code, err = run(capsys, "train", "text-classification", "--data", "x.csv", "--step_mode", "graph", "--use_cpu")
     assert code == 2 and "needs a CUDA device" in err and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("given", "near"), [("grap", "graph"), ("compiled", "compile"), ("fast", "auto")])
+def test_a_value_that_a_flag_cannot_have_is_told_with_the_nearest_that_it_can(capsys, given, near):
+    told = [f"--step_mode {given}: expected one of auto, eager, compile, graph", f"fix: --step_mode {near}"]
+    err = check_refused(capsys, told, "train", "text-classification", "--data", "x.csv", "--step_mode", given)
+    assert "argparse" not in err and "argument" not in err
+
+
+def test_the_fix_of_a_value_is_what_was_meant_rather_than_the_default(capsys):
+    told = ["--eval_strategy stepz: eval_strategy must be one of no, steps, epoch", "fix: --eval_strategy steps"]
+    err = check_refused(capsys, told, "train", "text-classification", "--data", "x.csv", "--eval_strategy", "stepz")
+    assert "did you mean" not in err

@@ -47,6 +47,8 @@ _SHORT_NAMES = (
     "--check, --print_config, --quiet, --plain and --json (lw train --help)."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
+# What argparse says of a value that is none of those a flag may have; quotes are around them before Python 3.12 only.
+_CHOICE = re.compile(r"argument \S*--(?P<flag>\w+): invalid choice: '(?P<given>.*)' \(choose from (?P<choices>.+)\)")
 
 
 @dataclass
@@ -147,6 +149,16 @@ class TaskParser(HfArgumentParser):
         value = re.match(r"unexpected value '([^']+)'", what)
         if value is not None and Path(value[1]).exists():
             raise InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {value[1]}")
+        choice = _CHOICE.match(what)
+        if choice is not None:
+            choices = re.findall(r"[^\s,']+", choice["choices"])
+            near_values = difflib.get_close_matches(choice["given"], choices, 1, 0.5) or choices
+            flag = f"--{choice['flag']}"
+            raise InputError(
+                "args.value",
+                f"{flag} {choice['given']}: expected one of {', '.join(choices)}",
+                fix=f"{flag} {near_values[0]}",
+            )
         fix = f"did you mean {near}{self._about(near)}?" if near else f"lw explain {self.prog.split()[-1]}"
         if "unknown flag" in what or "unknown name" in what:
             raise InputError("args.unknown", what, fix=fix)
@@ -346,9 +358,12 @@ def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> C
         if field is None or not flag.startswith("--") or full != field[1]:
             continue
         given = value if equals else " ".join(words[index + 1 : index + 2])
+        what, _, near = str(error).partition(": did you mean ")
         default = parser.get_default(full)
         fix = f"{flag} {plain(default)}   (the default)" if default is not None else f"leave {flag} out"
-        return type(error)(f"error[args.value]: {flag} {given}: {error}\n  fix: {fix}")
+        if near:
+            fix = f"{flag} {near.rstrip('?')}"
+        return type(error)(f"error[args.value]: {flag} {given}: {what}\n  fix: {fix}")
     return error
 
 
