@@ -27,6 +27,7 @@ from loopwright.data.collators import (
 from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
+from loopwright.updates import prepare_optimizer
 
 
 def a_model() -> nn.Module:
@@ -482,3 +483,35 @@ def test_every_padding_collator_says_which_dimensions_are_lengths() -> None:
         assert {name: dimension for name, dimension in said.items() if name in batch} == expected, collate
         assert all(batch[name].shape[dimension] == 5 for name, dimension in expected.items()), collate
     assert len(cases) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (torch.optim.AdamW, {}, {"fused": True, "capturable": False}),
+        (torch.optim.Adam, {"fused": False}, {"fused": False, "capturable": True}),
+        (torch.optim.AdamW, {"foreach": True}, {"fused": None, "foreach": True, "capturable": True}),
+        (torch.optim.SGD, {"momentum": 0.9}, {"fused": True}),
+        (torch.optim.NAdam, {}, {"capturable": True}),
+    ],
+    ids=["AdamW", "Adam not fused", "AdamW foreach", "SGD", "NAdam"],
+)
+def test_an_optimizer_that_is_recorded_takes_its_fused_kernel_unless_it_says_otherwise(kind, given, expected):
+    optimizer = kind([nn.Parameter(torch.ones(2))], lr=0.1, **given)
+
+    prepare_optimizer(optimizer)
+
+    (group,) = optimizer.param_groups
+    assert {name: group[name] for name in expected} == expected
+
+
+def test_only_updates_that_are_graphs_change_how_an_optimizer_computes():
+    kernels = {}
+    for kind in (GraphedTrainer, Trainer):
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        data = TensorDataset(torch.ones(8, 3), torch.ones(8, 1))
+        kind(model, nn.MSELoss(), optimizer, callbacks=()).train(data, num_epochs=1, per_device_batch_size=4)
+        kernels[kind] = optimizer.param_groups[0]["fused"]
+
+    assert kernels == {GraphedTrainer: True, Trainer: None}
