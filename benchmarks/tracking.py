@@ -32,6 +32,8 @@ from torch.utils.data import TensorDataset
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.report import LiveReport, write_report
+from loopwright.training.logbook import Logbook
+from loopwright.training.run import run_of
 
 WANTED_SECONDS = 0.01  # of an update
 WIDTH = 768
@@ -50,15 +52,22 @@ class Cost(NamedTuple):
     num_pages: int
 
 
-class MeteredTrainer(Trainer):
+class MeteredLogbook(Logbook):
     """Knows the CPU time that its logging took."""
 
     metered = 0.0
 
-    def _log(self) -> None:
+    def log(self) -> None:
         begin = time.process_time()
-        super()._log()
+        super().log()
         self.metered += time.process_time() - begin
+
+
+class MeteredTrainer(Trainer):
+    """A trainer with such a logbook."""
+
+    def create_logbook(self, run: Any) -> MeteredLogbook:
+        return MeteredLogbook(run)
 
 
 class KeepsReport(TrainerCallback):
@@ -87,7 +96,9 @@ def train(num_updates: int, batch: int, log_every: int | None) -> Cost:
         options = {"log_every": log_every, "checkpoints": Checkpointing(folder)}
     begin, wall = time.process_time(), time.perf_counter()
     trainer.train(dataset, 1, per_device_batch_size=batch, **options)
-    cost = Cost(time.process_time() - begin, trainer.metered, time.perf_counter() - wall, report.num_pages)
+    cost = Cost(
+        time.process_time() - begin, run_of(trainer).logbook.metered, time.perf_counter() - wall, report.num_pages
+    )
     shutil.rmtree(folder)
     return cost
 

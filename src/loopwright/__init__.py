@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from loopwright.api import Run, check, evaluate, predict, resume, train
     from loopwright.checkpoint import Checkpointing
     from loopwright.errors import LoopwrightError, StopTrainingError
-    from loopwright.trainer import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
+    from loopwright.timm_trainer import TrainerWithTimmScheduler
+    from loopwright.trainer import Trainer, TrainerPlaceholderValues
 
 _HOMES = {
     "Checkpointing": "loopwright.checkpoint",
@@ -24,7 +25,7 @@ _HOMES = {
     "StopTrainingError": "loopwright.errors",
     "Trainer": "loopwright.trainer",
     "TrainerPlaceholderValues": "loopwright.schedulers",
-    "TrainerWithTimmScheduler": "loopwright.trainer",
+    "TrainerWithTimmScheduler": "loopwright.timm_trainer",
     "check": "loopwright.api",
     "evaluate": "loopwright.api",
     "notebook_launcher": "accelerate",

@@ -5,16 +5,18 @@ The loop that calls them is in `trainer.py`; `callbacks/base.py` lists the event
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from loopwright.data.cutting import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
-from loopwright.losses import batch_loss, prediction
+from loopwright.engine.graphs import Capturer, CudaCapturer
+from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.optimizers import drop_gradients
 from loopwright.schedulers import replace_trainer_placeholder_values
+from loopwright.training.losses import batch_loss, prediction
 
 
 class TrainerHooks:
@@ -28,9 +30,7 @@ class TrainerHooks:
     collate_fn: Callable[..., Any] | None
     train_dataset: Any
     eval_dataset: Any
-    _train_dl_kwargs: dict[str, Any] | None
-    _eval_dl_kwargs: dict[str, Any] | None
-    _engine: Any
+    _current_run: Any
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -45,13 +45,13 @@ class TrainerHooks:
             train_dl_kwargs: the caller's `train_dataloader_kwargs`, which win over the defaults.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
-        self._train_dl_kwargs = loader_kwargs(self.train_dataset, defaults, train_dl_kwargs)
+        self._current_run.train_loader_kwargs = loader_kwargs(self.train_dataset, defaults, train_dl_kwargs)
         return create_loader(self.train_dataset, defaults, train_dl_kwargs, self.collate_fn)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
         """Return the evaluation loader; called by keyword when there is an evaluation dataset."""
         defaults = self.get_default_eval_dl_kwargs(batch_size)
-        self._eval_dl_kwargs = loader_kwargs(self.eval_dataset, defaults, eval_dl_kwargs)
+        self._current_run.eval_loader_kwargs = loader_kwargs(self.eval_dataset, defaults, eval_dl_kwargs)
         return create_loader(self.eval_dataset, defaults, eval_dl_kwargs, self.collate_fn)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class TrainerHooks:
 
     def backward_step(self, loss: torch.Tensor) -> None:
         """Run backward on a micro-batch's loss, already weighted for its update."""
-        self._engine.backward(loss)
+        self._current_run.engine.backward(loss)
 
     # --- the update ---------------------------------------------------------------------------------------------
 
@@ -136,6 +136,13 @@ class TrainerHooks:
     def create_scheduler(self) -> Any:
         """Return the scheduler: `create_scheduler_fn`, its placeholders filled in, called with the optimizer."""
         return replace_trainer_placeholder_values(self, self.create_scheduler_fn)(self.optimizer)  # type: ignore[arg-type]
+
+    def create_capturer(self) -> Capturer:
+        """Return what records updates as graphs; called once for a run whose updates may be graphs.
+
+        By default only runs on a CUDA device have graphs; an override says that this one has them too.
+        """
+        return CudaCapturer(self._current_run.engine.device)
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -176,4 +183,47 @@ class TrainerHooks:
         Args:
             keep_torch_compile: whether a compiled model stays compiled.
         """
-        return self._engine.unwrap(self.model, keep_torch_compile=keep_torch_compile)
+        return self._current_run.engine.unwrap(self.model, keep_torch_compile=keep_torch_compile)
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """Return further files of a checkpoint by name, such as a config.json; called for every checkpoint.
+
+        They lie beside the weights, are listed and hashed in the manifest, and are not read when a run is resumed.
+        """
+        return {}
+
+    # --- advice in errors ---------------------------------------------------------------------------------------
+
+    def remedy_of_policy(self) -> str:
+        """Return how to ask for updates in parts; called for the error of a run that has run out of memory."""
+        return 'oom="split"'
+
+    def remedies_of_step(self) -> str:
+        """Return what needs less memory in the optimizer's step; called for an error."""
+        return "an optimizer with less state (SGD, Adafactor), fewer trained weights, or a smaller model"
+
+    def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
+        """Return what needs less memory in the forward and backward pass, with what it saves; called for an error.
+
+        Args:
+            rows: of the micro-batch that does not fit.
+            length: of its rows, where they are texts.
+            savings: as measured on some of its rows; empty if nothing could be measured.
+        """
+        changes = {
+            "half_batch": f"per_device_batch_size={rows // 2} with twice the gradient_accumulation_steps",
+            "bf16": 'mixed_precision="bf16"',
+            "checkpointing": "model.gradient_checkpointing_enable()",
+            "half_length": f"rows of {(length or 0) // 2} tokens",
+        }
+        return list_savings(changes, savings) or 'a smaller per_device_batch_size, or mixed_precision="bf16"'
+
+    def remedies_of_evaluation(self) -> str:
+        """Return what needs less memory in an evaluation; called for an error."""
+        return 'a smaller batch_size in eval_dataloader_kwargs, shorter samples, or mixed_precision="bf16"'
+
+    def remedies_of_unused_parameters(self) -> tuple[str, str]:
+        """Return how to train parameters that a loss may not depend on, and how to freeze them; called for an error."""
+        handler = "DistributedDataParallelKwargs(find_unused_parameters=True)"
+        shared = f"override _create_accelerator to return Accelerator(kwargs_handlers=[{handler}])"
+        return shared, "parameter.requires_grad_(False)"

@@ -1,8 +1,7 @@
-"""Progress: all the state the loop itself has. Requests: what callbacks asked of it. RunState: its flags."""
+"""Progress: all the state the loop itself has. Requests: what callbacks asked of it."""
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,46 +91,3 @@ class Requests:
     def any(self) -> bool:
         """Whether anything is asked for."""
         return bool(self.log or self.evaluate or self.saves or self.stop is not None)
-
-
-@dataclass(slots=True)
-class RunState:
-    """What the loop remembers while a run lasts; none of it decides a number.
-
-    Attributes:
-        first_epoch: the history's epoch when the run began, before any resume.
-        first_update_of_epoch: number of the current epoch's first update.
-        piece_index: of the current micro-batch within its update.
-        eval_batch: index of the current batch within its evaluation, however many parts it is run in.
-        is_first_batch: the next batch output is still to be checked.
-        epoch_is_whole: every update of the current epoch is done.
-        is_running: between the first and the last event of the run.
-        has_loaded: at the end of the run another model was loaded, such as the best one.
-        is_ending: what is saved now is the last, and is waited for.
-        run_id: names the run in its checkpoints, over all processes that continue it.
-        is_in_window: some micro-batches of an update have run, and it is not finished.
-        update_is_torn: the weights are ahead of the progress; nothing may be saved now.
-        skipped_in_a_row: updates just before this one that were left out, their loss not being finite.
-        stop_reason: why the run was stopped, or None.
-        resumed_from: the checkpoint it continued, or None.
-        is_changed: it was continued with other settings or other data.
-        loaded: everything else that checkpoint held, or None.
-    """
-
-    first_epoch: int = 1
-    first_update_of_epoch: int = 1
-    piece_index: int = 0
-    eval_batch: int = 0
-    is_first_batch: bool = True
-    epoch_is_whole: bool = False
-    is_running: bool = False
-    has_loaded: bool = False
-    is_ending: bool = False
-    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    is_in_window: bool = False
-    update_is_torn: bool = False
-    skipped_in_a_row: int = 0
-    stop_reason: str | None = None
-    resumed_from: Path | None = None
-    is_changed: bool = False
-    loaded: dict[str, Any] | None = None

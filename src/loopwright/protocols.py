@@ -21,7 +21,11 @@ class TrainerLike(Protocol):
     run_history: Any
     run_config: Any
     callback_handler: Any
-    progress: Progress
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run is."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +84,14 @@ class TrainerLike(Protocol):
         ...
 
     def save_checkpoint(
-        self, save_path: str | Path, checkpoint_kwargs: dict[str, Any] | None = ..., **kwargs: Any
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = ...,
+        save_optimizer: bool = ...,
+        save_scheduler: bool = ...,
+        save_per_node: bool = ...,
+        *,
+        model: Any = ...,
     ) -> None:
         """Write weights, and optionally optimizer and scheduler, into one file."""
         ...

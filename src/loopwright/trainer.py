@@ -1,57 +1,61 @@
-"""The Trainer, and THE LOOP: `_run_training`, `_run_train_epoch` and `_finish_update`, to be read in this order.
+"""The Trainer, and THE LOOP: four methods from `_run_training` on, to be read in order.
 
-An epoch is a sequence of updates; an update is a window of micro-batches. For each micro-batch: loss,
-backward. Then clip, optimizer step, scheduler step, zero grad; and what was asked for is served: log,
-evaluate, save, stop. The hooks are in `hooks.py`, preparing and asking in `services.py`, saving in `persistence.py`.
+An epoch is a sequence of updates; an update is a window of micro-batches. For each micro-batch: loss, backward. Then
+clip, optimizer step, scheduler step, zero grad, and at the boundary: log, evaluate, save, stop, if requested. The hooks
+to override are in `hooks.py`; the state of a run and its parts are in `training/run.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from loopwright import lr_finder
 from loopwright.callbacks import DEFAULT_CALLBACKS, CallbackHandler, LimitBatchesCallback
 from loopwright.checkpoint import Checkpointing
-from loopwright.checkpoint.saver import Saver
-from loopwright.data import Loader, Window
+from loopwright.collisions import CORE_CONTRACT, warn_of_collisions
+from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
-from loopwright.engine.buffers import BufferShadow
+from loopwright.engine import Engine, create_accelerator
+from loopwright.engine.compiling import compile_model
 from loopwright.engine.failing import fails_together
-from loopwright.engine.processes import gather_objects, world_process_zero_only
-from loopwright.engine.signals import SignalWatch
-from loopwright.errors import StopTrainingError
-from loopwright.evaluation import run_prediction
-from loopwright.failpoints import failpoint
-from loopwright.losses import EpochLosses, check_batch_output
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, Parts, Progress, Requests, RunState
+from loopwright.engine.memory import leave_alone
+from loopwright.engine.nested import map_tensors
+from loopwright.engine.processes import gather_objects, gather_rows
+from loopwright.errors import ConfigError, StopTrainingError
+from loopwright.hooks import TrainerHooks
+from loopwright.progress import EVALUATED, TRAINED, Progress, Requests
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
-from loopwright.run_folder import RunRecord
-from loopwright.schedulers import StatefulSchedulerBase, TrainerPlaceholderValues, replace_trainer_placeholder_values
-from loopwright.settings import (
-    Interval,
-    RunSettings,
-    check_is_idle,
-    check_parameters,
-    check_scheduler_factory,
-    is_overridden,
-)
+from loopwright.run_config import create_run_config
+from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
+from loopwright.settings import Interval, RunSettings, check_is_idle, check_parameters, check_scheduler_factory
+from loopwright.stepping.eager import MicroBatchStep, TrainerStep
 from loopwright.tracking import InMemoryRunHistory, RunHistory
-from loopwright.tuning import TrainerTuning
+from loopwright.training import model_files
+from loopwright.training.boundary import Boundary
+from loopwright.training.checkpoints import RunCheckpoints
+from loopwright.training.evaluation import evaluate_epoch, run_evaluation, run_prediction, swapped
+from loopwright.training.logbook import Logbook
+from loopwright.training.prepare import check_data, check_step_mode, prepare, start_evaluation
+from loopwright.training.resume import in_stored_windows
+from loopwright.training.run import TrainingRun, of_run
 
 __all__ = [
     "DEFAULT_CALLBACKS",
     "LIMIT_BATCHES_ENV_VAR",
     "Trainer",
     "TrainerPlaceholderValues",
-    "TrainerWithTimmScheduler",
+    "TrainerWithTimmScheduler",  # noqa: F822 - see __getattr__
     "replace_trainer_placeholder_values",
 ]
 
 
-class Trainer(TrainerTuning):
+class Trainer(TrainerHooks):
     """Trains, evaluates and runs a model; override its hooks, add callbacks, or both.
 
     Attributes:
@@ -59,10 +63,11 @@ class Trainer(TrainerTuning):
         callback_handler: holds the callbacks.
         run_history: every metric of the run.
         run_config: the settled numbers of the current run.
-        progress: where the run stands.
-        seed: of the current run: the same seed gives the same run.
-        gradient_norm: of the last update, before clipping, on the device; None unless clipped by norm.
+        graph_safe: of a subclass: its step hooks may be recorded once and replayed. They then see the same tensors each
+            time, with new values in them, and run on the host only while they are recorded.
     """
+
+    graph_safe: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -94,21 +99,7 @@ class Trainer(TrainerTuning):
         self.train_dataset: Any = None
         self.eval_dataset: Any = None
         self.run_config: Any = None
-        self.progress, self._parts = Progress(), Parts()
-        self.seed, self.requests = 0, Requests()
-        self.gradient_norm: torch.Tensor | None = None
-        self.current_rows: int | None = None
-        self._train_dataloader: Any = None
-        self._eval_dataloader: Any = None
-        self._train_dl_kwargs: dict[str, Any] | None = None
-        self._eval_dl_kwargs: dict[str, Any] | None = None
-        self._settings = RunSettings()
-        self._run = RunState()
-        self._saver: Saver | None = None
-        self._signals = SignalWatch()
-        self._record = RunRecord()
-        self._start_engine()
-        self._losses = EpochLosses(self._engine)
+        _start_idle_run(self)
         self.call_event("on_init_end")
 
     # --- what you call ------------------------------------------------------------------------------------------
@@ -176,6 +167,8 @@ class Trainer(TrainerTuning):
             LeaseError: another process trains in the folder of `checkpoints`.
             MemoryLimitError: memory ran out.
         """
+        if not isinstance(vars(self)["_current_run"], TrainingRun):  # a subclass has taken the name
+            _start_idle_run(self)
         settings = RunSettings(
             num_epochs=num_epochs,
             per_device_batch_size=per_device_batch_size,
@@ -196,40 +189,42 @@ class Trainer(TrainerTuning):
         )
         check_scheduler_factory(create_scheduler_fn)
         check_parameters(self.model, self.optimizer, self.loss_func)
-        self._check_dataset("train", train_dataset, train_dataloader_kwargs, per_device_batch_size)
-        self._check_dataset("eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size)
-        check_is_idle(self._run.is_running)
-        self._check_step_mode(step_mode)
-        with self._recorded(checkpoints) as record:
-            resume_path = self._find_resume_path(resume_from, checkpoints)
-            self._record = record
+        check_data(self, "train", train_dataset, train_dataloader_kwargs, per_device_batch_size, "train_dataset")
+        check_data(self, "eval", eval_dataset, eval_dataloader_kwargs, per_device_batch_size, "eval_dataset")
+        check_is_idle(self._current_run.is_running)
+        check_step_mode(self, step_mode)
+        warn_of_collisions(self, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})
+        run = self._current_run.next(settings)
+        with run.logbook.recording():
+            resume_path = run.checkpoints.find(resume_from)
             if resume_path is None and reset_run_history:
                 self.run_history.reset()
-            self._start_anew(self._in_stored_windows(settings, resume_path))
+            run.settings = in_stored_windows(run, resume_path)
+            run.install()
             self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
             self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
-            self.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
-            self._train_dataloader = self.create_train_dataloader(
+            run.seed = gather_objects(torch.initial_seed() if seed is None else seed)[0]
+            run.train_loader = self.create_train_dataloader(
                 batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
             )
             if eval_dataset is not None:
-                self._eval_dataloader = self.create_eval_dataloader(
+                run.eval_loader = self.create_eval_dataloader(
                     batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
                 )
             try:
-                self._prepare()
-                accumulation = self._settings.gradient_accumulation_steps
+                prepare(run)
+                accumulation = run.settings.gradient_accumulation_steps
                 self.run_config = self._create_run_config(
                     per_device_batch_size, num_epochs, accumulation, max_num_train_steps, gradient_clip_value
                 )
                 if create_scheduler_fn is not None:
                     self.scheduler = self.create_scheduler()
-                self._start_run(resume_path)
-                with self._signals.installed():
+                run.start(resume_path)
+                with run.signals.installed():
                     self._run_training()
             finally:
-                self._release()
-        return self._train_result()
+                run.close()
+        return run.result()
 
     @fails_together
     def evaluate(
@@ -247,13 +242,13 @@ class Trainer(TrainerTuning):
             dataloader_kwargs: win over the loader's defaults.
             collate_fn: makes a batch of samples.
         """
-        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
+        run = start_evaluation(self, dataset, per_device_batch_size, dataloader_kwargs, collate_fn)
         try:
             self.run_history.reset()
-            self._run_evaluation()
+            run_evaluation(run)
         finally:
-            self._release()
-        return EvaluationResult(self.run_history.latest(), self._run.stop_reason)
+            run.close()
+        return EvaluationResult(self.run_history.latest(), run.stop_reason)
 
     @fails_together
     def predict(
@@ -264,237 +259,299 @@ class Trainer(TrainerTuning):
         collate_fn: Callable[..., Any] | None = None,
     ) -> PredictionResult:
         """Run the model over a dataset and return its outputs in the dataset's order; no events, no history."""
-        self._set_up_evaluation(dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
+        run = start_evaluation(self, dataset, per_device_batch_size, dataloader_kwargs, collate_fn, may_be_empty=True)
         try:
             self.model.eval()
-            outputs, num_samples = run_prediction(self, self._engine, self._eval_dataloader)
+            outputs, num_samples = run_prediction(run)
         finally:
-            self._release()
+            run.close()
         return PredictionResult(outputs, {"num_samples": num_samples})
+
+    find_lr = lr_finder.find_lr
 
     # --- THE LOOP -----------------------------------------------------------------------------------------------
 
     def _run_training(self) -> None:
-        """Run epochs until the run is complete; whatever ended it, the run-end hook and events follow."""
-        interruption: KeyboardInterrupt | None = None
-        try:
+        """Run epochs until the run is over; whatever ends it, `ending` saves it and runs the end events."""
+        run = self._current_run
+        with run.ending():
             self.training_run_start()
             self.call_event("on_training_run_start")
-            self._begin_once()
-            while not self._is_over():
-                if self.progress.stage < TRAINED:
-                    self._run_train_epoch(self._loader_of_epoch())
-                if self.progress.stage < EVALUATED and self._evaluation_is_due():
-                    self._evaluate_epoch()
-                self._finish_epoch()
-        except StopTrainingError as error:
-            self._stop(error)
-        except KeyboardInterrupt as error:
-            interruption = self._signals.first(error, self._engine.is_distributed)
-        self._finish_run(interruption)
+            run.begin()
+            while not run.boundary.is_over():
+                if run.progress.stage < TRAINED:
+                    self._run_train_epoch(run.train_batches())
+                if run.progress.stage < EVALUATED and run.boundary.evaluation_is_due():
+                    self._run_eval_epoch(run.eval_loader)
+                    run.end_evaluation()
+                run.finish_epoch()
 
     def _run_train_epoch(self, train_dl: Any) -> None:
-        """Train one epoch, from wherever the run stands in it."""
+        """Train one epoch, from wherever the run is in it."""
+        run = self._current_run
         self.train_epoch_start()
-        self._begin_epoch()
+        run.begin_epoch()
         self.call_event("on_train_epoch_start")
-        windows = self._windows(train_dl)
-        for window in windows if not self._has_reached_limit() else ():
-            window = self._begin_update(window)
-            if not self._replay(window):
-                self._run_update(window)
-            self._finish_update(window)
-            if self._is_complete():
+        for window in run.windows(train_dl):  # the micro-batches of one update
+            run.stepper.step(window)  # _run_update, or its replay as a CUDA graph
+            run.boundary.after_update(window)  # count it; log, evaluate, save or stop if requested
+            if run.boundary.is_complete():
                 break
-        self._end_training_of_epoch(windows)
+        run.end_training()
         self.train_epoch_end()
-        self._reach(TRAINED, train_loss_epoch=self._losses.mean())
+        run.reach(TRAINED, train_loss_epoch=run.losses.mean())
         self.call_event("on_train_epoch_end")
-        self._serve_stop()
+        run.boundary.serve_stop()
 
     def _run_update(self, window: Window) -> None:
         """Run forward and backward of each micro-batch of a window, and apply the gradients."""
-        self._within_memory(self._run_micro_batches, window)
-        self._losses.finish_update()
-        if not self._skips_update():
-            self._apply_gradients()
+        run = self._current_run
+        for attempt in run.memory.attempts(window):  # again in smaller parts if memory runs out
+            with attempt:
+                for batch, step in run.micro_batches(attempt.window):  # seeded, on the device
+                    self.call_event("on_train_step_start")
+                    self._perform_forward_and_backward_passes(batch, step)
+        if run.finish_gradients():  # False for an update that nan="skip" leaves out
+            if run.settings.clips:
+                self._clip_gradients()
+            self.call_event("on_before_optimizer_step")
+            with run.applying():  # an error from here on means a torn update
+                self.optimizer_step()
+            self.call_event("on_optimizer_step_end")
+            run.step_scheduler()
         self.optimizer_zero_grad()
-
-    def _run_micro_batches(self, window: Window) -> None:
-        """Run forward and backward of each micro-batch of a window."""
-        for index, piece in enumerate(window.pieces):
-            self._begin_micro_batch(window, index)
-            self.call_event("on_train_step_start")
-            step = self.progress.batch + window.number_of(index)
-            self._perform_forward_and_backward_passes(piece.on(self.device), step)
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute a micro-batch's loss and its gradients."""
-        try:
-            output = self.calculate_train_batch_loss(batch)
-        except StopTrainingError as error:
-            output = self._stand_in_for(batch, error)
-        if self._run.is_first_batch:
-            check_batch_output(output, "calculate_train_batch_loss", is_training=True)
-            self._run.is_first_batch = False
+        run = self._current_run
+        output = run.batch_output(self.calculate_train_batch_loss, batch)
         self.call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
-        loss = self._losses.weighted(output, self._run.piece_index)
+        loss = run.losses.weighted(output)  # by its items over the update's
         if loss is not None:
             self.backward_step(loss)
 
-    def _finish_update(self, window: Window) -> None:
-        """Count an update, and serve what was asked for."""
-        self._count_update(window)
-        self.call_event("on_update_end")
-        self._ask_for_what_is_due()
-        self._serve_requests()
+    # --- the contract's underscore methods ----------------------------------------------------------------------
 
-    def _apply_gradients(self) -> None:
-        """Clip, step the optimizer, step the scheduler."""
-        if self._settings.clips:
-            self._clip_gradients()
-        self.call_event("on_before_optimizer_step")
-        self._step_optimizer()
-        self.call_event("on_optimizer_step_end")
-        self._step_scheduler()
+    def _create_accelerator(self) -> Any:
+        """Return a fresh Accelerator; override it for plugins, trackers or another configuration."""
+        settings = self._current_run.settings
+        return create_accelerator(settings.mixed_precision, sharding=settings.sharding)
 
-    # --- asking and serving -------------------------------------------------------------------------------------
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Make a fresh engine, and prepare the model, the optimizer and the loaders for it."""
+        run = self._current_run
+        run.close()
+        run.start_engine()
+        self.model, self.optimizer = run.engine.prepare(self.model, self.optimizer)
+        if run.settings.step_mode == "compile":
+            compile_model(self.model, getattr(run.train_loader, "collate_fn", None))
+        run.adopt_loaders()
 
-    def _ask_for_what_is_due(self) -> None:
-        settings, update = self._settings, self.progress.update
-        if update % settings.log_every == 0:
-            self.requests.log = True
-        if self._eval_dataloader is not None and settings.evaluate_every.is_due(update, "update"):
-            self.requests.evaluate = True
-        self._record.beat()
-        if self._saver is not None:
-            if not self._engine.is_distributed:
-                self._report_saves()
-            if self._saver.is_due_after_update(update):
-                self.request_save(self._saver.path(update))
-        if not self._engine.agreement.is_begun:
-            self._heed_signals()
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> Any:
+        """Return the settled numbers of the run."""
+        run = self._current_run
+        return create_run_config(
+            run.engine.accelerator,
+            run.train_loader,
+            run.eval_loader,
+            run.train_loader_kwargs,
+            run.eval_loader_kwargs,
+            per_device_batch_size,
+            num_epochs,
+            gradient_accumulation_steps,
+            max_num_train_steps,
+            gradient_clip_value,
+        )
 
-    def _serve_requests(self) -> None:
-        """Do what was asked for: log, evaluate, save, stop."""
-        if self._engine.is_distributed:
-            self._agree_on_requests()
-        elif not self.requests.any():
-            return
-        stop, self.requests.stop = self.requests.stop, None
-        if self.requests.log:
-            self._log()
-        if self.requests.evaluate:
-            self.requests.evaluate = False
-            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
-            stop = stop or self._signal_to_stop()
-        self._serve_saves()
-        if stop is not None:
-            raise StopTrainingError(stop)
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate once; the loss is recorded under a name that says where in the run it was."""
+        evaluate_epoch(self._current_run, valid_dl, is_training, is_intermediate)
 
-    # --- phases of the loop -------------------------------------------------------------------------------------
+    def _clip_gradients(self) -> None:
+        """Clip the gradients of an update, once, when they are complete."""
+        run, settings = self._current_run, self._current_run.settings
+        run.gradient_norm = run.engine.clip(settings.gradient_clip_value, settings.gradient_clip_norm)
 
-    def _begin_run(self) -> None:
-        if self._run.resumed_from is not None and self._run.loaded is not None:
-            self.callback_handler.load_state_dict(self._run.loaded["callbacks"])
-            self._recount_batches(self._run.loaded["num_processes"])
-        self._run.loaded = None
-        # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
-        if isinstance(self.scheduler, StatefulSchedulerBase) and self.scheduler._num_updates == -1:
-            self.scheduler.step()
-        self._run.epoch_is_whole = True  # unless `_begin_epoch` says otherwise: `_run_train_epoch` may be overridden
-        failpoint("before_first_update")
-        self._drop_gradients()
-        self._buffers = BufferShadow(self.get_model(keep_torch_compile=False), self.loss_func)
-        self._rehearse_saving()
-        self._counts_items = is_overridden(self, Trainer, "count_batch_items")
-        self._plan_graphs()
-        self._throughput = self._create_throughput()
+    # --- the run and its parts ----------------------------------------------------------------------------------
 
-    def _begin_epoch(self) -> None:
-        self._catch_up()
-        done = -(-self.progress.batch // self._settings.gradient_accumulation_steps)
-        self._run.first_update_of_epoch = self.progress.update - done + 1
-        self._run.epoch_is_whole = False
-        self._plan_agreement()
-        if self.progress.batch == 0:
-            self._losses = EpochLosses(self._engine)
+    @cached_property
+    def _current_run(self) -> TrainingRun:
+        """The only private state: the current run, or the last one, or from the constructor on an idle one."""
+        # Made here only for a subclass that assigns a name of the contract before it calls `super().__init__()`.
+        return TrainingRun(self, self._run_update)
 
-    def _end_training_of_epoch(self, windows: Iterator[Window]) -> None:
-        self.current_rows = None
-        num_batches = self._train_dataloader.num_batches if isinstance(self._train_dataloader, Loader) else None
-        # Where the length is not known, only asking for more tells.
-        is_at_end = self.progress.batch == num_batches if num_batches is not None else False
-        self._run.epoch_is_whole = is_at_end or next(windows, None) is None
-        self._log()
+    def create_step(self, run: TrainingRun) -> MicroBatchStep:
+        """Return what a micro-batch is to the loop; called for every run, as are the three below."""
+        return TrainerStep(run)
 
-    def _finish_epoch(self) -> None:
-        if self.progress.stage < FINISHED:
-            has_evaluated = self._eval_dataloader is None or self._evaluation_is_due()
-            if self._has_reached_limit():
-                limit, epoch = self._settings.max_num_train_steps, self.run_history.current_epoch
-                self.print(f"Reached max number of training steps {limit} in epoch {epoch}")
-            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                use_eval = has_evaluated and self._eval_dataloader is not None
-                self.scheduler.step(self.run_history.latest()["eval_loss_epoch" if use_eval else "train_loss_epoch"])
-            self.training_run_epoch_end()
-            self._reach(FINISHED)
-            self.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
-            self._write_metrics("epoch")
-        self.run_history._increment_epoch()
-        if self._run.epoch_is_whole:
-            self.progress.end_epoch()
-        self.progress.reported = self.progress.update
-        if self._saver is not None and self._saver.is_due_after_epoch(self.progress.epoch, self.run_history.latest()):
-            self.request_save(self._saver.path(self.progress.update))
-        self._serve_requests()
+    def create_boundary(self, run: TrainingRun) -> Boundary:
+        """Return the object that serves requests between updates and knows the limits of a run."""
+        return Boundary(run)
 
-    def _end_run(self) -> None:
-        failpoint("run_end")
-        self.training_run_end()
-        self.call_event("on_training_run_end")
-        self._serve_stop()
+    def create_logbook(self, run: TrainingRun) -> Logbook:
+        """Return the object that logs and records a run."""
+        return Logbook(run)
 
-    def _finish_run(self, interruption: KeyboardInterrupt | None) -> None:
-        self._run.is_ending = True
-        self._ask_for_final_save()
-        for phase in (self._serve_saves, self._end_run, self._serve_saves):
-            try:
-                phase()
-            except StopTrainingError as error:
-                self._stop(error)
-        if self._saver is not None:
-            world_process_zero_only(self._saver.finish)()
-            self._report_saves()
-            self._signals.say_saved(interruption, self._saver.newest, self.print)
-        if self.requests.load is not None:
-            self.load_checkpoint(self.requests.load)
-        self._signals.raise_for(interruption)
+    def create_checkpoints(self, run: TrainingRun) -> RunCheckpoints:
+        """Return the object that saves a run."""
+        return RunCheckpoints(run)
+
+    # --- requests and events ------------------------------------------------------------------------------------
+
+    def request_log(self) -> None:
+        """Ask for a log at the next update boundary."""
+        self._current_run.requests.log = True
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation at the next update boundary; it is recorded as `intermediate_eval_loss`."""
+        # A no-op without an evaluation dataset.
+        self._current_run.requests.evaluate = self._current_run.eval_loader is not None
+
+    def request_save(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Ask for a saved training state at the next update boundary."""
+        self._current_run.checkpoints.request(directory, metadata)
+
+    def request_load(self, checkpoint_path: str | Path) -> None:
+        """Ask for a checkpoint file to be loaded at the end of the run, once everything asked for is saved.
+
+        Asked for in `on_training_run_end`, it is loaded at once: callbacks further down the list see it.
+        """
+        run = self._current_run
+        run.requests.load = Path(checkpoint_path)
+        if run.is_ending:
+            run.checkpoints.load_at_end()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask for the run to end at the next update boundary; all processes stop together."""
+        requests = self._current_run.requests
+        requests.stop = requests.stop or reason
+
+    def call_event(self, event: str, **kwargs: Any) -> None:
+        """Call an event of every callback, with this trainer as its first argument."""
+        try:
+            self.callback_handler.call_event(event, self, **kwargs)
+        except StopTrainingError as error:
+            # If this process left alone, the others would wait for it for ever.
+            if not self._current_run.engine.is_distributed:
+                raise
+            self.request_stop(str(error))
+        except (RuntimeError, MemoryError) as error:
+            leave_alone(error)
+            raise
+
+    def write_record(self, event: str, **fields: Any) -> None:
+        """Append your own event to metrics.jsonl, with the update and the epoch; called by callbacks and hooks.
+
+        Without `checkpoints` there is no such file, and only the first process writes.
+        """
+        self._current_run.logbook.write(event, **fields)
+
+    def evaluate_copy(self, model: Any, callbacks: Iterable[Any], metric_prefix: str) -> None:
+        """Evaluate another model on the run's evaluation data, with these callbacks alone, under a metric prefix."""
+        handler = CallbackHandler(callbacks, limited_by=self.callback_handler)
+        with swapped(self, model, handler, metric_prefix), self._accelerator.autocast():
+            self._run_eval_epoch(self._current_run.eval_loader)
+
+    # --- saving and loading -------------------------------------------------------------------------------------
+
+    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
+        """Write everything needed to continue the run, as of its last finished update, into a folder.
+
+        Args:
+            output_dir: the folder; an older state of that name stays whole until the new one is.
+            checkpoint_kwargs: further metadata; `load_training_state` returns it.
+        """
+        self._current_run.checkpoints.save_to(output_dir, checkpoint_kwargs or {})
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Restore model, optimizer, scheduler, scaler and random generators from a saved state; return its metadata.
+
+        The position in the run, the history and the callbacks are restored by `train(resume_from=...)` alone.
+        """
+        if self.run_config is None:
+            raise ConfigError("load_training_state needs a trainer that has been prepared by train()")
+        checkpoints = self._current_run.checkpoints
+        checkpoint = checkpoints.read(input_dir)
+        checkpoints.restore(checkpoint)
+        metadata: dict[str, Any] = checkpoint.state["metadata"]
+        return metadata
+
+    save_checkpoint = model_files.save_checkpoint
+    load_checkpoint = model_files.load_checkpoint
+    whole_model = model_files.whole_model
+    whole_weights = model_files.whole_weights
+
+    # --- where the run is ---------------------------------------------------------------------------------------
+
+    progress: Progress = of_run("progress", "Where the run is.")
+    requests: Requests = of_run("requests", "What was asked of the loop, to be served at the next update boundary.")
+    seed: int = of_run("seed", "The seed of the current run: the same seed gives the same run.")
+    gradient_norm: torch.Tensor | None = of_run(
+        "gradient_norm", "Of the last update before clipping, on the device; None unless clipped by norm."
+    )
+    current_rows: int | None = of_run("current_rows", "The samples of the current micro-batch; None between batches.")
+    num_graphed_updates: int = of_run(
+        "logbook.num_graphed_updates", "Updates of the current run, in this process, that were CUDA graphs."
+    )
+    speed: Mapping[str, float] = of_run(
+        "logbook.speed", "How fast the run was between the last two logs (`tracking.throughput`); empty before them."
+    )
+    _train_dataloader: Any = of_run("train_loader", "The contract's name of `train_loader`.")
+    _eval_dataloader: Any = of_run("eval_loader", "The contract's name of `eval_loader`.")
+    device: torch.device = of_run("engine.device", "Where the model is during a run.", settable=False)
+    num_processes: int = of_run("engine.num_processes", "How many processes take part in the run.", settable=False)
+    train_loader: Any = of_run("train_loader", "The training loader of the current run, or None.", settable=False)
+    eval_loader: Any = of_run("eval_loader", "The evaluation loader of the current run, or None.", settable=False)
+    num_parts: int = of_run(
+        "memory.parts.train", "Parts that a micro-batch is cut into; 1 while memory suffices.", settable=False
+    )
+    data_wait_seconds: float = of_run(
+        "logbook.data_wait_seconds", "Seconds that this process has waited for data.", settable=False
+    )
+
+    @property
+    def _accelerator(self) -> Any:
+        """accelerate's object; assigning one makes the run's engine."""
+        return self._current_run.engine.accelerator
+
+    @_accelerator.setter
+    def _accelerator(self, accelerator: Any) -> None:
+        run = self._current_run
+        run.engine = None if accelerator is None else Engine(accelerator, run.settings.reduction)  # type: ignore[assignment]
+
+    # --- tools --------------------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """Concatenate tensors over processes on dim 0: each sample once, in order, also from uneven batches.
+
+        Args:
+            tensor: a tensor, or a tuple, list or dict of them.
+            padding_value: fills up further dimensions where the processes' differ.
+        """
+        is_pad = self.current_rows == 0
+        return map_tensors(tensor, lambda rows: gather_rows(rows[:0] if is_pad else rows, self.device, padding_value))
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+        if self._accelerator.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201 - what this method is for
 
 
-class TrainerWithTimmScheduler(Trainer):
-    """A trainer for schedulers of timm's shape: `step_update(num_updates)` per update and `step(epoch)` per epoch.
+def _start_idle_run(trainer: Trainer) -> None:
+    warn_of_collisions(trainer, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})
+    trainer._current_run = TrainingRun(trainer, trainer._run_update)
+    trainer._current_run.start_engine()
 
-    Attributes:
-        num_updates: updates finished; None before training.
-    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.num_updates: int | None = None
-        super().__init__(*args, **kwargs)
-
-    def train_epoch_start(self) -> None:
-        """Take the number of updates from the run's progress."""
-        super().train_epoch_start()
-        self.num_updates = self.progress.update
-
-    def scheduler_step(self) -> None:
-        """Tell the scheduler how many updates are finished."""
-        self.num_updates = self.progress.update + 1
-        self.scheduler.step_update(num_updates=self.num_updates)
-
-    def training_run_epoch_end(self) -> None:
-        """Tell the scheduler how many epochs are finished, with or without evaluation."""
-        super().training_run_epoch_end()
-        if self.scheduler is not None:
-            self.scheduler.step(self.progress.epoch + 1)
+def __getattr__(name: str) -> Any:
+    # A subclass of Trainer, so it is in a module above this one; people import it from here.
+    if name == "TrainerWithTimmScheduler":
+        return importlib.import_module("loopwright.timm_trainer").TrainerWithTimmScheduler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, adopt
 from loopwright.errors import CheckpointError, ConfigError, DataError, StopTrainingError
+from loopwright.training.run import run_of
 
 CPU = torch.device("cpu")
 SEED = 7
@@ -340,7 +341,7 @@ class SkippingTrainer(Trainer):
     """A trainer whose loader leaves bad samples out."""
 
     def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
-        share = Share(0, 1, self._settings.gradient_accumulation_steps)
+        share = Share(0, 1, run_of(self).settings.gradient_accumulation_steps)
         source = DataLoader(self.train_dataset, batch_size=batch_size, shuffle=True)
         return adopt(source, seed=SEED, share=share, device=CPU, bad_samples="skip")
 

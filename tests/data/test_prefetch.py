@@ -22,6 +22,7 @@ from loopwright.engine.nested import map_tensors
 from loopwright.errors import DataError
 from loopwright.run_folder import read_metrics
 from loopwright.tracking.throughput import Throughput, count_tokens, peak_of
+from loopwright.training.logbook import Logbook
 
 CPU = torch.device("cpu")
 
@@ -127,12 +128,21 @@ def test_batches_that_move_themselves_are_left_to_do_so() -> None:
 # ------------------------------------------------------------------------------------------------------- in a run
 
 
-class Prefetching(Trainer):
-    """A trainer that takes the CPU for a device that copies ahead."""
+class CopyingAhead(Logbook):
+    """Takes the CPU for a device that copies ahead."""
 
-    def _windows(self, train_dl: Any) -> Any:
-        inner = self._as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
-        return self._throughput.watch(prefetched(inner, self.device, lambda device: FakeCopier([])))
+    def timed(self, windows: Any) -> Any:
+        copier = FakeCopier([])
+        self.run.trainer.copiers.append(copier)
+        return super().timed(prefetched(windows, self.run.engine.device, lambda device: copier))
+
+
+class Prefetching(Trainer):
+    """A trainer that copies ahead."""
+
+    def create_logbook(self, run: Any) -> Logbook:
+        self.copiers: list[FakeCopier] = []
+        return CopyingAhead(run)
 
 
 def fit(kind: type[Trainer], folder: Path | None = None, stop_at: int | None = None) -> Any:
@@ -163,7 +173,9 @@ def weights(trainer: Any) -> torch.Tensor:
 
 
 def test_a_run_with_batches_ahead_has_the_bits_of_one_without() -> None:
-    assert torch.equal(weights(fit(Trainer)), weights(fit(Prefetching)))
+    ahead = fit(Prefetching)
+    assert torch.equal(weights(fit(Trainer)), weights(ahead))
+    assert len([one for copier in ahead.copiers for one in copier.journal if one[0] == "copy"]) == 10
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 7])

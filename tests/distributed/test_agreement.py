@@ -17,6 +17,7 @@ from loopwright.engine import board
 from loopwright.engine.board import Board, create_page
 from loopwright.engine.processes import Agreement
 from loopwright.errors import LoopwrightError, StopTrainingError
+from loopwright.training.run import run_of
 
 CHANNELS = ("page", "messages")
 
@@ -168,7 +169,7 @@ def test_who_may_ask_late_is_known_by_name(tmp_path):
     def askers(*callbacks, cls=Trainer, **kwargs):
         trainer = subject.trainer([*callbacks], cls=cls)
         trainer.train(subject.data(4), 1, **kwargs)
-        return trainer._late_askers()
+        return run_of(trainer).boundary.late_requesters()
 
     assert askers(*DEFAULT_CALLBACKS) == []
     average = ModelEmaCallback(save_path=tmp_path / "average.pt", evaluate_during_training=False)

@@ -27,6 +27,7 @@ from loopwright.checkpoint.whole import export_weights
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.sharding import Sharding, is_sharded, local, whole
 from loopwright.errors import CheckpointError, ConfigError
+from loopwright.training.run import run_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -98,7 +99,7 @@ def digest(trainer) -> str:
     """A hash of all weights, buffers and moments of a trainer, whole; every process must ask for it."""
     entries = {f"model {name}": tensor for name, tensor in trainer.get_model().state_dict().items()}
     names = {id(parameter): name for name, parameter in trainer.get_model().named_parameters()}
-    for parameter, moments in trainer._unwrapped_optimizer().state.items():
+    for parameter, moments in run_of(trainer).bare_optimizer().state.items():
         entries |= {f"{names[id(parameter)]} {name}": tensor for name, tensor in moments.items()}
     return hash_of({name: whole(tensor.detach()) for name, tensor in entries.items()})
 

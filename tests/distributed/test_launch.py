@@ -17,7 +17,7 @@ from distributed.launcher import run as run_ranks
 from flaws import subject
 from loopwright import Trainer, utils
 from loopwright.cli import launching, main
-from loopwright.services import unused_devices
+from loopwright.training.prepare import unused_devices
 from tasks.reviews import rows, write_csv
 
 SOURCE = Path(loopwright.__file__).parent

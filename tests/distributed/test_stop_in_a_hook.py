@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 
 class StopsOnRankOne(Trainer):
     def calculate_train_batch_loss(self, batch):
-        if self.progress.update == 3 and self._engine.rank == 1:
+        if self.progress.update == 3 and self._accelerator.process_index == 1:
             raise StopTrainingError("enough on one")
         return super().calculate_train_batch_loss(batch)
 

@@ -82,10 +82,7 @@ class GraphedTrainer(Trainer):
     fails_with = ""
     capturer: FakeCapturer | None = None
 
-    def _has_graphs(self) -> bool:
-        return True
-
-    def _create_capturer(self) -> FakeCapturer:
+    def create_capturer(self) -> FakeCapturer:
         self.capturer = FakeCapturer(self.model, self.optimizer, self.fails_with)
         return self.capturer
 

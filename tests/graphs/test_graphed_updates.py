@@ -27,7 +27,7 @@ from loopwright.data.collators import (
 from loopwright.engine.graphs import NotYetCapturableError, Step, UpdateGraphs
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler
-from loopwright.updates import prepare_optimizer
+from loopwright.stepping.graphs import prepare_optimizer
 
 
 def a_model() -> nn.Module:

@@ -9,6 +9,7 @@ from torch import nn
 from hf.tiny import Classifier, rows
 from loopwright.errors import MemoryLimitError
 from loopwright.hf import Trainer, TrainerCallback, TrainingArguments
+from loopwright.training.run import run_of
 
 
 class Limited(Classifier):
@@ -135,4 +136,4 @@ def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too
     trainer.add_callback(Greedy())
     with pytest.raises(MemoryError, match="^of the callback$"):
         trainer.evaluate() if event == "on_prediction_step" else trainer.train()
-    assert trainer.core.num_parts == trainer.core._parts.evaluation == 1
+    assert trainer.core.num_parts == run_of(trainer.core).memory.parts.evaluation == 1

@@ -51,6 +51,13 @@ HOOKS = (
 QUESTIONS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs", "count_batch_items", "get_model") + (
     "cut_batch",
     "why_not_cut",
+    "checkpoint_files",
+    "create_capturer",
+    "remedy_of_policy",
+    "remedies_of_batch",
+    "remedies_of_evaluation",
+    "remedies_of_step",
+    "remedies_of_unused_parameters",
 )
 NEW_EVENTS = (
     "on_before_optimizer_step",
@@ -143,7 +150,7 @@ schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 def test_every_hook_and_every_event_is_watched():
     overridable = {name for name, value in vars(TrainerHooks).items() if callable(value) and not name.startswith("_")}
     assert overridable == set(HOOKS) - {"_clip_gradients"} | set(QUESTIONS)
-    assert len(HOOKS) + len(QUESTIONS) == 26
+    assert len(HOOKS) + len(QUESTIONS) == 33
     assert len(EVENTS) == 20
     assert set(NEW_EVENTS) <= set(EVENTS)
 

@@ -336,7 +336,7 @@ class PoisonedOnOne(Trainer):
 
     def calculate_train_batch_loss(self, batch):
         output = super().calculate_train_batch_loss(batch)
-        is_bad = self.progress.update == 1 and self._engine.rank == 1
+        is_bad = self.progress.update == 1 and self._accelerator.process_index == 1
         return {**output, "loss": output["loss"] * math.nan} if is_bad else output
 
 

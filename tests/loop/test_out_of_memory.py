@@ -20,6 +20,8 @@ from loopwright.data.cutting import bounds_of, cut_rows
 from loopwright.engine.memory import SavedBytes, asked_bytes, is_out_of_memory
 from loopwright.errors import ConfigError, DataError, MemoryLimitError
 from loopwright.run_folder import read_metrics
+from loopwright.training.checkpoints import RunCheckpoints
+from loopwright.training.run import run_of
 
 ROWS, WIDTH, CLASSES = 22, 6, 3
 NO_ROOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.69 GiB"
@@ -172,14 +174,13 @@ def test_a_state_that_is_saved_after_an_evaluation_has_the_parts_of_the_run(tmp_
 
 def test_states_of_before_there_were_parts_are_resumed(tmp_path, monkeypatch):
     fit(make(), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
-    import loopwright.persistence as persistence
 
     def without_parts(self, checkpoint):
         del checkpoint.state["run"]["parts"]
         restore(self, checkpoint)
 
-    restore = persistence.TrainerPersistence._restore
-    monkeypatch.setattr(persistence.TrainerPersistence, "_restore", without_parts)
+    restore = RunCheckpoints.restore
+    monkeypatch.setattr(RunCheckpoints, "restore", without_parts)
     assert fit(make(), resume_from="auto", checkpoints=Checkpointing(tmp_path)).progress.update == 4
 
 
@@ -337,7 +338,7 @@ def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too
 
 
 def test_an_evaluation_batch_that_cannot_be_copied_to_the_device_is_copied_in_parts(monkeypatch):
-    import loopwright.evaluation as evaluation
+    import loopwright.training.evaluation as evaluation
 
     def copied(batch, device):
         if len(batch[0]) > 3:
@@ -348,7 +349,7 @@ def test_an_evaluation_batch_that_cannot_be_copied_to_the_device_is_copied_in_pa
     monkeypatch.setattr(evaluation, "to_device", copied)  # for a device that is full
     parts = make()
     assert parts.evaluate(data(17), 6).metrics["evaluation_loss"] == pytest.approx(expected, rel=0, abs=1e-12)
-    assert parts._parts.evaluation == 2
+    assert run_of(parts).memory.parts.evaluation == 2
 
 
 def test_the_bar_counts_each_micro_batch_once():
@@ -494,7 +495,7 @@ def test_the_bar_of_an_evaluation_counts_batches_also_where_they_are_run_in_part
     bar, seen = Bar(), Seen()
     parts = make(1000, 2, callbacks=[bar, seen])
     parts.evaluate(data(17), 6)
-    assert parts._parts.evaluation == 4 and sorted(seen.targets) == sorted(data(17).tensors[1].tolist())
+    assert run_of(parts).memory.parts.evaluation == 4 and sorted(seen.targets) == sorted(data(17).tensors[1].tolist())
     assert (bar.ended_at, bar.total) == (3, 3)
 
 
@@ -508,7 +509,7 @@ def test_an_evaluation_batch_that_cannot_be_cut_stays_whole_where_others_were_cu
     whole, parts = make(), make(1000, 5, kind=Odd)
     expected = whole.evaluate(data(17), 6).metrics["evaluation_loss"]
     assert parts.evaluate(data(17), 6).metrics["evaluation_loss"] == pytest.approx(expected, rel=0, abs=1e-12)
-    assert parts._parts.evaluation == 2
+    assert run_of(parts).memory.parts.evaluation == 2
 
 
 def test_an_evaluation_batch_that_fits_neither_whole_nor_in_parts_that_can_be_cut_is_an_error():
@@ -525,7 +526,7 @@ def test_an_evaluation_batch_that_fits_neither_whole_nor_in_parts_that_can_be_cu
 def test_an_evaluation_in_parts_leaves_buffers_and_modes_as_they_are():
     options = {"eval_dataset": data(17), "evaluate_every": 1}
     whole, parts = (fit(make(1000, room, nn.BatchNorm1d(8)), **options) for room in (1000, 5))
-    assert parts._parts.evaluation == 2
+    assert run_of(parts).memory.parts.evaluation == 2
     for one, other in zip(whole.model.state_dict().values(), parts.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -666,6 +667,6 @@ def test_graphs_are_given_up_for_good_when_memory_runs_out():
 
     options = {"gradient_accumulation_steps": 1, "num_epochs": 2}
     whole, split = fit(make(), **options), fit(make(kind=Graphed, callbacks=[Shrinking()]), **options)
-    assert split._graphs is None and split.num_parts == 2
+    assert run_of(split).stepper.num_graphs == 0 and split.num_parts == 2
     assert any("not as CUDA graphs" in line for line in split.said)
     assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-7)  # a graph's learning rate is float32

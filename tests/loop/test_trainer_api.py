@@ -36,6 +36,7 @@ from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import TrainerRunConfig
 from loopwright.tracking import InMemoryRunHistory
 from loopwright.trainer import TrainerWithTimmScheduler
+from loopwright.training.run import run_of
 
 NO_WORKERS = {"num_workers": 0}
 
@@ -73,8 +74,8 @@ def weights(model: nn.Module) -> torch.Tensor:
 def signature(function) -> list[tuple]:
     return [
         (name, parameter.default if parameter.default is not parameter.empty else "required")
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "self" and parameter.kind is not parameter.KEYWORD_ONLY
+        for name, parameter in list(inspect.signature(function).parameters.items())[1:]  # the trainer itself
+        if parameter.kind is not parameter.KEYWORD_ONLY
     ]
 
 
@@ -1143,7 +1144,7 @@ def test_a_run_that_the_user_prepares_with_accelerate_is_the_same_run(tmp_path):
         trainer.train(data(16), 2, data(8), seed=1, gradient_clip_value=0.01, gradient_clip_norm=0.02)
         trainer.save_training_state(tmp_path / cls.__name__)
         metrics = trainer.train(data(16), 3, data(8), resume_from=tmp_path / cls.__name__).metrics
-        assert trainer._engine.accelerator is trainer._accelerator
+        assert run_of(trainer).engine.accelerator is trainer._accelerator
         assert trainer.train(data(16), 1, mixed_precision="bf16").updates == 2
         assert (trainer.run_config.mixed_precision, trainer.model(torch.ones(1, 4)).dtype) == ("bf16", torch.float32)
         assert "forward" not in vars(trainer.model) and type(trainer.optimizer) is torch.optim.SGD

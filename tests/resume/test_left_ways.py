@@ -19,6 +19,7 @@ from loopwright.callbacks import ModelEmaCallback
 from loopwright.checkpoint import find_newest, store
 from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.run_folder import read_metrics
+from loopwright.training.run import run_of
 from resume import test_continuity as continuity
 
 
@@ -55,7 +56,7 @@ def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, erro
 
     def send(trainer, **kwargs):
         if trainer.progress.update == 3:
-            trainer._saver.wait()
+            run_of(trainer).checkpoints.saver.wait()
             failpoints.arm("writer_start:1:sleep:20")
             second.start()
             os.kill(os.getpid(), number)

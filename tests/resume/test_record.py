@@ -24,6 +24,7 @@ from loopwright.checkpoint.staging import Staging
 from loopwright.errors import CheckpointError, ConfigError, Preempted
 from loopwright.failpoints import arm, disarm
 from loopwright.run_folder import LeaseError, read_metrics, read_status
+from loopwright.training.run import run_of
 
 NUM_UPDATES = 10  # five per epoch: nine micro-batches of two, in windows of two
 NUMBERS = ("log", "training", "evaluation", "epoch", "skipped_update")
@@ -310,8 +311,10 @@ def test_a_disk_that_refuses_only_the_record_ends_the_run_after_two_saves_and_it
 class Unrehearsed(Measured):
     """Does not encode its state before the first update, so that the disk can refuse later than at the start."""
 
-    def _rehearse_saving(self):
-        pass
+    def create_checkpoints(self, run):
+        checkpoints = super().create_checkpoints(run)
+        checkpoints.rehearse = lambda: None
+        return checkpoints
 
 
 def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_path, monkeypatch):
@@ -320,7 +323,7 @@ def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_p
     def save(trainer, **kwargs):
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", lambda descriptor, data: refuse(descriptor, data, real_write))
-            trainer._record.write("log", update=1)
+            trainer.write_record("log")
             with pytest.raises(CheckpointError, match="the metrics of the run are not safe"):
                 trainer.save_training_state(tmp_path / "state")
 
@@ -409,7 +412,7 @@ def test_a_save_that_is_left_out_since_the_one_before_takes_long_is_told(tmp_pat
         disarm()
     left_out = [line for line in capsys.readouterr().out.splitlines() if "is still being written after 0.001 s" in line]
     assert left_out[-1].endswith(f"({len(left_out)} left out so far)")
-    assert len(left_out) == trainer._saver.skipped > 0
+    assert len(left_out) == run_of(trainer).checkpoints.saver.skipped > 0
     assert find_newest(tmp_path / "run")[0].name == f"step-{NUM_UPDATES:010d}"
 
 
@@ -429,7 +432,7 @@ def test_without_memory_for_a_copy_training_waits_for_its_saves_and_has_the_same
 def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_that_is_said(tmp_path, whole, caplog):
     def delete(trainer, **kwargs):
         if trainer.progress.update == 5:
-            trainer._saver.wait()
+            run_of(trainer).checkpoints.saver.wait()
             shutil.rmtree(tmp_path / "run")
 
     trainer, _ = run(tmp_path / "run", [subject.callback(on_update_end=delete)])
@@ -591,7 +594,7 @@ def test_a_process_that_lost_the_folder_ends_with_its_next_heartbeat(tmp_path):
     def lose(trainer, **kwargs):
         if trainer.progress.update == 2:
             take_over(tmp_path / "run")
-            trainer._record._lease._next_heartbeat = 0.0  # as if ten seconds had passed
+            run_of(trainer).logbook.record._lease._next_heartbeat = 0.0  # as if ten seconds had passed
 
     with pytest.raises(LeaseError, match="another run took it over"):
         run(tmp_path / "run", [subject.callback(on_update_end=lose)])

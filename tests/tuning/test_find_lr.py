@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.errors import ConfigError, DataError
-from loopwright.tuning import _KeptOptimizer, create_curve, rising_rates
+from loopwright.lr_finder import _KeptOptimizer, create_curve, rising_rates
 
 
 class Net(nn.Module):

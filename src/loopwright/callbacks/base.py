@@ -56,7 +56,10 @@ class TrainerCallback(ABC):
             naming them here tells them apart from a misspelt event.
         asks_alike: of a class with an event between an update's backward pass and its end: what it asks for there, if
             anything, it asks for on every process. Then several processes need not wait for each other to agree.
+        name_in_checkpoints: of its state; None takes the name of the class.
     """
+
+    name_in_checkpoints: str | None = None
 
     custom_events: tuple[str, ...] = ()
     asks_alike: bool = False
@@ -293,17 +296,21 @@ class CallbackHandler:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the class name and state of every callback, in order."""
         return [
-            {"class": type(callback).__name__, "state": callback.state_dict()}
+            {"class": _state_name(callback), "state": callback.state_dict()}
             for callback in self.callbacks
             if isinstance(callback, TrainerCallback)
         ]
+
+    def state_names(self) -> list[str]:
+        """Return the names under which checkpoints hold the callbacks' states, in order."""
+        return [_state_name(callback) for callback in self.callbacks]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Give each callback the state saved by its counterpart: the n-th of a class gets the n-th state of it."""
         remaining = list(states)
         for callback in self.callbacks:
             for index, saved in enumerate(remaining):
-                if saved["class"] == type(callback).__name__:
+                if saved["class"] == _state_name(callback):
                     callback.load_state_dict(saved["state"])
                     del remaining[index]
                     break
@@ -318,6 +325,10 @@ class CallbackHandler:
             for method in methods
             if method is not None and (nothing is None or getattr(method, "__func__", None) is not nothing)
         ]
+
+
+def _state_name(callback: Any) -> str:
+    return str(getattr(callback, "name_in_checkpoints", None) or type(callback).__name__)
 
 
 def _warn_of_unknown_events(callback: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from loopwright.errors import MemoryLimitError
+from loopwright.quantities import size
 
 # What torch says where it raises no OutOfMemoryError: the CPU's allocator, cuBLAS, Apple's GPUs.
 _SIGNS = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
@@ -24,6 +26,25 @@ _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+
+
+@dataclass(frozen=True)
+class MemorySaving:
+    """How much memory a change would save.
+
+    Attributes:
+        name: "half_batch", "bf16", "checkpointing" or "half_length".
+        num_bytes: of the activations of one micro-batch.
+    """
+
+    name: str
+    num_bytes: int
+
+
+def list_savings(descriptions: Mapping[str, str], savings: list[MemorySaving]) -> str:
+    """Return the changes on one line, each with its description and what it saves, the largest first."""
+    ordered = sorted(savings, key=lambda saving: -saving.num_bytes)
+    return "   or   ".join(f"{descriptions[saving.name]} (−{size(saving.num_bytes)})" for saving in ordered)
 
 
 class TorchMemoryLimitError(MemoryLimitError, torch.OutOfMemoryError):

@@ -23,7 +23,7 @@ class Seq2SeqTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._gen_kwargs: dict[str, Any] = {}
-        self._is_in_dict = False
+        self.is_evaluating_dict = False
         configuration = getattr(self.args, "generation_config", None)
         if configuration is not None and not isinstance(configuration, (str, bytes)):
             self.model.generation_config = configuration
@@ -38,14 +38,14 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         """Evaluate; further keywords go to `generate`, and win over `generation_max_length` and the like."""
-        if gen_kwargs or not self._is_in_dict:  # a dataset of a dict goes on with its caller's
-            self._gen_kwargs = self._generation(gen_kwargs)
+        if gen_kwargs or not self.is_evaluating_dict:  # a dataset of a dict goes on with its caller's
+            self._gen_kwargs = _generation(self.args, gen_kwargs)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        outer, self._is_in_dict = self._is_in_dict, isinstance(dataset, Mapping)
+        outer, self.is_evaluating_dict = self.is_evaluating_dict, isinstance(dataset, Mapping)
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
-            self._is_in_dict = outer
+            self.is_evaluating_dict = outer
 
     def predict(
         self,
@@ -55,7 +55,7 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> PredictionOutput:
         """Predict; further keywords go to `generate`."""
-        self._gen_kwargs = self._generation(gen_kwargs)
+        self._gen_kwargs = _generation(self.args, gen_kwargs)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def evaluation_loop(
@@ -67,7 +67,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Go once over a loader; generated tokens of several lengths are padded with the pad token."""
-        self.prediction_padding = self._pad_token_id() if self._generates(prediction_loss_only) else None
+        self.prediction_padding = _pad_token_id(self) if _generates(self, prediction_loss_only) else None
         return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     def prediction_step(
@@ -79,7 +79,7 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> tuple[Tensor | None, Any, Any]:
         """Return the loss, what the model generates, and the labels."""
-        if not self._generates(prediction_loss_only):
+        if not _generates(self, prediction_loss_only):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
@@ -95,29 +95,31 @@ class Seq2SeqTrainer(Trainer):
             loss, _, _ = super().prediction_step(model, inputs, prediction_loss_only=True, ignore_keys=ignore_keys)
         return loss, tokens, labels
 
-    def _generates(self, prediction_loss_only: bool | None) -> bool:
-        return bool(getattr(self.args, "predict_with_generate", False)) and not prediction_loss_only
 
-    def _generation(self, given: dict[str, Any]) -> dict[str, Any]:
-        options = {name: value for name, value in given.items() if value is not None}
-        longest, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
-        if longest is not None and not {"max_length", "max_new_tokens"} & options.keys():
-            options["max_length"] = longest
-        if beams is not None:
-            options.setdefault("num_beams", beams)
-        return options
+def _generates(trainer: Seq2SeqTrainer, prediction_loss_only: bool | None) -> bool:
+    return bool(getattr(trainer.args, "predict_with_generate", False)) and not prediction_loss_only
 
-    def _pad_token_id(self) -> int:
-        if not callable(getattr(self.model, "generate", None)):
-            raise ConfigError(
-                f"predict_with_generate=True needs a model with generate(), which {type(self.model).__name__} has not"
-            )
-        configurations = (getattr(self.model, name, None) for name in ("generation_config", "config"))
-        for holder in (self.processing_class, *configurations):
-            for name in ("pad_token_id", "eos_token_id"):
-                found = getattr(holder, name, None)
-                if isinstance(found, int):
-                    return found
+
+def _generation(args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in given.items() if value is not None}
+    longest, beams = (getattr(args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
+    if longest is not None and not {"max_length", "max_new_tokens"} & options.keys():
+        options["max_length"] = longest
+    if beams is not None:
+        options.setdefault("num_beams", beams)
+    return options
+
+
+def _pad_token_id(trainer: Seq2SeqTrainer) -> int:
+    model = trainer.model
+    if not callable(getattr(model, "generate", None)):
         raise ConfigError(
-            "predict_with_generate=True needs a pad token: set pad_token_id of the tokenizer or the model"
+            f"predict_with_generate=True needs a model with generate(), which {type(model).__name__} has not"
         )
+    configurations = (getattr(model, name, None) for name in ("generation_config", "config"))
+    for holder in (trainer.processing_class, *configurations):
+        for name in ("pad_token_id", "eos_token_id"):
+            found = getattr(holder, name, None)
+            if isinstance(found, int):
+                return found
+    raise ConfigError("predict_with_generate=True needs a pad token: set pad_token_id of the tokenizer or the model")

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loopwright.collisions import warn_of_collisions
 from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import files, loaders
-from loopwright.hf.bridge import Bridge
 from loopwright.hf.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
@@ -33,11 +33,8 @@ from loopwright.hf.callbacks import (
 )
 from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
-from loopwright.hf.flow import Flow
-from loopwright.hf.habits import TransformersHabits, made_optimizer
 from loopwright.hf.loss import (
     ItemCounter,
-    LossCall,
     can_return_loss,
     create_label_smoother,
     find_label_names,
@@ -55,6 +52,8 @@ from loopwright.hf.outputs import (
     stored_metrics,
 )
 from loopwright.hf.prediction import EvaluationPass, model_predictions
+from loopwright.hf.private_names import CONTRACT, PrivateNames, made_optimizer
+from loopwright.hf.run import HfRun
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
@@ -63,7 +62,7 @@ from loopwright.schedulers import get_scheduler
 _LABEL_COLUMNS = ("labels", "label", "label_ids", "start_positions", "end_positions")
 
 
-class Trainer(TransformersHabits):
+class Trainer(PrivateNames):
     """Trains, evaluates and runs a model of transformers, or any module whose forward takes the batch's keys.
 
     Attributes:
@@ -77,7 +76,6 @@ class Trainer(TransformersHabits):
         core: the core trainer that runs the loop.
         prediction_padding: fills up predictions of several lengths; None is -100.
         item_counter: counts what the loss of a batch is a mean of.
-        flow: what happens around the loop of the current run.
         given_scheduler: the one that was passed as `optimizers`, or None.
     """
 
@@ -147,27 +145,17 @@ class Trainer(TransformersHabits):
             self.lr_scheduler,
         )
         self.is_in_train = False
+        self.label_names: list[str] = []
+        self.can_return_loss = False
+        self.label_smoother: Any = None
+        self.item_counter: ItemCounter
         self.prediction_padding: int | None = None
-        self._loss_call: LossCall | None = None
         self.given_scheduler = self.lr_scheduler
-        self.flow = Flow(self)
-        self.core = Core(self, Bridge(self))
-        self._look_at_model()
+        self.core = Core(self)
+        _inspect_model(self)
         if self.args.should_save:
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
-
-    def _look_at_model(self) -> None:
-        """Find out what the model takes and what its loss is a mean of; again for every model of `model_init`."""
-        names = self.args.label_names
-        self.label_names: list[str] = find_label_names(self.model) if names is None else list(names)
-        self.can_return_loss = can_return_loss(self.model)
-        self.label_smoother = create_label_smoother(self.model, self.args.label_smoothing_factor)
-        uses_model_loss = self.uses_default("compute_loss") and self.compute_loss_func is None
-        self.item_counter = ItemCounter(self.model, uses_model_loss and self.label_smoother is None)
-        self.core.model = self.callback_handler.model = self.model
-        if getattr(self.model, "config", None) is not None:
-            self.model.config.use_cache = self.args.use_cache
 
     def uses_default(self, method: str) -> bool:
         """Whether a method is this class's own, or there is none: neither overridden nor replaced."""
@@ -197,20 +185,22 @@ class Trainer(TransformersHabits):
             raise ConfigError("trial is not supported: make a Trainer per trial, with the arguments of the trial")
         if self.train_dataset is None and self.uses_default("get_train_dataloader"):
             raise ConfigError("there is nothing to train on: pass train_dataset to the Trainer")
+        warn_of_collisions(self, Trainer, CONTRACT)
         if self.model_init is not None:
             set_seed(self.args.seed, self.args.full_determinism)
             self.model = self.call_model_init()
             self.optimizer = None
-            self._look_at_model()
-        self.flow = Flow(self, ignore_keys_for_eval)
+            _inspect_model(self)
+        run = HfRun(self, ignore_keys_for_eval)
+        self.core.follow(run)
         self.is_in_train = True
         try:
-            self.flow.start(resume_from_checkpoint)
+            run.start(resume_from_checkpoint)
         finally:
             self.is_in_train = False
             self.core.model = self.model
-        assert self.flow.output is not None
-        return self.flow.output
+        assert run.output is not None
+        return run.output
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a fresh model of `model_init`; called by the constructor and at every `train`."""
@@ -234,7 +224,7 @@ class Trainer(TransformersHabits):
             model.train()
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            loss, _ = self._loss_of(model, inputs, num_items_in_batch)
+            loss: Tensor = self.core.loss_of(model, inputs, num_items_in_batch)[0]
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -272,11 +262,6 @@ class Trainer(TransformersHabits):
                 raise missing_loss(outputs, inputs, self.label_names, self.train_dataset)
         return (loss, outputs) if return_outputs else loss
 
-    def _loss_of(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
-        if self._loss_call is None or self._loss_call.function != self.compute_loss:
-            self._loss_call = LossCall(self.compute_loss)
-        return self._loss_call(model, inputs, items, wants_outputs)
-
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """Return what `compute_loss` runs under; autocast is put on by the core."""
         return contextlib.nullcontext()
@@ -296,7 +281,7 @@ class Trainer(TransformersHabits):
         """Return the training loader; called once per `train`. Its order becomes resumable in the loop."""
         sampler = self._get_train_sampler()
         collator = loaders.training_collator(self.data_collator, self.args, self.model, self.processing_class)
-        return self._create_dataloader(self.train_dataset, self.args.train_batch_size, sampler, collator)
+        return _create_dataloader(self, self.train_dataset, self.args.train_batch_size, sampler, collator)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the order of the training data; called by `get_train_dataloader`."""
@@ -310,19 +295,15 @@ class Trainer(TransformersHabits):
             dataset = loaders.named_dataset(self.eval_dataset, dataset)
         if dataset is None:
             raise ConfigError("there is nothing to evaluate: pass eval_dataset to the Trainer or to evaluate")
-        return self._create_dataloader(dataset, self.args.eval_batch_size, self._get_eval_sampler(dataset))
+        return _create_dataloader(self, dataset, self.args.eval_batch_size, self._get_eval_sampler(dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return the loader of a prediction; called by `predict`."""
-        return self._create_dataloader(test_dataset, self.args.eval_batch_size, self._get_eval_sampler(test_dataset))
+        return _create_dataloader(self, test_dataset, self.args.eval_batch_size, self._get_eval_sampler(test_dataset))
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Return the order of evaluation data, None for that in which it comes; called for each of its loaders."""
         return None
-
-    def _create_dataloader(self, dataset: Any, batch_size: int, sampler: Any, collator: Any = None) -> Any:
-        collator = self._get_collator_with_removed_columns(self.data_collator if collator is None else collator)
-        return loaders.create_dataloader(dataset, self.args, batch_size, collator, sampler)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader's dataset."""
@@ -429,7 +410,7 @@ class Trainer(TransformersHabits):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-        metrics = self._timed(output, metric_key_prefix, start)
+        metrics = _timed(self.args, output, metric_key_prefix, start)
         # What callbacks have asked for meanwhile is still to be served if this evaluation is somebody's own.
         should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
         self.log(metrics)
@@ -448,7 +429,7 @@ class Trainer(TransformersHabits):
             output = self.evaluation_loop(
                 loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
             )
-        metrics = self._timed(output, metric_key_prefix, start)
+        metrics = _timed(self.args, output, metric_key_prefix, start)
         self.call_event("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
@@ -477,7 +458,7 @@ class Trainer(TransformersHabits):
     ) -> tuple[Tensor | None, Any, Any]:
         """Return loss, logits and labels of an evaluation batch, each None if there is none; called for every batch."""
         inputs = self._prepare_inputs(inputs)
-        names = self._labels_in(inputs)
+        names = _labels_in(self, inputs)
         asked = inputs.get("return_loss")
         needs_no_labels = not self.label_names and bool(self.can_return_loss if asked is None else asked)
         labels = tuple(inputs[name] for name in names) if names or needs_no_labels else None
@@ -489,7 +470,7 @@ class Trainer(TransformersHabits):
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
                 count = self.item_counter.count(inputs)
-                loss, outputs = self._loss_of(model, inputs, count, wants_outputs=True)
+                loss, outputs = self.core.loss_of(model, inputs, count, wants_outputs=True)
                 loss = loss.detach().mean()
             else:
                 outputs = model(**inputs)
@@ -497,17 +478,6 @@ class Trainer(TransformersHabits):
             return loss, None, None
         logits = None if outputs is None else model_predictions(outputs, [*ignore_keys, "loss"], has_loss)
         return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
-
-    def _labels_in(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the keys of a batch that are labels: all of `label_names`; the usual ones where the model has none."""
-        if self.label_names or self.args.label_names is not None:
-            return self.label_names if all(inputs.get(name) is not None for name in self.label_names) else []
-        return [name for name in _LABEL_COLUMNS if inputs.get(name) is not None]
-
-    def _timed(self, output: EvalLoopOutput, prefix: str, start: float) -> dict[str, Any]:
-        samples = output.num_samples or 0
-        steps = math.ceil(samples / (self.args.eval_batch_size * self.args.world_size))
-        return {**(output.metrics or {}), **speed_metrics(prefix, start, samples, steps)}
 
     # --- logging, saving ----------------------------------------------------------------------------------------
 
@@ -588,3 +558,34 @@ class Trainer(TransformersHabits):
         return (
             getattr(self.data_collator, "tokenizer", None) if self.processing_class is None else self.processing_class
         )
+
+
+def _inspect_model(trainer: Trainer) -> None:
+    """Find out what the model takes and what its loss is a mean of; again for every model of `model_init`."""
+    args, model = trainer.args, trainer.model
+    trainer.label_names = find_label_names(model) if args.label_names is None else list(args.label_names)
+    trainer.can_return_loss = can_return_loss(model)
+    trainer.label_smoother = create_label_smoother(model, args.label_smoothing_factor)
+    uses_model_loss = trainer.uses_default("compute_loss") and trainer.compute_loss_func is None
+    trainer.item_counter = ItemCounter(model, uses_model_loss and trainer.label_smoother is None)
+    trainer.core.model = trainer.callback_handler.model = model
+    if getattr(model, "config", None) is not None:
+        model.config.use_cache = args.use_cache
+
+
+def _create_dataloader(trainer: Trainer, dataset: Any, batch_size: int, sampler: Any, collator: Any = None) -> Any:
+    collator = trainer._get_collator_with_removed_columns(trainer.data_collator if collator is None else collator)
+    return loaders.create_dataloader(dataset, trainer.args, batch_size, collator, sampler)
+
+
+def _labels_in(trainer: Trainer, inputs: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a batch that are labels: all of `label_names`; the usual ones where the model has none."""
+    if trainer.label_names or trainer.args.label_names is not None:
+        return trainer.label_names if all(inputs.get(name) is not None for name in trainer.label_names) else []
+    return [name for name in _LABEL_COLUMNS if inputs.get(name) is not None]
+
+
+def _timed(args: TrainingArguments, output: EvalLoopOutput, prefix: str, start: float) -> dict[str, Any]:
+    samples = output.num_samples or 0
+    steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
+    return {**(output.metrics or {}), **speed_metrics(prefix, start, samples, steps)}

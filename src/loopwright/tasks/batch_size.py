@@ -15,6 +15,7 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory
 from loopwright.engine.nested import iter_tensors
 from loopwright.errors import InputError
+from loopwright.lr_finder import print_nothing
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
 from loopwright.tasks.base import Job
@@ -22,7 +23,6 @@ from loopwright.tasks.rehearsal import longest_rows, put_back
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import TaskTrainer, loader_options
-from loopwright.tuning import say_nothing
 
 BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -196,7 +196,7 @@ def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_
     saved, stack = SavedBytes(job.model.parameters()), ExitStack()
     is_on_gpu = TaskTrainer(job).device.type == "cuda"
     callbacks = [] if is_on_gpu else [_FirstForward(saved, stack)]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=say_nothing, is_rehearsal=True)
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=print_nothing, is_rehearsal=True)
     device = trainer.device
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(device)

@@ -25,10 +25,9 @@ from loopwright.errors import ConfigError, InputError, Preempted
 from loopwright.optimizers import create_optimizer
 from loopwright.report import LiveReport
 from loopwright.results import LearningRateCurve, TrainResult
-from loopwright.resuming import stored_window
 from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
 from loopwright.schedulers import get_scheduler
-from loopwright.services import STOPPED_BY_FILE
+from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks import start_block
 from loopwright.tasks.adapting import add_adapters, freeze, set_dropout
 from loopwright.tasks.arguments import NOT_FOLLOWED
@@ -47,7 +46,8 @@ from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.timing import plan_time
 from loopwright.tasks.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
-from loopwright.updates import check_graphs
+from loopwright.training.boundary import STOPPED_BY_FILE
+from loopwright.training.resume import stored_window
 
 _FLOORS = "baselines.json"
 _LENGTHS = "lengths.bin"

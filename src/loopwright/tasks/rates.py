@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loopwright.lr_finder import create_curve
 from loopwright.results import LearningRateCurve
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.base import Job
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import TaskTrainer
-from loopwright.tuning import create_curve
 
 RATES_FILE = "lr_find.json"
 _ROWS, _COLUMNS = 10, 60

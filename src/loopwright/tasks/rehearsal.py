@@ -26,13 +26,13 @@ from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.engine.sharding import load_weights, local, split_like
 from loopwright.errors import CheckpointError, ConfigError, Preempted
+from loopwright.lr_finder import print_nothing
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.trainer import TaskTrainer, loader_options
-from loopwright.tuning import say_nothing
 
 _ROWS_LOOKED_AT = 512
 _EVAL_BATCHES = 2
@@ -144,7 +144,7 @@ def rehearse(
     started = time.monotonic()
     watch = Stopwatch()
     callbacks = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False), watch]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=say_nothing, is_rehearsal=True)
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=print_nothing, is_rehearsal=True)
     device = trainer.device
     folder = run.path / ".rehearsal"
     if device.type == "cuda":

@@ -19,10 +19,10 @@ from loopwright.data.buckets import may_be_graphs
 from loopwright.engine.signals import SAVED
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
-from loopwright.services import unused_devices
 from loopwright.tasks.base import Job
 from loopwright.tasks.pace import Course
 from loopwright.tasks.screen import Screen, clock, metrics_text
+from loopwright.training.prepare import unused_devices
 
 if TYPE_CHECKING:
     from loopwright.tasks.trainer import TaskTrainer

@@ -20,6 +20,7 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.checkpoint.store import read_manifest, update_of
 from loopwright.engine.processes import gather_objects, world_process_zero_only
+from loopwright.lr_finder import print_nothing
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.base import Job
@@ -29,7 +30,6 @@ from loopwright.tasks.rehearsal import LapClock, Rehearsal, put_back
 from loopwright.tasks.screen import Screen
 from loopwright.tasks.settings import Settings
 from loopwright.tasks.trainer import TaskTrainer, loader_options
-from loopwright.tuning import say_nothing
 
 _NOT_COUNTED = 3  # updates at the start: they make everything warm
 _LEAST_COUNTED = 5
@@ -112,7 +112,7 @@ def time_run(
     remove(folder, ignore_errors=True)  # of a process that was killed while it timed
     with screen.waiting("timing updates") as waiting:
         watch = _Watch(least, seconds, _GIVE_UP_SHARE * budget, num_timed, waiting.to)
-        trainer = TaskTrainer(job, make_optimizer(job), [watch], say=say_nothing, is_rehearsal=True)
+        trainer = TaskTrainer(job, make_optimizer(job), [watch], say=print_nothing, is_rehearsal=True)
         trainer.around_saves = watch.saving
         with put_back(job, trainer.device):
             try:

@@ -13,23 +13,25 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
-from loopwright.checkpoint import Checkpointing
 from loopwright.data.cutting import cut_rows
 from loopwright.engine import create_accelerator
+from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.engine.nested import iter_tensors, num_rows
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
-from loopwright.evaluation import run_eval_epoch, swapped
-from loopwright.memory import Saving, told_savings
 from loopwright.results import EvaluationResult
 from loopwright.run_folder import RunFolder
-from loopwright.run_folder.record import RunRecord
-from loopwright.settings import RunSettings
+from loopwright.stepping.eager import TrainerStep
 from loopwright.tasks.base import Job
 from loopwright.tasks.early_signals import left_to_the_loop
 from loopwright.tasks.kept_config import kept_config
 from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_intervals
 from loopwright.trainer import Trainer
+from loopwright.training.boundary import Boundary
+from loopwright.training.checkpoints import RunCheckpoints
+from loopwright.training.evaluation import run_eval_epoch, swapped
+from loopwright.training.logbook import Logbook
+from loopwright.training.run import TrainingRun, run_of
 
 TRAIN_LOSS = "train_eval_loss"
 LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
@@ -79,27 +81,18 @@ class TaskTrainer(Trainer):
         self._file: PredictionFile | None = None
         self._is_full = False
         super().__init__(job.model, None, optimizer, callbacks)
-        # An evaluation without training before it is made in the precision of the run.
-        self._settings = RunSettings(mixed_precision=job.training.mixed_precision)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
     def count_batch_items(self, batch: Any) -> float | None:
-        """Return what the task's loss is a mean of."""
         return self.job.task.count_items(batch)
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Return the task's loss."""
         if self.look_at_first_batch is not None:
             look, self.look_at_first_batch = self.look_at_first_batch, None
             look(batch)
         loss, outputs = self.job.task.compute_loss(self.job, self.model, batch)
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
-
-    def _graph_inputs(self, batch: Any, index: int) -> Any:
-        """Return what of a batch has tensors: its texts are for scores, and differ each time."""
-        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
-        return super()._graph_inputs(tensors, index)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return the task's loss, and give the samples to the scorer."""
@@ -155,27 +148,20 @@ class TaskTrainer(Trainer):
                 self.run_history.update_metric(f"eval_{name}_low", low)
                 self.run_history.update_metric(f"eval_{name}_high", high)
 
-    def _ask_for_what_is_due(self) -> None:
-        """Leave out an evaluation by steps that the one at the end of the epoch would only repeat."""
-        super()._ask_for_what_is_due()
-        ends_epoch = self.progress.batch == self._train_dataloader.num_batches or self._is_complete()
-        if ends_epoch and self._evaluation_is_due():
-            self.requests.evaluate = False
-
     def training_run_epoch_end(self) -> None:
         """Evaluate on the training data too, where that is asked for."""
         super().training_run_epoch_end()
         if not self._evaluates_training:
             return
-        training = self.job.training
-        loader = self._as_loader(
-            DataLoader(self.job.train_dataset, batch_size=training.eval_batch_size, collate_fn=self.job.collate_fn),
+        run, batch_size = run_of(self), self.job.training.eval_batch_size
+        loader = run.as_loader(
+            DataLoader(self.job.train_dataset, batch_size=batch_size, collate_fn=self.job.collate_fn),
             is_evaluation=True,
         )
         intervals, self._prefix = self.intervals, "train_"
         try:
             with swapped(self, self.model, CallbackHandler([]), ""):
-                run_eval_epoch(self, self._engine, loader, TRAIN_LOSS, is_intermediate=True)
+                run_eval_epoch(run, loader, TRAIN_LOSS, is_intermediate=True)
         finally:
             self.intervals, self._prefix = intervals, "eval_"
 
@@ -205,12 +191,12 @@ class TaskTrainer(Trainer):
     @property
     def num_graphs(self) -> int:
         """How many CUDA graphs have been recorded in this run."""
-        return 0 if self._graphs is None else len(self._graphs)
+        return run_of(self).stepper.num_graphs
 
     @property
     def is_first(self) -> bool:
         """Whether this is the first process, which writes files."""
-        return self._engine.rank == 0
+        return run_of(self).engine.rank == 0
 
     # --- too little memory --------------------------------------------------------------------------------------
 
@@ -219,69 +205,68 @@ class TaskTrainer(Trainer):
         return cut_rows(batch, rows, start, stop, lists_are_rows=True)
 
     def why_not_cut(self) -> str | None:
-        """Return why the task's batches may not be run in parts."""
         return self.job.task.why_not_cut(self.job)
 
     def remedy_of_policy(self) -> str:
-        """Return the flag."""
         return "--oom split"
 
     def remedies_of_step(self) -> str:
-        """Return flags that make the optimizer's state smaller."""
         return "--optim adafactor   or   --lora   or   a smaller --model"
 
-    def remedies_of_batch(self, rows: int, length: int | None, savings: list[Saving]) -> str:
-        """Return flags that make activations smaller, each with what it saves."""
+    def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
         training, args = self.job.training, self.job.args
         accumulation = training.gradient_accumulation_steps
-        words = {
+        changes = {
             "half_batch": f"--batch {rows // 2} --gradient_accumulation_steps {2 * accumulation}",
             "bf16": "--bf16",
             "checkpointing": "--gradient_checkpointing",
         }
         flag = next((name for name in LENGTH_FLAGS if getattr(args, name, None)), None)
         if flag is not None and length is not None:
-            words["half_length"] = f"--{flag} {length // 2}"
-        known = [saving for saving in savings if saving.name in words]
-        return told_savings(words, known) or "a smaller --batch   or   --bf16   or   --gradient_checkpointing"
+            changes["half_length"] = f"--{flag} {length // 2}"
+        known = [saving for saving in savings if saving.name in changes]
+        return list_savings(changes, known) or "a smaller --batch   or   --bf16   or   --gradient_checkpointing"
 
     def remedies_of_evaluation(self) -> str:
-        """Return flags that make evaluation batches smaller."""
         smaller = max(self.job.training.eval_batch_size // 2, 1)
         return f"--per_device_eval_batch_size {smaller}   or   --bf16   or   shorter samples"
 
     def remedies_of_unused_parameters(self) -> tuple[str, str]:
-        """Return the flags."""
         return "set --ddp_find_unused_parameters", "--freeze with their names"
 
-    # --- what the core offers to override -----------------------------------------------------------------------
+    # --- its parts ----------------------------------------------------------------------------------------------
+
+    def create_step(self, run: TrainingRun) -> TaskStep:
+        return TaskStep(run)
+
+    def create_boundary(self, run: TrainingRun) -> TaskBoundary:
+        return TaskBoundary(run)
+
+    def create_logbook(self, run: TrainingRun) -> TaskLogbook:
+        return TaskLogbook(run, self)
+
+    def create_checkpoints(self, run: TrainingRun) -> TaskCheckpoints:
+        return TaskCheckpoints(run, self)
+
+    # --- checkpoints and processes ------------------------------------------------------------------------------
 
     def checkpoint_path(self) -> Path | None:
         """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
-        return None if self._saver is None else self._saver.path(self.progress.update)
+        saver = run_of(self).checkpoints.saver
+        return None if saver is None else saver.path(self.progress.update)
 
     def checkpoint_files(self) -> dict[str, bytes]:
         """Return the settings of the run, for a config.yaml that is cut off later."""
-        policy = self._settings.checkpoints
+        policy = run_of(self).settings.checkpoints
         folder = None if policy is None else policy.run_folder
         return {} if folder is None else kept_config(RunFolder(Path(folder)))
-
-    @contextmanager
-    def _recorded(self, checkpoints: Checkpointing | None) -> Iterator[RunRecord]:
-        with left_to_the_loop(), super()._recorded(checkpoints) as record:
-            record.listener = self.on_record
-            yield record
-
-    def _serve_saves(self) -> None:
-        with self.around_saves() if self.requests.saves else nullcontext():
-            super()._serve_saves()
 
     def improves(self) -> bool:
         """Whether the latest evaluation is better than all before it; asked right after it, a tie is not better.
 
         The history decides, which a resumed run has too: when a checkpoint was written does not matter.
         """
-        policy = self._settings.checkpoints
+        policy = run_of(self).settings.checkpoints
         if policy is None or policy.keep_best is None:
             return False
         name, direction = policy.keep_best
@@ -291,22 +276,68 @@ class TaskTrainer(Trainer):
         is_better = operator.gt if direction == "max" else operator.lt
         return all(is_better(latest, value) for value in earlier if math.isfinite(value))
 
-    def _announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
-        super()._announce(path, changes, that_matter)
-        schedule = self.job.training.lr_scheduler_type
-        if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
-            self._run.is_changed = True
-            self.print(f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end")
-
     def _create_accelerator(self) -> Any:
         training = self.job.training
         sharding = Sharding.parse(training.fsdp, training.fsdp_config)
-        return create_accelerator(self._settings.mixed_precision, training.use_cpu, sharding, training.ddp_options)
+        return create_accelerator(training.mixed_precision, training.use_cpu, sharding, training.ddp_options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Say it, once per node."""
-        if self._accelerator.is_local_main_process:
+        if run_of(self).engine.accelerator.is_local_main_process:
             self._say(" ".join(map(str, args)).strip())
+
+
+class TaskStep(TrainerStep):
+    """Leaves everything without tensors out of graphs: texts are for scores, and differ each time."""
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
+        return super().graph_inputs(tensors, index)
+
+
+class TaskBoundary(Boundary):
+    """Skips an evaluation by steps that the one at the end of the epoch would only repeat."""
+
+    def request_due(self) -> None:
+        super().request_due()
+        ends_epoch = self.run.progress.batch == self.run.train_loader.num_batches or self.is_complete()
+        if ends_epoch and self.evaluation_is_due():
+            self.run.requests.evaluate = False
+
+
+class TaskLogbook(Logbook):
+    """Hands every record to the trainer's `on_record`, and leaves signals to the loop."""
+
+    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
+        super().__init__(run)
+        self._trainer = trainer
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with left_to_the_loop(), super().recording():
+            self.record.listener = self._trainer.on_record
+            yield
+
+
+class TaskCheckpoints(RunCheckpoints):
+    """Saves inside the trainer's `around_saves`, and announces what another length does to the schedule."""
+
+    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
+        super().__init__(run)
+        self._trainer = trainer
+
+    def serve(self) -> None:
+        with self._trainer.around_saves() if self.run.requests.saves else nullcontext():
+            super().serve()
+
+    def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+        super().announce(path, changes, that_matter)
+        schedule = self._trainer.job.training.lr_scheduler_type
+        if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
+            self.is_changed = True
+            self._trainer.print(
+                f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
+            )
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:

@@ -17,6 +17,22 @@ from loopwright.errors import ConfigError
 from loopwright.hf.loss import forward_parameters
 from loopwright.optimizers import optimizer_class_and_options
 
+# Underscore names of transformers' Trainer that people override or call; every other private name is ours.
+CONTRACT = frozenset(
+    (
+        "_gen_kwargs",
+        "_get_collator_with_removed_columns",
+        "_get_eval_sampler",
+        "_get_train_sampler",
+        "_move_model_to_device",
+        "_prepare_input",
+        "_prepare_inputs",
+        "_remove_unused_columns",
+        "_save",
+        "_train_batch_size",
+    )
+)
+
 
 def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
     """Return the optimizer of `optimizer_cls_and_kwargs`: a class of optimizers, or a factory that takes the model.
@@ -30,7 +46,7 @@ def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups:
     return factory(model, **options)
 
 
-class TransformersHabits:
+class PrivateNames:
     """The part of `Trainer` that is only there for code which was written for transformers.
 
     Attributes:

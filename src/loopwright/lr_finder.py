@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,113 +22,126 @@ from loopwright.callbacks import CallbackHandler, MoveModulesToDeviceCallback, S
 from loopwright.engine.seeding import preserved_generators
 from loopwright.engine.sharding import local, split_like
 from loopwright.errors import ConfigError
-from loopwright.memory import TrainerMemory
 from loopwright.protocols import TrainerLike
 from loopwright.results import LearningRateCurve
 from loopwright.settings import check_is_idle, check_parameters
 from loopwright.tracking import InMemoryRunHistory
+from loopwright.training.protocols import LoopTrainer
 
 SMOOTHING = 0.8  # of the mean that the curve is judged by: it looks back about five updates
 _DIVERGED = 4.0  # times the best loss
 # What a run of `train` leaves in a trainer for the next one; the rest is put back.
-_RENEWED = frozenset({"_engine", "_accelerator", "model", "optimizer"})
+_RENEWED = frozenset({"model", "optimizer"})
 
 
-class TrainerTuning(TrainerMemory):
-    """The part of `Trainer` that finds settings for a run before it begins."""
+class FindingTrainer(LoopTrainer, Protocol):
+    """What `find_lr` calls on a trainer."""
 
-    def find_lr(
-        self,
-        train_dataset: Any,
-        per_device_batch_size: int = 8,
-        *,
-        start: float = 1e-7,
-        end: float = 10.0,
-        num_updates: int = 100,
-        gradient_accumulation_steps: int = 1,
-        gradient_clip_value: float | None = None,
-        gradient_clip_norm: float | None = None,
-        train_dataloader_kwargs: dict[str, Any] | None = None,
-        collate_fn: Callable[..., Any] | None = None,
-        seed: int | None = None,
-        mixed_precision: str | None = None,
-        bad_samples: str = "raise",
-        reduction: str = "fast",
-        sharding: Any = None,
-        oom: str = "stop",
-        on_update: Callable[[int], None] | None = None,
-    ) -> LearningRateCurve:
-        """Find a learning rate: train a few updates with a rate that rises, put everything back, return the curve.
+    @property
+    def train(self) -> Callable[..., Any]:
+        """Train the model."""
+        ...
 
-        Call it before `train`, or after it, never inside. Weights, buffers, modes, the optimizer, the generators, the
-        run history and the progress are bit for bit as before, also if it is broken off; gradients are None. The
-        trainer's callbacks are left out of it; the hooks of a subclass run as in `train`. The loss of an update is that
-        before its step, as everywhere.
 
-        Args:
-            train_dataset: as `train` takes it, and so are the arguments that have the same names there.
-            per_device_batch_size: samples of a micro-batch.
-            start: the learning rate of the first update; that of the first parameter group, to which the others keep
-                their ratio.
-            end: that of the last one.
-            num_updates: how many; it ends earlier once the smoothed loss is four times the best, or not finite.
-            gradient_accumulation_steps, gradient_clip_value, gradient_clip_norm: of the run that is to come.
-            train_dataloader_kwargs, collate_fn, seed, mixed_precision, bad_samples, reduction, sharding, oom: likewise.
-            on_update: called after each update with how many are done.
+def find_lr(
+    trainer: FindingTrainer,
+    train_dataset: Any,
+    per_device_batch_size: int = 8,
+    *,
+    start: float = 1e-7,
+    end: float = 10.0,
+    num_updates: int = 100,
+    gradient_accumulation_steps: int = 1,
+    gradient_clip_value: float | None = None,
+    gradient_clip_norm: float | None = None,
+    train_dataloader_kwargs: dict[str, Any] | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    seed: int | None = None,
+    mixed_precision: str | None = None,
+    bad_samples: str = "raise",
+    reduction: str = "fast",
+    sharding: Any = None,
+    oom: str = "stop",
+    on_update: Callable[[int], None] | None = None,
+) -> LearningRateCurve:
+    """Find a learning rate: train a few updates with a rate that rises, put everything back, return the curve.
 
-        Raises:
-            ConfigError, DataError: before anything is touched.
-        """
-        check_is_idle(self._run.is_running)
-        check_parameters(self.model, self.optimizer)
-        ramp = _Ramp(rising_rates(start, end, num_updates), relative_rates(self.optimizer), on_update)
-        with preserved_generators(self.device), self._undone(), self._silent(ramp):
-            cast("Any", self).train(
-                train_dataset,
-                num_epochs=num_updates,
-                per_device_batch_size=per_device_batch_size,
-                max_num_train_steps=num_updates,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                gradient_clip_value=gradient_clip_value,
-                gradient_clip_norm=gradient_clip_norm,
-                train_dataloader_kwargs=train_dataloader_kwargs,
-                collate_fn=collate_fn,
-                seed=seed,
-                mixed_precision=mixed_precision,
-                step_mode="eager",
-                log_every=1,
-                bad_samples=bad_samples,
-                reduction=reduction,
-                sharding=sharding,
-                oom=oom,
-            )
-        return create_curve(ramp.tried, ramp.losses, ramp.stop_reason)
+    Call it before `train`, or after it, never inside. Weights, buffers, modes, the optimizer, the generators, the
+    run history and the progress are bit for bit as before, also if it is broken off; gradients are None. The
+    trainer's callbacks are left out of it; the hooks of a subclass run as in `train`. The loss of an update is that
+    before its step, as everywhere.
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Put weights, buffers, modes, the optimizer and the trainer's own attributes back after a block."""
-        attributes = dict(vars(self))
-        modules = [value for value in attributes.values() if isinstance(value, nn.Module)]
-        kept = [_KeptModule(part) for module in modules for part in module.modules()]
-        optimizer = _KeptOptimizer(self.optimizer)
-        try:
-            yield
-        finally:
-            for name in set(vars(self)) - set(attributes):
-                delattr(self, name)
-            vars(self).update({name: value for name, value in attributes.items() if name not in _RENEWED})
-            self._losses.follow(self._engine)
-            for one in kept:
-                one.put_back()
-            optimizer.put_back(self.optimizer)
+    Args:
+        trainer: the trainer; its model and optimizer.
+        train_dataset: as `train` takes it, and so are the arguments that have the same names there.
+        per_device_batch_size: samples of a micro-batch.
+        start: the learning rate of the first update; that of the first parameter group, to which the others keep
+            their ratio.
+        end: that of the last one.
+        num_updates: how many; it ends earlier once the smoothed loss is four times the best, or not finite.
+        gradient_accumulation_steps, gradient_clip_value, gradient_clip_norm: of the run that is to come.
+        train_dataloader_kwargs, collate_fn, seed, mixed_precision, bad_samples, reduction, sharding, oom: likewise.
+        on_update: called after each update with how many are done.
 
-    @contextmanager
-    def _silent(self, ramp: _Ramp) -> Iterator[None]:
-        """Let a run of the block have a history of its own and no callbacks but these, and print nothing."""
-        self.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=self.callback_handler)
-        self.run_history = InMemoryRunHistory()
-        vars(self)["print"] = say_nothing
+    Raises:
+        ConfigError, DataError: before anything is touched.
+    """
+    check_is_idle(trainer._current_run.is_running)
+    check_parameters(trainer.model, trainer.optimizer)
+    ramp = _Ramp(rising_rates(start, end, num_updates), relative_rates(trainer.optimizer), on_update)
+    with preserved_generators(trainer.device), _undone(trainer), _silent(trainer, ramp):
+        trainer.train(
+            train_dataset,
+            num_epochs=num_updates,
+            per_device_batch_size=per_device_batch_size,
+            max_num_train_steps=num_updates,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            gradient_clip_norm=gradient_clip_norm,
+            train_dataloader_kwargs=train_dataloader_kwargs,
+            collate_fn=collate_fn,
+            seed=seed,
+            mixed_precision=mixed_precision,
+            step_mode="eager",
+            log_every=1,
+            bad_samples=bad_samples,
+            reduction=reduction,
+            sharding=sharding,
+            oom=oom,
+        )
+    return create_curve(ramp.tried, ramp.losses, ramp.stop_reason)
+
+
+@contextmanager
+def _undone(trainer: FindingTrainer) -> Iterator[None]:
+    """Put weights, buffers, modes, the optimizer and the trainer's own attributes back after a block.
+
+    The engine stays the block's: the model and the optimizer are wrapped and released by it.
+    """
+    attributes, before = dict(vars(trainer)), trainer._current_run
+    modules = [value for value in attributes.values() if isinstance(value, nn.Module)]
+    kept = [_KeptModule(part) for module in modules for part in module.modules()]
+    optimizer = _KeptOptimizer(trainer.optimizer)
+    try:
         yield
+    finally:
+        before.engine = trainer._current_run.engine
+        before.losses.follow(before.engine)
+        for name in set(vars(trainer)) - set(attributes):
+            delattr(trainer, name)
+        vars(trainer).update({name: value for name, value in attributes.items() if name not in _RENEWED})
+        for one in kept:
+            one.put_back()
+        optimizer.put_back(trainer.optimizer)
+
+
+@contextmanager
+def _silent(trainer: FindingTrainer, ramp: _Ramp) -> Iterator[None]:
+    """Give the run of the block its own history and no callbacks but these, and print nothing."""
+    trainer.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=trainer.callback_handler)
+    trainer.run_history = InMemoryRunHistory()
+    vars(trainer)["print"] = print_nothing
+    yield
 
 
 class _Ramp(TrainerCallback):
@@ -396,5 +409,5 @@ def _given_back(value: Any) -> Any:
     return value
 
 
-def say_nothing(*args: Any, **kwargs: Any) -> None:
-    """Take the place of a trainer's `print` in a run that nobody is to hear of."""
+def print_nothing(*args: Any, **kwargs: Any) -> None:
+    """Replace a trainer's `print` in a run that prints nothing."""

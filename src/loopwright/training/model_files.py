@@ -1,4 +1,4 @@
-"""Everything a run needs to continue, captured from a trainer and put back into it."""
+"""Model files: the weights of a trainer, and optionally its optimizer and scheduler, in one file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,11 +14,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from loopwright.checkpoint import Checkpoint, store
-from loopwright.checkpoint.named import fitted_state, optimizer_state, parameter_names, untied
-from loopwright.engine import Engine
-from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.checkpoint import store
+from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.whole import Held, SplitModel, SplitOptimizer, gathered, write_gathered
+from loopwright.engine import sharding
+from loopwright.engine.processes import local_process_zero_only, world_process_zero_only
+from loopwright.engine.sharding import is_sharded, reshard
 from loopwright.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from loopwright.training.protocols import LoopTrainer
 
 _WHAT_FILES_HOLD = (
     "A checkpoint file holds tensors, arrays, numbers, texts, None, and lists, tuples, sets and dicts of them "
@@ -26,61 +31,77 @@ _WHAT_FILES_HOLD = (
 )
 
 
-def capture(
-    trainer: Any, engine: Engine, run_state: dict[str, Any], metadata: dict[str, Any]
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the model's weights and all other state of a trainer, as `checkpoint.store.write` takes them."""
-    model = engine.unwrap(trainer.model, keep_torch_compile=False)
-    optimizer = engine.unwrap_optimizer(trainer.optimizer)
-    names = parameter_names(model=model, loss_func=trainer.loss_func)
-    scaler = engine.accelerator.scaler
-    state = {
-        "run": run_state,
-        "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
-        "history": trainer.run_history.state_dict(),
-        "callbacks": trainer.callback_handler.state_dict(),
-        "optimizer_class": type(optimizer).__name__,
-        "optimizer": optimizer_state(optimizer, names),
-        "scheduler_class": type(trainer.scheduler).__name__,
-        "scheduler": trainer.scheduler.state_dict() if hasattr(trainer.scheduler, "state_dict") else None,
-        "scaler": None if scaler is None else scaler.state_dict(),
-        "loss_func": dict(trainer.loss_func.state_dict()) if isinstance(trainer.loss_func, nn.Module) else {},
-        "generators": generator_states(engine.device),
-        "num_processes": engine.num_processes,
-    }
-    entries = model.state_dict()
-    state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
-    return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}, state
+def save_checkpoint(
+    trainer: LoopTrainer,
+    save_path: str | Path,
+    checkpoint_kwargs: dict[str, Any] | None = None,
+    save_optimizer: bool = True,
+    save_scheduler: bool = True,
+    save_per_node: bool = True,
+    *,
+    model: Any = None,
+) -> None:
+    """Write the model, and optionally optimizer and scheduler, into one file.
 
-
-def restore(trainer: Any, engine: Engine, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into a trainer.
-
-    History and callbacks are not touched: they belong to the run, which may be another one.
-
-    Raises:
-        CheckpointError: the checkpoint is of another model or optimizer; it names what differs, and nothing is changed.
+    Args:
+        trainer: whose model.
+        save_path: a ".safetensors" file gets the weights alone, any other a dict as `torch.save` writes it.
+        checkpoint_kwargs: further entries at the dict's top level.
+        save_optimizer: include the optimizer's state.
+        save_scheduler: include the scheduler's state, if there is a scheduler.
+        save_per_node: write on one process of each node, not only of the first.
+        model: another model than the trainer's own.
     """
-    state = checkpoint.state
-    model = engine.unwrap(trainer.model, keep_torch_compile=False)
-    optimizer = engine.unwrap_optimizer(trainer.optimizer)
-    weights = {**checkpoint.model, **state["model_extra"]}
-    _check_shapes("the checkpoint", model.state_dict(), weights)
-    _check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
-    if state["scheduler"] is not None and trainer.scheduler is not None:
-        _check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
-    names = parameter_names(model=model, loss_func=trainer.loss_func)
-    fitted = fitted_state(optimizer, state["optimizer"], names)
-    model.load_state_dict(weights)
-    if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
-        trainer.loss_func.load_state_dict(state["loss_func"])
-    optimizer.load_state_dict(fitted)
-    if state["scheduler"] is not None and trainer.scheduler is not None:
-        trainer.scheduler.load_state_dict(state["scheduler"])
-    if state["scaler"] is not None and engine.accelerator.scaler is not None:
-        engine.accelerator.scaler.load_state_dict(state["scaler"])
-    if state["num_processes"] == engine.num_processes == 1:
-        restore_generator_states(state["generators"], engine.device)
+    run, extra = trainer._current_run, checkpoint_kwargs or {}
+    weights = run.bare_model() if model is None else run.engine.unwrap(model, keep_torch_compile=False)
+    optimizer = run.bare_optimizer() if save_optimizer else None
+    on_one = local_process_zero_only if save_per_node else world_process_zero_only
+    if is_sharded(weights):
+        reshard(weights)
+        is_writer = bool(on_one(lambda: True)())
+        if Path(save_path).suffix == ".safetensors":
+            texts = {name: str(value) for name, value in extra.items()}
+            write_gathered(save_path, weights.state_dict(), texts, is_writer)
+            return
+        weights = Held(gathered(weights.state_dict(), is_writer))
+        optimizer = None if optimizer is None else Held(gathered(optimizer.state_dict(), is_writer))
+    on_one(save_model_file)(save_path, weights, optimizer, trainer.scheduler if save_scheduler else None, extra)
+
+
+def load_checkpoint(
+    trainer: LoopTrainer, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
+
+    A scheduler's state is left alone while the trainer has no scheduler: one exists only during `train`.
+    """
+    model, optimizer = trainer._current_run.bare_model(), trainer._current_run.bare_optimizer()
+    if is_sharded(model):
+        reshard(model)
+        model = SplitModel(model)
+        optimizer = None if optimizer is None else SplitOptimizer(optimizer)
+    return load_model_file(checkpoint_path, model, optimizer, trainer.scheduler, load_optimizer, load_scheduler)
+
+
+def whole_model(trainer: LoopTrainer) -> Any:
+    """Return the model as an ordinary one, also where it is split over processes.
+
+    Every process must call it. Of a split model the first one gets a copy on the host, the others get the model as it
+    is.
+    """
+    return sharding.whole_model(trainer._current_run.bare_model())
+
+
+def whole_weights(trainer: LoopTrainer) -> dict[str, Any]:
+    """Return the model's weights by name, on the host, also where the model is split over processes.
+
+    Every process must call it, and all but the first get none: {}.
+    """
+    model = trainer._current_run.bare_model()
+    reshard(model)
+    is_first = trainer._current_run.engine.rank == 0
+    weights: dict[str, Any] = gathered(dict(model.state_dict()), is_first)
+    return weights if is_first else {}
 
 
 def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> None:
@@ -164,7 +185,7 @@ def load_model_file(
         current, found = model.state_dict(), checkpoint["model_state_dict"]
         _, tied = untied(current)
         expected = {name: value for name, value in current.items() if name not in tied or name in found}
-        _check_shapes(str(path), expected, found)
+        check_shapes(str(path), expected, found)
         model.load_state_dict(found, strict=False)
         return checkpoint
     checkpoint = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
@@ -175,7 +196,7 @@ def load_model_file(
         raise ConfigError(
             f"{path} holds optimizer state but the trainer has no optimizer. Pass one, or load_optimizer=False."
         )
-    _check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
+    check_shapes(str(path), model.state_dict(), checkpoint["model_state_dict"])
     if load_optimizer and "optimizer_state_dict" in checkpoint:
         _check_groups(str(path), optimizer, checkpoint["optimizer_state_dict"])
     model.load_state_dict(checkpoint["model_state_dict"])
@@ -206,7 +227,8 @@ def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
         raise CheckpointError(f"{path} is damaged, or no checkpoint file ({type(error).__name__})") from error
 
 
-def _check_class(what: str, saved: str, current: Any, fix: str) -> None:
+def check_class(what: str, saved: str, current: Any, fix: str) -> None:
+    """Refuse the state of an optimizer or a scheduler of another class."""
     if saved != type(current).__name__:
         raise CheckpointError(
             f"the state was saved with a {saved}, the trainer has a {type(current).__name__} as its {what}: "
@@ -214,7 +236,7 @@ def _check_class(what: str, saved: str, current: Any, fix: str) -> None:
         )
 
 
-def _check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Refuse weights of other names or shapes than the model's; torch would copy those that match, and raise then.
 
     Args:

@@ -31,9 +31,13 @@ class EpochLosses:
     over the update's items before backward; alone it is left untouched. Where a micro-batch's items are
     known only after its forward pass (the `num_items_in_batch` key), the division by the update's items
     is done on the gradients instead.
+
+    Attributes:
+        index: of the current micro-batch within its update.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.index = 0
         self._engine = engine
         self._tracker = LossTracker()
         self._logged_loss = 0.0
@@ -75,8 +79,8 @@ class EpochLosses:
         """Whether the items of the current update were counted before its forward passes."""
         return self._counts is not None
 
-    def weighted(self, output: dict[str, Any], index: int) -> Tensor | None:
-        """Return what goes to backward for the update's micro-batch of this index, and remember its loss.
+    def weighted(self, output: dict[str, Any]) -> Tensor | None:
+        """Return the current micro-batch's loss, weighted for backward, and remember the loss.
 
         None for a part of a micro-batch without any item: its mean of nothing has no gradient.
         """
@@ -86,6 +90,7 @@ class EpochLosses:
                 "Call calculate_train_batch_loss and backward_step there, or let _run_train_epoch be ours."
             )
         loss: Tensor = output["loss"]
+        index = self.index
         rows = self._window.pieces[index].rows
         items = output.get("num_items_in_batch") if self._counts is None else None
         if rows:

@@ -1,8 +1,11 @@
-"""What a run of `hf.Trainer` does around the loop: how long it is, what it logs, what it saves, which model is best."""
+"""A run of `hf.Trainer` in transformers' terms: how long it is, what it logs and saves, which model is best.
+
+It is the core's callback: the core's events become transformers' events here, and the control's flags become requests.
+"""
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import math
 import os
 import sys
@@ -13,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
+from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
 from loopwright.hf.adapters import completed
@@ -23,7 +28,10 @@ from loopwright.hf.outputs import TrainOutput, stored_metrics
 from loopwright.hf.resuming import resume_source
 from loopwright.hf.schedule import MetricSchedule
 from loopwright.hf.state import STATE_FILE, TrainerState
-from loopwright.resuming import stored_window
+from loopwright.tracking import LossTracker
+from loopwright.tracking.loss import combined
+from loopwright.training.resume import stored_window
+from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
@@ -35,22 +43,52 @@ _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqd
 _OF_MODEL = ("every_n_layers", "offload")
 
 
-class Flow:
-    """One run: made by `Trainer.train`, called by the core and the bridge while it lasts.
+# The core keeps the micro-batches of an update and the order of the samples, and prints it if they change.
+_PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed")
+
+# Taken from the arguments of a resumed run, not from its checkpoint.
+_OF_THIS_RUN = (
+    "max_steps",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "num_train_epochs",
+    "train_batch_size",
+    "is_local_process_zero",
+    "is_world_process_zero",
+)
+
+
+class HfRun(TrainerCallback):
+    """One run: made by `Trainer.train`, called by the core while it lasts.
+
+    Args:
+        owner: the `hf.Trainer`.
+        ignore_keys: outputs of the model that are not predictions.
 
     Attributes:
         learning_rate: of the last update.
         output: what `train` returns; None before the end.
+        logged: total loss, items and updates as of the last log.
+        last_saved: the update of the newest checkpoint, or None.
     """
 
-    def __init__(self, trainer: Trainer, ignore_keys: list[str] | None = None) -> None:
+    # Whether this holds for transformers' callbacks, `HfStep` and `HfBoundary` find out.
+    graph_safe = asks_alike = True
+    name_in_checkpoints = "Bridge"  # since the first release
+
+    def __init__(self, owner: Trainer, ignore_keys: list[str] | None = None) -> None:
         self.learning_rate: Any = None
         self.output: TrainOutput | None = None
-        self._trainer = trainer
+        self.logged = (0.0, 0.0, 0)
+        self.last_saved: int | None = None
+        self._trainer = owner
         self._ignore_keys = ignore_keys
+        self._losses = LossTracker()  # of the whole run, each a mean with its number of items
+        self._samples_seen = 0  # over all processes
         self._files: FolderFiles | None = None
+        self._begun: int | None = None  # the update whose on_step_begin was called
         self._last_evaluated: int | None = None
-        self._passes_items = "num_items_in_batch" in inspect.signature(trainer.training_step).parameters
 
     # --- before -------------------------------------------------------------------------------------------------
 
@@ -68,7 +106,6 @@ class Flow:
             trainer.create_optimizer()
         else:
             trainer.create_optimizer_and_scheduler(max_steps)
-        core.forget()
         core.model, core.optimizer = trainer.model, trainer.optimizer
         checkpoints = self._checkpointing()
         if checkpoints is None and resume_from == "auto":
@@ -188,16 +225,72 @@ class Flow:
         if trainer.args.eval_on_start:
             trainer.evaluate(ignore_keys=self._ignore_keys)
 
-    def training_step(self, model: Any, batch: Any, items: Tensor) -> Any:
-        """Call the trainer's `training_step` with the arguments that it takes."""
-        if self._passes_items:
-            return self._trainer.training_step(model, batch, items)
-        return self._trainer.training_step(model, batch)
+    def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+        self._trainer.call_event("on_epoch_begin")
 
-    def count_update(self) -> None:
-        """Count an update in HF's state."""
+    def on_train_step_start(self, trainer: Any, **kwargs: Any) -> None:
+        """Begin an update with its first micro-batch; not again where memory ran out."""
+        if self._begun != trainer.progress.update and run_of(trainer).losses.index == 0:
+            self._begun = trainer.progress.update
+            self._trainer.call_event("on_step_begin")
+
+    def on_before_optimizer_step(self, trainer: Any, **kwargs: Any) -> None:
+        """Report that the gradients are ready, and note the learning rate that they are used with."""
+        self._trainer.call_event("on_pre_optimizer_step")
+        self.learning_rate = trainer.optimizer.param_groups[0]["lr"]
+
+    def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
+        self._trainer.call_event("on_optimizer_step")
+
+    def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+        """Count the update in transformers' state and hand on what the callbacks ask for."""
+        self._count_update()
+        self._trainer.call_event("on_step_end")
+        self.take_requests()
+
+    def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+        """End an epoch and hand on what the callbacks ask for."""
+        self._trainer.call_event("on_epoch_end")
+        self.take_requests()
+
+    def on_checkpoint_saved(self, trainer: Any, path: Any = None, **kwargs: Any) -> None:
+        """Report a checkpoint, which may hold the best model so far."""
+        state = self._trainer.state
+        self.last_saved = trainer.progress.update
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = self._shown(Path(path))
+        self._trainer.call_event("on_save")
+
+    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
+        """Report the run, load the best model and end."""
+        self._end()
+
+    def take_requests(self) -> None:
+        """Turn the flags of the control into requests; called after every event that may set them."""
+        control, core = self._trainer.control, self._trainer.core
+        if control.should_log and core.progress.update > self.logged[2]:
+            core.request_log()
+        if control.should_evaluate:
+            core.request_evaluation()
+        if control.should_save:
+            core.request_save(self.checkpoint_path(core.progress.update))
+
+    def count_losses(self, entries: list[tuple[Tensor, float]], samples: int) -> None:
+        """Count the losses and the samples of an update, once its weights are in the model."""
+        self._samples_seen += samples
+        for loss, items in entries:
+            self._losses.update(loss, items, is_ours=True)
+
+    def take_logged(self, update: int) -> list[float]:
+        """Return this process's loss and items since the last log, and remember the log of this update."""
+        total, count = self._losses.total_loss, self._losses.running_count
+        new = [total - self.logged[0], count - self.logged[1]]
+        self.logged = (total, count, update)
+        return new
+
+    def _count_update(self) -> None:
         state, core = self._trainer.state, self._trainer.core
-        batches = core.num_batches_per_epoch()
+        batches = core.train_loader.num_batches  # that this process runs in an epoch, if that is known
         if batches is None:
             batches = state.max_steps * core.run_config.gradient_accumulation_steps
         state.global_step = core.progress.update
@@ -219,7 +312,7 @@ class Flow:
         trainer.control.should_evaluate = False
         metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # people's own may return nothing
         self._last_evaluated = trainer.state.global_step
-        trainer.core.record("evaluation", stored_metrics(metrics))
+        self._record(stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
             trainer.lr_scheduler.step(self._metric(metrics, args.metric_for_best_model or "loss"))
         if args.metric_for_best_model is None:
@@ -236,8 +329,11 @@ class Flow:
         state.best_metric, state.best_global_step = value, state.global_step
         if self._keeps_best():
             path = self.checkpoint_path(state.global_step)
-            state.best_model_checkpoint = self._told(path)
+            state.best_model_checkpoint = self._shown(path)
             trainer.core.request_save(path)
+
+    def _record(self, metrics: dict[str, Any]) -> None:
+        run_of(self._trainer.core).logbook.write_logs("evaluation", metrics)  # type: ignore[attr-defined] # an HfLogbook
 
     @staticmethod
     def _metric(metrics: dict[str, Any], name: str) -> float:
@@ -263,30 +359,56 @@ class Flow:
         trainer.state.collect([*trainer.callback_handler.callbacks, trainer.control])
         return {**self._files.current(), STATE_FILE: trainer.state.to_json_string().encode()}
 
-    def note_checkpoint(self, path: Path) -> None:
-        """Take note of a checkpoint that was written, which may be that of the best model so far."""
-        state = self._trainer.state
-        if state.best_global_step == state.global_step:
-            state.best_model_checkpoint = self._told(path)
-
-    def _told(self, path: Path) -> str:
+    def _shown(self, path: Path) -> str:
         """Return a checkpoint's folder as people compare it: `output_dir` as they wrote it, and its name."""
         return os.path.join(self._trainer.args.output_dir, path.name)
 
-    def saved_arguments(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return transformers' state, the losses of the run, and the arguments; every process must call it."""
+        owner, device = self._trainer, self._trainer.core.device
+        logged_loss, logged_items = sum_over_processes(list(self.logged[:2]), device)
+        owner.state.collect([*owner.callback_handler.callbacks, owner.control])
+        return {
+            "state": dataclasses.asdict(owner.state),
+            "losses": combined(gather_objects(self._losses.state_dict())),
+            "logged": [logged_loss, logged_items, self.logged[2]],
+            "samples_seen": self._samples_seen,
+            "arguments": self._saved_arguments(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a saved run; the current arguments win, and differences are printed."""
+        owner = self._trainer
+        current = {name: getattr(owner.state, name) for name in _OF_THIS_RUN}
+        owner.state = TrainerState(**{**state["state"], **current})
+        owner.state.hand_out(owner.callback_handler.callbacks)
+        logged_loss, logged_items, update = state["logged"]
+        is_first = owner.is_world_process_zero()
+        if is_first:
+            self._losses.load_state_dict(state["losses"])
+        self.logged = (logged_loss if is_first else 0.0, logged_items if is_first else 0.0, update)
+        self._samples_seen = state["samples_seen"]
+        now = self._saved_arguments()
+        for name, before in state["arguments"].items():
+            if now.get(name) != before and name not in _PRINTED_BY_CORE:
+                owner.core.print(f"Changed, the new value holds: {name}: {before!r} -> {now.get(name)!r}")
+
+    def _saved_arguments(self) -> dict[str, Any]:
         """Return the arguments that decide a run's result, as its checkpoints keep them."""
         values: dict[str, Any] = self._trainer.args.to_dict()
         return {name: value for name, value in values.items() if name not in _NOT_COMPARED}
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Report the run, load the best model, and tell the callbacks; also of a run that was stopped."""
+    def _end(self) -> None:
+        """Report the run, load the best model, and tell the callbacks; also if the run was stopped."""
         trainer, core, state = self._trainer, self._trainer.core, self._trainer.state
-        seconds, loss = core.seconds, core.mean_loss()
+        seconds = run_of(core).logbook.record.seconds
+        total, items = sum_over_processes([self._losses.total_loss, self._losses.running_count], core.device)
+        loss = total / items if items else 0.0
         metrics = {
             "train_runtime": round(seconds, 4),
-            "train_samples_per_second": round(core.samples_seen / max(seconds, 1e-9), 3),
+            "train_samples_per_second": round(self._samples_seen / max(seconds, 1e-9), 3),
             "train_steps_per_second": round(state.global_step / max(seconds, 1e-9), 3),
             "train_loss": loss,
         }

@@ -1,177 +1,21 @@
-"""Which checkpoint a run continues, and what has changed since it was written."""
+"""The hyper-parameters of an optimizer and a scheduler: as the user made them, and changed since a checkpoint."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sized
-from os import PathLike
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import SequentialLR
 
-from loopwright.checkpoint import Checkpointing, store
-from loopwright.checkpoint.placing import restore_moved
-from loopwright.data import Loader
-from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import StatefulSchedulerBase
-from loopwright.settings import RunSettings
 
 # What a scheduler or optimizer keeps of its past; never a setting.
 _NOT_SETTINGS = frozenset(("params", "param_names", "initial_lr", "_last_lr", "last_epoch", "_step_count"))
 _NOT_PLAIN = object()
-
-
-def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, say: Any) -> Path | None:
-    """Return the checkpoint to continue from, or None for a fresh start.
-
-    Args:
-        resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
-        checkpoints: says where "auto" looks.
-        say: prints what is wrong with checkpoints that are passed over.
-
-    Raises:
-        ConfigError: "auto" without checkpoints, a path that does not exist, or one of another run than the
-            checkpoints in the folder to save to.
-        CheckpointError: there are checkpoints, but none can be trusted.
-    """
-    if resume_from is None:
-        if checkpoints is not None and store.has_checkpoints(checkpoints.directory):
-            raise ConfigError(
-                f'{checkpoints.directory} holds checkpoints of an earlier run. Continue it with resume_from="auto", '
-                "or choose another folder for a new run."
-            )
-        return None
-    if not isinstance(resume_from, (str, PathLike)):
-        raise ConfigTypeError(
-            f'resume_from must be the folder of a saved training state, or "auto" for the newest of `checkpoints`, got '
-            f"{resume_from!r}"
-        )
-    if str(resume_from) == "auto":
-        if checkpoints is None:
-            raise ConfigError('resume_from="auto" needs checkpoints=Checkpointing(directory, ...) to look in')
-        folder = Path(checkpoints.directory)
-    else:
-        folder = Path(resume_from)
-        restore_moved(folder)
-        if not folder.is_dir():
-            raise ConfigError(
-                f"resume_from={str(resume_from)!r} is not a folder: pass one that holds a saved training state, or "
-                '"auto" to take the newest of `checkpoints` if there is one'
-            )
-        if (folder / store.MANIFEST).exists():
-            _check_same_run(folder, checkpoints)
-            return folder
-    found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
-    for problem in problems:
-        say(f"Passing over a bad checkpoint: {problem}")
-    if found is None and str(resume_from) != "auto":
-        raise ConfigError(
-            f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
-        )
-    if found is not None:
-        _check_same_run(found, checkpoints)
-    return found
-
-
-def stored_window(folder: str | Path) -> int | None:
-    """Return how many micro-batches an update of a saved run has, over all processes; None if that is not known.
-
-    It is settled when a run begins, and the same in all of its checkpoints.
-
-    Args:
-        folder: a checkpoint, or a folder of checkpoints.
-    """
-    path = Path(folder)
-    for each in (path, *store.checkpoint_folders(path)):
-        try:
-            about = store.read_manifest(each).get("about", {})
-        except CheckpointError:
-            continue  # a bad one is dealt with where it is read
-        processes = about.get("fingerprint", {}).get("processes")
-        accumulation = about.get("settings", {}).get("gradient_accumulation_steps")
-        if processes is not None and accumulation is not None:
-            return int(processes) * int(accumulation)
-    return None
-
-
-def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, say: Any) -> None:
-    """Set aside the checkpoints after the one that a run goes back to: they belong to the way that it went before."""
-    if checkpoints is None:
-        return
-    update = store.update_of(store.read_manifest(folder))
-    for path in store.set_aside_newer(checkpoints.directory, update):
-        say(f"Set aside {path.name}: the run goes back to {folder.name}")
-
-
-def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
-    """Refuse to continue one run among the checkpoints of another: nobody could tell them apart afterwards."""
-    run_id = _run_of(folder)
-    for path in store.checkpoint_folders(checkpoints.directory) if checkpoints is not None else ():
-        if _run_of(path) not in (run_id, None):
-            raise ConfigError(
-                f"{folder} is of another run than the checkpoints in {path.parent}. Save the continued run to a folder "
-                "of its own."
-            )
-
-
-def _run_of(folder: Path) -> str | None:
-    try:
-        return str(store.read_manifest(folder)["identity"]["run_id"])
-    except CheckpointError:
-        return None  # a bad one is dealt with where it is read
-
-
-def settings_of(settings: RunSettings, loader: Loader) -> dict[str, Any]:
-    """Return the numbers of a run that decide its result, as its checkpoints keep them."""
-    names = (
-        "num_epochs",
-        "max_num_train_steps",
-        "gradient_accumulation_steps",
-        "gradient_clip_value",
-        "gradient_clip_norm",
-        "nan",
-        "bad_samples",
-    )
-    values = {name: getattr(settings, name) for name in names}
-    return {**values, "batch_size": getattr(loader, "batch_size", None)}
-
-
-def sizes_of(**loaders: Loader | None) -> dict[str, int | None]:
-    """Return how many samples each of these loaders' datasets has; None where that is not known."""
-    datasets = {name: getattr(loader, "dataset", None) for name, loader in loaders.items()}
-    return {name: len(dataset) if isinstance(dataset, Sized) else None for name, dataset in datasets.items()}
-
-
-def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
-    """Refuse data of another length than the run was begun with.
-
-    Raises:
-        DataError: it names the dataset and both lengths.
-    """
-    for name, size in current.items():
-        before = saved.get(name)
-        if None not in (before, size) and before != size:
-            raise DataError(
-                f"{name} has {size} samples, but the run was begun with {before}: its order of samples would be "
-                "another one. Put the data back, or pass Checkpointing(..., allow_changed_data=True) to go on with it."
-            )
-
-
-def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return a line that names the first of the weights whose numbers are of another type than those saved, if any."""
-    names = [
-        name
-        for name, weight in current.items()
-        if isinstance(weight, torch.Tensor) and name in saved and saved[name].dtype != weight.dtype
-    ]
-    if not names:
-        return []
-    more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"type of {names[0]}{more}: {saved[names[0]].dtype} -> {current[names[0]].dtype}"]
 
 
 def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -> dict[str, Any] | None:

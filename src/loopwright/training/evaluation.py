@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,19 +16,52 @@ from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.processes import gather_parts, sum_over_processes
 from loopwright.engine.seeding import preserved_generators, seed_torch
-from loopwright.errors import DataError
+from loopwright.errors import DataError, StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.losses import check_batch_output, reduced_mean
 from loopwright.tracking import LossTracker
+from loopwright.training.losses import check_batch_output, reduced_mean
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
 
 
-def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
-    """Evaluate once over the loader and record the mean loss; hooks and events as in the contract.
+def run_evaluation(run: TrainingRun) -> None:
+    """Run `Trainer.evaluate` once everything is prepared: hooks, events, one evaluation epoch."""
+    trainer = run.trainer
+    try:
+        trainer.evaluation_run_start()
+        trainer.call_event("on_evaluation_run_start")
+        trainer._run_eval_epoch(run.eval_loader, is_training=False)
+        run.boundary.serve_stop()
+    except StopTrainingError as error:
+        run.stop(error)
+    try:
+        trainer.evaluation_run_end()
+        trainer.call_event("on_evaluation_run_end")
+    except StopTrainingError as error:
+        run.stop(error)
 
-    It draws its random numbers under keys of its own and leaves the generators as it found them.
+
+def evaluate_epoch(run: TrainingRun, valid_dl: Any, is_training: bool, is_intermediate: bool) -> None:
+    """Evaluate once on the run's own data; the metric's name says where in the run that was."""
+    trainer, agreement = run.trainer, run.engine.agreement
+    loader = run.as_loader(valid_dl, is_evaluation=True)
+    loader.limit = trainer.callback_handler.batch_limit(trainer, training=False, is_intermediate=is_intermediate)
+    name = "intermediate_eval_loss" if is_intermediate else "eval_loss_epoch" if is_training else "evaluation_loss"
+    run.logbook.write_metrics("evaluation" if trainer.run_history.metric_name_prefix else "training")
+    run_eval_epoch(run, loader, name, is_intermediate)
+    if agreement.is_begun:
+        agreement.end()
+    run.logbook.write_metrics("evaluation")
+
+
+def run_eval_epoch(run: TrainingRun, loader: Loader, metric_name: str, is_intermediate: bool) -> None:
+    """Evaluate once over a loader and record the mean loss; hooks and events as in the contract.
+
+    It draws its random numbers under its own keys and leaves the generators as it found them.
     """
-    event = trainer.call_event
+    trainer, event = run.trainer, run.trainer.call_event
     modes = training_modes(trainer.model) if is_intermediate else []
     trainer.eval_epoch_start()
     tracker = LossTracker()
@@ -38,24 +71,26 @@ def run_eval_epoch(trainer: Any, engine: Engine, loader: Loader, metric_name: st
         event("on_eval_step_start")
         return trainer.calculate_eval_batch_loss(batch)
 
-    with closing(_results(trainer, engine, loader, compute, has_loss=True)) as results:
+    with closing(_results(run, loader, compute, has_loss=True)) as results:
         for piece, batch, output in results:
             if piece.rows:
                 check_batch_output(output, "calculate_eval_batch_loss", is_training=False)
-                tracker.update(output["loss"], _items(trainer, output, piece))
-            event("on_eval_step_end", batch=batch, batch_output=output, step=trainer._run.eval_batch)
+                counted = trainer.count_batch_items(piece.batch)
+                items = output.get("num_items_in_batch", output["batch_size"]) if counted is None else counted
+                tracker.update(output["loss"], items)
+            event("on_eval_step_end", batch=batch, batch_output=output, step=run.eval_batch)
     trainer.eval_epoch_end()
-    loss, has_nonfinite_loss = reduced_mean(tracker, engine)
+    loss, has_nonfinite_loss = reduced_mean(tracker, run.engine)
     trainer.run_history.update_metric(metric_name, loss)
     for module, mode in modes:
         module.training = mode
     event("on_eval_epoch_end", is_intermediate=is_intermediate, has_nonfinite_loss=has_nonfinite_loss)
 
 
-def run_prediction(trainer: Any, engine: Engine, loader: Loader) -> tuple[Any, int]:
+def run_prediction(run: TrainingRun) -> tuple[Any, int]:
     """Return the outputs of `calculate_prediction` for every sample, in order, on the CPU, and how many samples."""
-    outputs, rows = [], 0
-    predicted = _results(trainer, engine, loader, trainer.calculate_prediction, has_loss=False)
+    outputs, rows, engine = [], 0, run.engine
+    predicted = _results(run, run.eval_loader, run.trainer.calculate_prediction, has_loss=False)
     with torch.no_grad(), closing(predicted) as results:
         for piece, _, output in results:
             if piece.rows == 0:
@@ -79,31 +114,32 @@ def swapped(trainer: Any, model: Any, handler: Any, metric_prefix: str) -> Itera
         history.set_metric_name_prefix(before[2])
 
 
-def _pieces(trainer: Any, engine: Engine, loader: Loader) -> Generator[Piece, None, None]:
-    with preserved_generators(engine.device), engine.independent_forward(trainer.model):
+def _pieces(run: TrainingRun, loader: Loader) -> Generator[Piece, None, None]:
+    device = run.engine.device
+    with preserved_generators(device), run.engine.independent_forward(run.trainer.model):
         try:
             for window in loader.windows():
                 for piece in window.pieces:
-                    trainer._during_evaluation()
-                    trainer.current_rows = piece.rows
-                    seed_torch(forward_key(piece.key), engine.device)
+                    run.boundary.during_evaluation()
+                    run.current_rows = piece.rows
+                    seed_torch(forward_key(piece.key), device)
                     failpoint("mid_eval")
                     yield piece
         finally:
-            trainer.current_rows = None
+            run.current_rows = None
 
 
 def _results(
-    trainer: Any, engine: Engine, loader: Loader, compute: Callable[[Any], Any], has_loss: bool
+    run: TrainingRun, loader: Loader, compute: Callable[[Any], Any], has_loss: bool
 ) -> Generator[tuple[Piece, Any, Any], None, None]:
-    """Yield every batch with what is computed of it; where memory runs out, in parts, each sample once."""
-    with closing(_pieces(trainer, engine, loader)) as pieces:
-        for trainer._run.eval_batch, piece in enumerate(pieces):
+    """Yield every batch with its output; in parts where memory runs out, each sample once."""
+    with closing(_pieces(run, loader)) as pieces:
+        for run.eval_batch, piece in enumerate(pieces):
             done, may_be_whole = 0, True
             while done < max(piece.rows, 1):
-                part = _part(trainer, engine, piece, done, may_be_whole)
+                part = _part(run, piece, done, may_be_whole)
                 try:
-                    inputs = to_device(part.batch, engine.device)
+                    inputs = to_device(part.batch, run.engine.device)
                     output = compute(inputs)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
@@ -115,26 +151,26 @@ def _results(
                     done += max(part.rows, 1)
                     continue
                 inputs, may_be_whole = None, False
-                trainer._cut_evaluation(part, failure, has_loss)
+                run.memory.cut_evaluation(part, failure, has_loss)
 
 
-def _part(trainer: Any, engine: Engine, piece: Piece, start: int, may_be_whole: bool) -> Piece:
-    """Return a batch, or the part of it that begins at a row, under a key of its own.
+def _part(run: TrainingRun, piece: Piece, start: int, may_be_whole: bool) -> Piece:
+    """Return a batch, or the part of it that begins at a row, under its own key.
 
     A batch that cannot be cut stays whole, unless it is known not to fit.
     """
-    most = -(-piece.rows // trainer._parts.evaluation)
+    most = -(-piece.rows // run.memory.parts.evaluation)
     stop = min(start + most, piece.rows)
     if stop - start == piece.rows:
         return piece
     try:
-        part = part_of(piece, start, stop, trainer.cut_batch)
+        part = part_of(piece, start, stop, run.trainer.cut_batch)
     except DataError:
         if start or not may_be_whole:
             raise
         return piece
-    trainer.current_rows = part.rows
-    seed_torch(forward_key(part.key), engine.device)
+    run.current_rows = part.rows
+    seed_torch(forward_key(part.key), run.engine.device)
     return part
 
 
@@ -150,13 +186,6 @@ def _of_all_processes(output: Any, engine: Engine) -> list[Any]:
 def _with_tensors(output: Any, tensors: Iterable[torch.Tensor]) -> Any:
     remaining = iter(tensors)
     return map_tensors(output, lambda _: next(remaining).cpu())
-
-
-def _items(trainer: Any, output: dict[str, Any], piece: Piece) -> Any:
-    counted = trainer.count_batch_items(piece.batch)
-    if counted is not None:
-        return counted
-    return output.get("num_items_in_batch", output["batch_size"])
 
 
 def training_modes(model: Any) -> list[tuple[nn.Module, bool]]:

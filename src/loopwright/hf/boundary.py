@@ -1,0 +1,92 @@
+"""The boundary between two updates in transformers' terms: the control's flags stop a run, logs go through `log`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loopwright.engine.processes import sum_over_processes
+from loopwright.training.boundary import Boundary, requests_alone
+from loopwright.training.logbook import Logbook
+from loopwright.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from loopwright.hf.trainer import Trainer
+
+REQUESTING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+
+
+class HfBoundary(Boundary):
+    """Heeds the flags of the owner's control.
+
+    Args:
+        run: the core's run.
+        owner: the `hf.Trainer`.
+    """
+
+    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
+        super().__init__(run)
+        self._owner = owner
+
+    def begin(self) -> None:
+        self._owner.core.hf_run.begin()
+
+    def own_requests(self) -> tuple[int, ...]:
+        control = self._owner.control
+        return *super().own_requests(), control.should_training_stop, control.should_epoch_stop
+
+    def take_over(self, agreed: list[int]) -> None:
+        control, (stop, stop_epoch) = self._owner.control, agreed
+        control.should_training_stop = control.should_training_stop or bool(stop)
+        control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
+
+    def late_requesters(self) -> list[str]:
+        """Return what else may request on one process alone: an own `training_step`, callbacks between two updates."""
+        owner = self._owner
+        found = [] if owner.uses_default("training_step") else ["training_step"]
+        for callback in owner.callback_handler.callbacks:
+            name = type(callback).__name__
+            found += [f"{name}.{event}" for event in REQUESTING_EVENTS if requests_alone(callback, event)]
+        return [*super().late_requesters(), *found]
+
+    def is_complete(self) -> bool:
+        control = self._owner.control
+        return control.should_epoch_stop or control.should_training_stop or super().is_complete()
+
+    def is_over(self) -> bool:
+        return self._owner.control.should_training_stop or super().is_over()
+
+    def ends_epoch(self, is_at_end: bool) -> bool:
+        return is_at_end or self._owner.control.should_epoch_stop
+
+
+class HfLogbook(Logbook):
+    """Logs through the owner's `log`, only when the control asks for it.
+
+    Args:
+        run: the core's run.
+        owner: the `hf.Trainer`.
+    """
+
+    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
+        super().__init__(run)
+        self._owner = owner
+
+    def log(self) -> None:
+        """Hand the mean loss since the last log to the owner if requested; look for losses that are not finite."""
+        run, hf_run = self.run, self._owner.core.hf_run
+        is_wanted, run.requests.log = run.requests.log, False
+        if is_wanted and run.progress.update > hf_run.logged[2]:
+            new = hf_run.take_logged(run.progress.update)
+            loss, items = sum_over_processes(new, run.engine.device)
+            self.record.tell(update=run.progress.update, epoch=run.trainer.run_history.current_epoch)
+            self.measure_speed()  # before the owner logs: progress bars show one of its figures
+            logs: dict[str, Any] = hf_run.log_update(loss / items if items else 0.0)
+            self.write_logs("log", {**logs, **self.graph_counts()})
+            self.write_speed()
+            hf_run.take_requests()
+        self.stop_if_nonfinite(*self.find_nonfinite())
+
+    def write_logs(self, event: str, values: dict[str, Any]) -> None:
+        """Append logged values to metrics.jsonl; the core's update and epoch win over values of these names."""
+        position = {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
+        self.record.write(event, **{**values, **position})

@@ -1,0 +1,170 @@
+"""A micro-batch in transformers' terms: `training_step` runs forward and backward, and returns the loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data import Window
+from loopwright.data.cutting import with_items
+from loopwright.engine.nested import num_rows
+from loopwright.errors import BatchLossError, StopTrainingError
+from loopwright.hf.loss import LossCall
+from loopwright.stepping.eager import TrainerStep
+from loopwright.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from loopwright.hf.trainer import Trainer
+
+STEPS = ("training_step", "compute_loss", "_prepare_inputs")
+STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+
+
+class HfStep(TrainerStep):
+    """Calls the owner's `training_step`, and weighs the loss that it hands to `accelerator.backward`.
+
+    Args:
+        run: the core's run.
+        owner: the `hf.Trainer`.
+    """
+
+    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
+        super().__init__(run)
+        self._owner = owner
+        self._passes_items = "num_items_in_batch" in inspect.signature(owner.training_step).parameters
+        self._items: list[Tensor | None] = []  # of each micro-batch of the update; None if they are rows
+        self._entries: list[tuple[Tensor, float]] = []
+        self._weight: Tensor | None = None
+        self._backward_loss: Tensor | None = None
+        self._returned_share: int | None = None
+
+    def begin(self, window: Window) -> Window:
+        """Start an update: count its items, and switch an optimizer that keeps two kinds of weights."""
+        self._entries = []
+        self._owner.core.switch_optimizer("train")
+        count = self._owner.item_counter.count
+        counted = [(id(piece), count(piece.batch)) for piece in window.pieces]
+        numbers = [None if items is None else float(items) for _, items in counted]
+        window, numbers = with_items(window, numbers)
+        kept = {id(piece) for piece in window.pieces}  # parts without items are left out
+        self._items = [items for number, items in counted if number in kept]
+        self.run.losses.begin_update(window, numbers)
+        return window
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        items = self._owner.item_counter.count(batch)
+        given = torch.tensor(num_rows(batch)) if items is None else items
+        return {"loss": LossCall(self._owner.compute_loss)(self._owner.core.model, batch, given)}
+
+    # --- forward and backward -----------------------------------------------------------------------------------
+
+    def perform(self, model: Any, batch: Any) -> None:
+        """Run forward and backward of the current micro-batch, through the owner's `training_step`."""
+        run = self.run
+        index, rows = run.losses.index, run.current_rows or 0
+        items = self._items[index]
+        # The core weighs a placeholder, which gets its value once the loss is known: `training_step` runs backward.
+        loss = torch.ones((), device=run.engine.device)
+        weighted = run.losses.weighted({"loss": loss, "batch_size": rows})
+        self._weight = None if weighted is loss else weighted
+        self._backward_loss = None
+        given = torch.tensor(num_rows(batch)) if items is None else items
+        arguments = (model, batch, given) if self._passes_items else (model, batch)
+        try:
+            loss.copy_(self._checked(self._owner.training_step(*arguments)))
+        except StopTrainingError as error:
+            run.trainer.backward_step(run.stand_in(batch, error)["loss"])
+        self._note(loss, rows, index)
+
+    def weigh(self, loss: Tensor) -> Tensor:
+        """Return a micro-batch's mean loss, weighted by its items over the update's; called before its backward."""
+        self.run.check_first_output({"loss": loss, "batch_size": 1}, "compute_loss")
+        self._backward_loss = loss.detach()
+        if self._weight is None:
+            return loss
+        weight: Tensor = self._weight.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss * weight
+
+    def _note(self, loss: Tensor, rows: int, index: int) -> None:
+        items = self._items[index]
+        if rows:
+            self._entries.append((loss, float(rows if items is None else items)))
+        if index < len(self._items) - 1:
+            self._owner.call_event("on_substep_end")
+
+    def _checked(self, loss: Any) -> Tensor:
+        """Return the loss that `training_step` returned as the mean over its micro-batch."""
+        if not isinstance(loss, Tensor):
+            raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
+        if loss.numel() != 1:
+            raise BatchLossError(
+                f"training_step returned a loss of shape {tuple(loss.shape)}; it must return the mean loss, one number"
+            )
+        loss = loss.detach().reshape(())
+        if self._backward_loss is None and self._weight is not None:
+            raise BatchLossError(
+                "training_step did not run its backward pass through self.accelerator.backward(loss), which weighs "
+                "the loss for its update of several micro-batches. Call that instead of loss.backward()."
+            )
+        share = self._share_of_returned(loss)
+        mean: Tensor = loss if share == 1 else loss * share
+        return mean
+
+    def _share_of_returned(self, loss: Tensor) -> int:
+        """Return the factor that turns losses of `training_step` into means over their micro-batches.
+
+        Steps of transformers 4 return their loss divided by `gradient_accumulation_steps`; the first one tells.
+        """
+        if self._returned_share is None:
+            parts, given = self.run.settings.gradient_accumulation_steps, self._backward_loss
+            code = getattr(self._owner.training_step, "__code__", None)
+            may_divide = parts > 1 and code is not None and "gradient_accumulation_steps" in code.co_names
+            is_share = may_divide and given is not None and bool(torch.isclose(loss * parts, given))
+            self._returned_share = parts if is_share else 1
+        return self._returned_share
+
+    # --- graphs -------------------------------------------------------------------------------------------------
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        items = self._items[index]
+        return {**super().graph_inputs(batch, index), "items": float(num_rows(batch) if items is None else items)}
+
+    def graphed(self, inputs: Any) -> Any:
+        self._weight, self._backward_loss = inputs["weight"], None
+        model, batch = self._owner.core.model, inputs["batch"]
+        arguments = (model, batch, inputs["items"]) if self._passes_items else (model, batch)
+        return {"loss": self._checked(self._owner.training_step(*arguments))}
+
+    def take_graphed(self, output: Any, index: int) -> None:
+        loss, rows = output["loss"].clone(), self.run.current_rows or 0
+        self.run.losses.note(index, loss, {"batch_size": rows})
+        self._note(loss, rows, index)
+
+    def watchers(self) -> list[str]:
+        """Return the overridden steps of the owner, and its callbacks that look at gradients."""
+        owner = self._owner
+        found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
+        for callback in owner.callback_handler.callbacks:
+            if not getattr(callback, "graph_safe", False):
+                found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if _listens(callback, name)]
+        return found
+
+    # --- the end of an update -----------------------------------------------------------------------------------
+
+    def discard(self) -> None:
+        super().discard()
+        self._entries = []
+
+    def commit(self, window: Window) -> None:
+        super().commit(window)
+        self._owner.core.hf_run.count_losses(self._entries, window.samples)
+
+
+def _listens(callback: Any, event: str) -> bool:
+    """Whether a callback overrides an event; the base classes of both libraries have one name."""
+    owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
+    return event in getattr(callback, "__dict__", ()) or (owner is not None and owner.__name__ != "TrainerCallback")

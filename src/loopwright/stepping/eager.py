@@ -1,0 +1,159 @@
+"""The two interfaces of an update, and their eager implementations.
+
+A `Stepper` runs whole updates. A `MicroBatchStep` knows what a micro-batch is: how its items are counted, what a
+CUDA graph of it reads and returns, and whose hooks see it. `Trainer.create_step` returns one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.data import Window
+from loopwright.data.cutting import with_items
+from loopwright.engine.graphs import NotCapturableError
+from loopwright.engine.nested import map_tensors
+from loopwright.hooks import TrainerHooks
+from loopwright.settings import is_overridden
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+STEP_HOOKS = (
+    "calculate_train_batch_loss",
+    "backward_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "_perform_forward_and_backward_passes",
+)
+STEP_EVENTS = ("on_train_step_start", "on_train_step_end", "on_before_optimizer_step", "on_optimizer_step_end")
+_READ_AFTER_REPLAY = ("loss", "batch_size", "num_items_in_batch")
+
+
+class Stepper(Protocol):
+    """Runs updates.
+
+    Attributes:
+        step: runs one update.
+        num_graphs: CUDA graphs recorded so far.
+        rounds_rates: eager updates round their learning rates as a graph's buffer does.
+    """
+
+    @property
+    def step(self) -> Callable[[Window], None]: ...
+
+    @property
+    def num_graphs(self) -> int: ...
+
+    @property
+    def rounds_rates(self) -> bool: ...
+
+
+class EagerStepper:
+    """Runs every update operation by operation.
+
+    Attributes:
+        step: the trainer's own update, without another frame around it.
+    """
+
+    num_graphs = 0
+    rounds_rates = False
+
+    def __init__(self, run_update: Callable[[Window], None]) -> None:
+        self.step = run_update
+
+
+class MicroBatchStep(Protocol):
+    """What a micro-batch is to the loop."""
+
+    def begin(self, window: Window) -> Window:
+        """Start an update: count its items and tell `run.losses`; return the window, empty parts left out."""
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        """Run the forward pass alone, to measure what it keeps; return at least its `loss`."""
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        """Return everything that changes from one replay of this micro-batch to the next."""
+
+    def graphed(self, inputs: Any) -> Any:
+        """Run forward and backward while they are recorded; return what is read after a replay."""
+
+    def take_graphed(self, output: Any, index: int) -> None:
+        """Take the loss of a replayed micro-batch."""
+
+    def discard(self) -> None:
+        """Forget the losses of the current update, which is skipped or run again."""
+
+    def commit(self, window: Window) -> None:
+        """Count the losses of an update whose weights are in the model."""
+
+    def watchers(self) -> list[str]:
+        """Return the names of hooks and callbacks that have to see every step."""
+
+
+class TrainerStep:
+    """The micro-batch of the core Trainer: `calculate_train_batch_loss`, then `backward_step`."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self._counts_items = is_overridden(run.trainer, TrainerHooks, "count_batch_items")
+
+    def begin(self, window: Window) -> Window:
+        count = self.run.trainer.count_batch_items
+        counts = [count(piece.batch) for piece in window.pieces] if self._counts_items else []
+        window, counts = with_items(window, counts)
+        self.run.losses.begin_update(window, counts)
+        return window
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        return self.run.trainer.calculate_train_batch_loss(batch)
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        return {"batch": batch, "weight": self.run.losses.weight_of(index)}
+
+    def graphed(self, inputs: Any) -> Any:
+        """Run forward and backward; return the loss, and everything else if a callback reads it."""
+        trainer = self.run.trainer
+        output = trainer.calculate_train_batch_loss(inputs["batch"])
+        loss, weight = output["loss"], inputs["weight"]
+        if weight is not None and "num_items_in_batch" in output:
+            raise NotCapturableError("the items of a micro-batch are counted in its forward pass")
+        trainer.backward_step(loss if weight is None else loss * weight)
+        is_watched = any(listens(callback, "on_train_step_end") for callback in trainer.callback_handler)
+        read = {name: output[name] for name in (output if is_watched else _READ_AFTER_REPLAY) if name in output}
+        return map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
+
+    def take_graphed(self, output: Any, index: int) -> None:
+        self.run.losses.note(index, output["loss"].clone(), output)
+
+    def discard(self) -> None:
+        self.run.losses.drop_update()
+
+    def commit(self, window: Window) -> None:
+        self.run.losses.count_update()
+
+    def watchers(self) -> list[str]:
+        """Return step hooks and step events from outside loopwright, unless their class is `graph_safe`."""
+        trainer = self.run.trainer
+        found = []
+        if not getattr(type(trainer), "graph_safe", False):
+            found += [f"{type(trainer).__name__}.{name}" for name in STEP_HOOKS if is_foreign(type(trainer), name)]
+        for callback in trainer.callback_handler:
+            if not getattr(callback, "graph_safe", False):
+                found += [f"{type(callback).__name__}.{name}" for name in STEP_EVENTS if listens(callback, name)]
+        return found
+
+
+def is_foreign(kind: type, name: str) -> bool:
+    """Whether a method was written outside loopwright."""
+    owner = next((each for each in kind.__mro__ if name in vars(each)), None)
+    return owner is not None and owner.__module__.partition(".")[0] != "loopwright"
+
+
+def listens(callback: Any, event: str) -> bool:
+    """Whether a callback overrides an event of the core."""
+    method = getattr(callback, event, None)
+    return method is not None and getattr(method, "__func__", method) is not getattr(TrainerCallback, event)

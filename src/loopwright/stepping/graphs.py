@@ -1,0 +1,229 @@
+"""Updates as CUDA graphs: which ones may be recorded, and how they are replayed.
+
+Whether an update is a graph follows from its shapes and from nothing that happened before, so a resumed run takes the
+same kernels: a window of full micro-batches whose shapes are planned. Planned are the shapes that the collate function
+pads to (`PlannedShapes`), or else the shape of the first micro-batch of the data. The first update of a run is never a
+graph, because the optimizer makes its state in it.
+
+Updates run eagerly if hooks or callbacks from outside loopwright take part in a step, unless their class says
+`graph_safe = True`, and from the moment an update turns out not to be recordable; the reason is printed once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data import Loader, Window
+from loopwright.data.buckets import PlannedShapes
+from loopwright.engine.graphs import (
+    Capturer,
+    NotCapturableError,
+    NotYetCapturableError,
+    Step,
+    UpdateGraphs,
+    signature,
+)
+from loopwright.errors import ConfigError
+from loopwright.hooks import TrainerHooks
+from loopwright.settings import is_overridden
+from loopwright.stepping.eager import EagerStepper, Stepper
+
+if TYPE_CHECKING:
+    from loopwright.training.protocols import LoopTrainer
+    from loopwright.training.run import TrainingRun
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # torch has one CUDA kernel for their whole step
+
+
+def plan_stepper(run: TrainingRun) -> Stepper:
+    """Decide how the updates of a run are run; called before the first one."""
+    eager = EagerStepper(run.run_update)
+    if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
+        return eager
+    reason, planned = _why_eager(run), None
+    if reason is None:
+        planned = _plan_shapes(run)
+        reason = "the shapes of its batches are not known before they are read" if planned is None else None
+    if reason is not None:
+        report_eager(run, reason)
+        return eager
+    prepare_optimizer(run.trainer.optimizer)
+    return GraphStepper(run, planned, run.trainer.create_capturer())
+
+
+def has_graphs(trainer: LoopTrainer) -> bool:
+    """Whether updates of a trainer can be recorded at all: on CUDA, or with its own `create_capturer`."""
+    return trainer.device.type == "cuda" or is_overridden(trainer, TrainerHooks, "create_capturer")
+
+
+def report_eager(run: TrainingRun, reason: str) -> None:
+    """Report why updates are not graphs."""
+    run.trainer.print(f"Updates are run operation by operation, not as CUDA graphs: {reason}")
+    run.logbook.record.write("step_mode", update=run.progress.update, mode="eager", reason=reason)
+
+
+class GraphStepper:
+    """Replays updates of planned shapes as CUDA graphs, and runs all others eagerly.
+
+    Args:
+        run: the run.
+        planned: the shapes that are recorded: `PlannedShapes`, or the signature of a micro-batch.
+        capturer: records and replays.
+    """
+
+    rounds_rates = True
+
+    def __init__(self, run: TrainingRun, planned: Any, capturer: Capturer) -> None:
+        self.run = run
+        self._planned = planned
+        step = Step(
+            micro_batch=run.micro_batch_step.graphed,
+            apply=partial(_apply, run),
+            begin=run.checkpoints.wait,  # a save in the background would use the device while something is recorded
+            restore=lambda: run.buffers.restore(),
+            parameters=run.engine.parameters,
+            optimizer=run.trainer.optimizer,
+            device=run.engine.device,
+        )
+        self._graphs = UpdateGraphs(step, capturer)
+
+    @property
+    def num_graphs(self) -> int:
+        """CUDA graphs recorded so far."""
+        return len(self._graphs)
+
+    def step(self, window: Window) -> None:
+        """Replay an update, or run it eagerly if it is not planned or cannot be recorded."""
+        if self.run.progress.update == 0 or not self._is_planned(window) or not self._replay(window):
+            self.run.run_update(window)
+
+    def _is_planned(self, window: Window) -> bool:
+        run, pieces = self.run, window.pieces
+        if len(pieces) != run.settings.gradient_accumulation_steps:
+            return False
+        if any(piece.rows != run.train_loader.batch_size for piece in pieces):
+            return False
+        if isinstance(self._planned, PlannedShapes):
+            return all(piece.batch in self._planned for piece in pieces)
+        return all(signature(piece.batch) == self._planned for piece in pieces)
+
+    def _replay(self, window: Window) -> bool:
+        """Replay an update; return False if it has to be run eagerly."""
+        run, trainer, step = self.run, self.run.trainer, self.run.micro_batch_step
+        self._graphs.forget_if_changed()
+        batches = [piece.batch if piece.moved is None else piece.moved for piece in window.pieces]
+        inputs = [step.graph_inputs(batch, index) for index, batch in enumerate(batches)]
+
+        def before(index: int) -> None:
+            run.begin_micro_batch(window, index)
+            trainer.call_event("on_train_step_start")
+            run.is_torn = True
+
+        def after(index: int, output: Any) -> None:
+            step.take_graphed(output, index)
+            number = run.progress.batch + index
+            trainer.call_event("on_train_step_end", batch=window.pieces[index].batch, batch_output=output, step=number)
+
+        try:
+            self._graphs.replay(inputs, before, after)
+        except NotYetCapturableError:
+            return False
+        except NotCapturableError as error:
+            run.run_eagerly(str(error))
+            return False
+        run.logbook.num_graphed_updates += 1
+        run.gradient_norm = self._graphs.norm
+        for event in ("on_before_optimizer_step", "on_optimizer_step_end"):
+            trainer.call_event(event)
+        run.step_scheduler()
+        return True
+
+
+def _apply(run: TrainingRun) -> Tensor | None:
+    """Clip the gradients and step the optimizer; return the gradient norm, if there is one."""
+    if run.settings.clips:
+        run.trainer._clip_gradients()
+    run.trainer.optimizer_step()
+    norm, run.gradient_norm = run.gradient_norm, None
+    return norm
+
+
+def _why_eager(run: TrainingRun) -> str | None:
+    """Return why updates of this run are not graphs, or None if they may be."""
+    if run.engine.is_distributed:
+        return "several processes take part"
+    if run.engine.accelerator.scaler is not None:
+        return "the loss scaler of fp16 decides on the host"
+    if run.settings.nan == "skip":
+        return 'nan="skip" looks at every update'
+    if run.memory.parts.train > 1:
+        return "micro-batches are run in parts since memory ran out"
+    others = run.micro_batch_step.watchers()
+    if others:
+        return f"{', '.join(others)} must see every step (graph_safe = True says that it need not)"
+    return why_not_recorded(run.trainer.optimizer)
+
+
+def _plan_shapes(run: TrainingRun) -> Any:
+    """Return the micro-batches to record: those of planned shapes, or of one signature; None if none are."""
+    loader = run.train_loader
+    if not isinstance(loader, Loader):
+        return None
+    first = loader.first_batch()
+    if getattr(loader.collate_fn, "bucket_lengths", None):
+        return PlannedShapes(loader.collate_fn, first)
+    try:
+        return None if first is None else signature(first)
+    except NotCapturableError:
+        return None
+
+
+# --------------------------------------------------------------------------------------- devices and optimizers
+
+
+def check_graphs(step_mode: str, device: torch.device) -> None:
+    """Refuse a step mode that a device does not have.
+
+    Raises:
+        ConfigError: it is "graph", and the device is not CUDA's.
+    """
+    if step_mode == "graph" and device.type != "cuda":
+        raise ConfigError(f'step_mode="graph" needs a CUDA device, and this run is on {device}. Use "auto".')
+
+
+def why_not_recorded(optimizer: Any) -> str | None:
+    """Return why the steps of an optimizer cannot be recorded, or None if they can."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return f"the optimizer is wrapped in a {name}"
+    if getattr(optimizer, "graph_safe", False):
+        return None
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return f"{name} is not one of torch's optimizers (graph_safe = True says that it can be recorded)"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{name} has step hooks"
+    if not isinstance(optimizer, _FUSED) and "capturable" not in optimizer.defaults:
+        return f"{name} reads its learning rate on the host"
+    return None
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer use its fused kernel, or else count its steps on the device, so that it can be recorded."""
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, _FUSED) and _may_fuse(group):
+            group["fused"] = True
+        elif "capturable" in group and not group.get("fused"):
+            group["capturable"] = True
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(parameter.device)
+
+
+def _may_fuse(group: dict[str, Any]) -> bool:
+    """Whether a group leaves open how it is computed, and torch has one kernel for all of it."""
+    is_open = "fused" in group and group["fused"] is None and group.get("foreach") is None
+    return is_open and not group.get("differentiable") and all(each.is_floating_point() for each in group["params"])

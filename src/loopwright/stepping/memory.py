@@ -1,0 +1,311 @@
+"""When memory runs out: the same update again in smaller parts, or an error that says what would help.
+
+An update that does not fit is given up (gradients, buffers, losses) and run again with each micro-batch cut into two
+parts, then four, and so on. Each part is weighted by its items over the update's items, as micro-batches always are, so
+loss and gradient stay the same up to rounding. Without an item count it is weighted by its samples; a loss that is a
+mean over something else then changes, which is checked on a few rows and reported. Anything computed within one
+forward pass is computed per part: batch norm's means, and dropout. The number of parts holds for the rest of the run
+and is saved with it.
+
+Evaluation batches are cut independently of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loopwright.data import Piece, Window
+from loopwright.data.cutting import bounds_of
+from loopwright.engine.graphs import single_precision_rates
+from loopwright.engine.memory import (
+    TorchMemoryLimitError,
+    asked_bytes,
+    forget_frames,
+    free_bytes,
+    is_out_of_memory,
+    release_memory,
+)
+from loopwright.errors import DataError, MemoryLimitError
+from loopwright.progress import Parts
+from loopwright.quantities import size
+from loopwright.stepping import memory_advice
+from loopwright.stepping.memory_advice import Comparison
+from loopwright.training.losses import unused_parameters
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+
+class MemoryGuard:
+    """Runs an update again in smaller parts as long as memory runs out.
+
+    Attributes:
+        parts: into how many parts batches are cut.
+        window: the current attempt's micro-batches.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.parts = Parts()
+        self.window: Any = None
+        self.run = run
+        self._failure: Any = None  # the error of the last attempt, or None
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def attempts(self, window: Window) -> Iterator[MemoryGuard]:
+        """Yield a context for every attempt at an update: one, and one more each time its parts do not fit.
+
+        Raises:
+            MemoryLimitError: the update cannot or must not be cut.
+            ConfigError: the loss does not depend on all parameters that several processes share.
+        """
+        self.window, self._failure = window, None
+        yield self
+        while self._failure is not None:
+            self.window, self._failure = self._begin_again(self.window, self._failure), None
+            yield self
+
+    def __enter__(self) -> MemoryGuard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, (RuntimeError, MemoryError)):
+            return False
+        if not is_out_of_memory(error) or isinstance(error, MemoryLimitError):
+            trainer = self.run.trainer
+            named = unused_parameters(trainer.model, error, trainer.remedies_of_unused_parameters)
+            if named is not None:
+                raise named from error
+            return False
+        forget_frames(error)
+        self._failure = error
+        return True
+
+    def _begin_again(self, window: Window, error: Exception) -> Window:
+        """Give up an update that does not fit, and return its window in smaller parts."""
+        run, trainer, progress = self.run, self.run.trainer, self.run.progress
+        free = self._give_up_update()
+        reason = self._why_not_split(window)
+        if reason is not None:
+            raise self._training_error(window, error, reason, free) from error
+        run.run_eagerly("memory ran out, and graphs are recorded for whole micro-batches")
+        self.parts.train *= 2
+        smaller = run.begin_update(window)
+        rows = max(piece.rows for piece in smaller.pieces)
+        asked, update = asked_bytes(error), progress.update + 1
+        told = _told_size(max(window.pieces, key=lambda piece: piece.rows))
+        comparison = memory_advice.compare(run, smaller) if self.parts.train == 2 else None
+        trainer.print(
+            f"Out of memory in update {update} ({told}{_told_bytes(asked, free)}): "
+            f"run again in {self.parts.train} parts of up to {rows}{_told_weighing(comparison)}, "
+            "as all updates from here on"
+        )
+        self._warn_of_another_loss("training", comparison)
+        run.logbook.record.write(
+            "oom_split",
+            update=update,
+            epoch=trainer.run_history.current_epoch,
+            parts=self.parts.train,
+            rows=rows,
+            **_known(asked_bytes=asked, free_bytes=free),
+        )
+        self._lower_guarantee(update)
+        return smaller
+
+    def _give_up_update(self) -> int:
+        """Drop everything the update's micro-batches left so far; return the bytes that are free then."""
+        run = self.run
+        run.micro_batch_step.discard()
+        run.drop_gradients()
+        run.buffers.restore()
+        release_memory(run.engine.device)
+        return free_bytes(run.engine.device)
+
+    def _why_not_split(self, window: Window) -> str | None:
+        """Return why an update is not run again in parts, or None if it is."""
+        if self.run.settings.oom == "stop":
+            return "that was not asked for"
+        if self.run.engine.is_distributed:
+            return "several processes take part, and the others are past the point where they could split too"
+        largest = max(window.pieces, key=lambda piece: piece.rows)
+        return self._why_exact() or self._why_uncut(largest)
+
+    def _why_exact(self) -> str | None:
+        """Return the setting that forbids parts because it promises the same bits whatever the memory, or None."""
+        policy = self.run.settings.checkpoints
+        if self.run.settings.reduction == "exact":
+            return 'reduction="exact" promises the same sums whatever the memory'
+        if policy is not None and policy.require_exact:
+            return "require_exact promises the same bits whatever the memory"
+        return None
+
+    def _why_uncut(self, piece: Piece) -> str | None:
+        """Return why a batch cannot be cut, or None if it can."""
+        if piece.rows < 2:
+            return "a single sample does not fit"
+        reason = self.run.trainer.why_not_cut()
+        if reason is not None:
+            return reason
+        try:
+            self.run.trainer.cut_batch(piece.batch, piece.rows, 0, piece.rows // 2)
+        except DataError as error:
+            return str(error)
+        return None
+
+    def _lower_guarantee(self, update: int) -> None:
+        """Record that from an update on the bits of this run depend on the memory there was."""
+        run = self.run
+        if run.checkpoints.metadata["tier"] >= "T2":
+            return
+        run.checkpoints.metadata["tier"] = "T2"
+        run.trainer.print("Resume guarantee T2 from here on: where memory runs out is not the same everywhere")
+        run.logbook.record.write("tier", update=update, tier="T2", reason="out of memory: run in parts")
+
+    # --- errors and warnings ------------------------------------------------------------------------------------
+
+    def _training_error(self, window: Window, error: Exception, reason: str, free: int) -> MemoryLimitError:
+        """Return the error that ends the run, with measured advice."""
+        run, trainer = self.run, self.run.trainer
+        piece = max(window.pieces, key=lambda each: each.rows)
+        saw = [_first_line(error), f"not run again in smaller parts: {reason}"]
+        needed, savings = memory_advice.measure(run, piece)
+        if needed is not None:
+            saw.append(f"the activations of a micro-batch need about {size(needed)}; {size(free)} are free for them")
+        fix = trainer.remedies_of_batch(piece.rows, memory_advice.length_of(piece.batch), savings)
+        if run.settings.oom == "stop" and not run.engine.is_distributed:
+            keeps_maths = memory_advice.compare(run, window).keeps_maths(memory_advice.rounding(run))
+            keeps = ", which keeps the maths" if keeps_maths else ""
+            fix = f"{trainer.remedy_of_policy()}{keeps}   or   {fix}"
+        update, told = run.progress.update + 1, _told_size(piece)
+        told_bytes = _told_bytes(asked_bytes(error), None)
+        return TorchMemoryLimitError(
+            "memory.train", f"out of memory in update {update} ({told}{told_bytes})", saw=saw, fix=fix
+        )
+
+    def _warn_of_another_loss(self, name: str, comparison: Comparison | None) -> None:
+        """Warn if the loss in parts is a different loss."""
+        if comparison is None or comparison.is_same(memory_advice.rounding(self.run)):
+            return
+        self.run.trainer.print(
+            f"Warning: in parts the {name} loss is another loss: {comparison.whole:.6g} for {comparison.rows} rows at "
+            f"once, {comparison.parts:.6g} as the mean of theirs one by one. Is it a mean over something else? "
+            "Then say over how many, by count_batch_items or num_items_in_batch. Does it compare samples with each "
+            "other? Then say so by why_not_cut."
+        )
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def cut_evaluation(self, piece: Piece, error: Exception, has_loss: bool) -> None:
+        """Run evaluation batches in smaller parts from here on; called when one does not fit.
+
+        Args:
+            piece: the batch, or the part of one, that does not fit.
+            error: the error it raised.
+            has_loss: a loss is computed; predictions have none.
+
+        Raises:
+            MemoryLimitError: it cannot or must not be cut.
+        """
+        run, trainer = self.run, self.run.trainer
+        release_memory(run.engine.device)
+        free, asked = free_bytes(run.engine.device), asked_bytes(error)
+        told, told_bytes = _told_size(piece), _told_bytes(asked, free)
+        reason = self._why_not_cut_evaluation(piece)
+        if reason is not None:
+            raise TorchMemoryLimitError(
+                "memory.eval",
+                f"out of memory while evaluating ({told}{told_bytes})",
+                saw=[_first_line(error), f"not run again in smaller parts: {reason}"],
+                fix=trainer.remedies_of_evaluation(),
+            ) from error
+        self.parts.evaluation *= 2
+        rows = max(stop - start for start, stop in bounds_of(piece.rows, 2))
+        comparison = memory_advice.compare_evaluation(run, piece) if has_loss and self.parts.evaluation == 2 else None
+        trainer.print(
+            f"Out of memory while evaluating ({told}{told_bytes}): evaluated in parts of up to {rows} from here on"
+            f"{_told_weighing(comparison)}; training is not touched"
+        )
+        self._warn_of_another_loss("evaluation", comparison)
+        run.logbook.record.write(
+            "oom_eval_split",
+            update=run.progress.update,
+            epoch=trainer.run_history.current_epoch,
+            parts=self.parts.evaluation,
+            rows=rows,
+            **_known(asked_bytes=asked, free_bytes=free),
+        )
+        if run.is_running:
+            self._lower_guarantee(run.progress.update)
+
+    def _why_not_cut_evaluation(self, piece: Piece) -> str | None:
+        if self.run.engine.is_distributed:
+            return "several processes take part, and the others wait for this one's results"
+        return self._why_exact() or self._why_uncut(piece)
+
+
+class OptimizerStep:
+    """The context of the optimizer's step: an error from here on means a torn update.
+
+    Memory that runs out inside raises a MemoryLimitError, since smaller batches would not help. Where updates may be
+    CUDA graphs, the eager ones use learning rates rounded as a graph's buffer rounds them.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self._rates: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        self.run.is_torn = True
+        if self.run.stepper.rounds_rates:
+            self._rates = single_precision_rates(self.run.trainer.optimizer)
+            self._rates.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._rates is not None:
+            rates, self._rates = self._rates, None
+            rates.__exit__(None, None, None)
+        if not isinstance(error, (RuntimeError, MemoryError)) or not is_out_of_memory(error):
+            return
+        forget_frames(error)
+        raise TorchMemoryLimitError(
+            "memory.train",
+            f"out of memory in the optimizer's step of update {self.run.progress.update + 1}, where it makes its "
+            "state or changes the weights: smaller batches would not help",
+            saw=[_first_line(error)],
+            fix=self.run.trainer.remedies_of_step(),
+        ) from error
+
+
+# ----------------------------------------------------------------------------------------------------- messages
+
+
+def _told_bytes(asked: int | None, free: int | None) -> str:
+    if asked is None:
+        return ""
+    return f"; {size(asked)} more did not fit" + ("" if free is None else f", {size(free)} are free without it")
+
+
+def _told_size(piece: Piece) -> str:
+    length = memory_advice.length_of(piece.batch)
+    return f"batch {piece.rows}" + ("" if length is None else f" × length {length}")
+
+
+def _told_weighing(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return f", each weighed by {comparison.weighed_by or 'its items where they are counted, else by its samples'}"
+
+
+def _known(**values: int | None) -> dict[str, int]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,215 @@
+"""The boundary between two updates: count the update, then log, evaluate, save or stop, as requested.
+
+Several processes first agree on the requests, so that all of them serve the same ones.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from loopwright.data import Window
+from loopwright.engine.processes import gather_objects
+from loopwright.errors import StopTrainingError
+from loopwright.progress import TRAINED
+from loopwright.stepping.eager import is_foreign
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+STOPPED_BY_FILE = "Asked to stop by a file in the run folder: ending the run in order"
+# Called between the backward pass that shares the gradients and the end of an update.
+LATE_HOOKS = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
+LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
+
+
+class Boundary:
+    """Serves the requests of a run, and knows when it is complete."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+
+    def begin(self) -> None:
+        """Called once, when the run is ready for its first update."""
+
+    def after_update(self, window: Window) -> None:
+        """Count a finished update, and serve the requests."""
+        run = self.run
+        run.progress.advance(window.num_batches, window.samples)
+        run.micro_batch_step.commit(window)
+        run.is_in_window = run.is_torn = False  # from here on it can be saved
+        run.trainer.call_event("on_update_end")
+        self.request_due()
+        self.serve()
+
+    def request_due(self) -> None:
+        """Request everything that is due after this update."""
+        run, settings, update = self.run, self.run.settings, self.run.progress.update
+        if update % settings.log_every == 0:
+            run.requests.log = True
+        if run.eval_loader is not None and settings.evaluate_every.is_due(update, "update"):
+            run.requests.evaluate = True
+        run.logbook.record.beat()
+        run.checkpoints.request_due(update)
+        if not run.engine.agreement.is_begun:
+            self.heed_signals()
+
+    def serve(self) -> None:
+        """Serve the requests: log, evaluate, save, stop."""
+        run, requests = self.run, self.run.requests
+        if run.engine.is_distributed:
+            self._agree()
+        elif not requests.any():
+            return
+        stop, requests.stop = requests.stop, None
+        if requests.log:
+            run.logbook.log()
+        if requests.evaluate:
+            requests.evaluate = False
+            run.trainer._run_eval_epoch(run.eval_loader, is_intermediate=True)
+            stop = stop or self._signal_to_stop()
+        run.checkpoints.serve()
+        if stop is not None:
+            raise StopTrainingError(stop)
+
+    def serve_stop(self) -> None:
+        """Stop the run if any process requested it."""
+        self.heed_signals()
+        requests = self.run.requests
+        self._stop_with_others(*self.run.engine.agreement.largest(*self._stop_requests()))
+        reason, requests.stop = requests.stop, None
+        if reason is not None:
+            raise StopTrainingError(reason)
+
+    def during_evaluation(self) -> None:
+        """Called before every evaluation batch: a signal interrupts an evaluation that can be repeated later."""
+        run = self.run
+        run.logbook.record.beat()
+        is_whole_epoch = run.is_running and run.progress.stage == TRAINED and run.epoch_is_whole
+        if not is_whole_epoch or run.trainer.run_history.metric_name_prefix:
+            return
+        agreement, is_requested = run.engine.agreement, run.signals.received is not None
+        if run.engine.is_distributed:
+            # The answer to the batch before has arrived by now: nobody waits.
+            is_agreed = agreement.is_begun and bool(agreement.end()[0])
+            agreement.begin(is_requested)
+            is_requested = is_agreed
+        if is_requested:
+            self.serve_stop()
+
+    # --- limits -------------------------------------------------------------------------------------------------
+
+    def has_reached_limit(self) -> bool:
+        """Whether `max_num_train_steps` is reached."""
+        limit = self.run.settings.max_num_train_steps
+        return limit is not None and self.run.progress.update >= limit
+
+    def is_complete(self) -> bool:
+        """Whether no more updates follow."""
+        return self.has_reached_limit() or self.run.progress.epoch >= self.run.settings.num_epochs
+
+    def is_over(self) -> bool:
+        """Whether nothing is left, not even to report an epoch that a limit cut short before the run was saved."""
+        progress = self.run.progress
+        is_reported = progress.batch == 0 or progress.reported == progress.update
+        is_past_end: bool = progress.epoch >= self.run.settings.num_epochs
+        return is_past_end or (self.has_reached_limit() and is_reported)
+
+    def ends_epoch(self, is_at_end: bool) -> bool:
+        """Whether the current epoch counts as finished, whatever is left of its data."""
+        return is_at_end
+
+    def evaluation_is_due(self) -> bool:
+        """Whether to evaluate after the current epoch."""
+        settings, epoch = self.run.settings, self.run.progress.epoch + 1
+        every = settings.evaluate_every
+        is_last = epoch >= settings.num_epochs or self.has_reached_limit()
+        is_due = every.unit == "update" or every.is_due(epoch, "epoch") or is_last
+        return self.run.eval_loader is not None and is_due
+
+    # --- signals and agreement ----------------------------------------------------------------------------------
+
+    def heed_signals(self) -> None:
+        """Turn a signal, or a stop file in the run folder, into a request to stop."""
+        run = self.run
+        if run.is_ending:
+            return
+        if run.signals.received is not None:
+            run.trainer.request_stop(f"Received {run.signals.received.name}: ending the run in order")
+        elif run.logbook.record.is_asked_to_stop():
+            run.trainer.request_stop(STOPPED_BY_FILE)
+
+    def _signal_to_stop(self) -> str | None:
+        """Return why to stop if a signal came while requests were served; several processes agree a little later."""
+        if self.run.engine.is_distributed:
+            return None
+        self.heed_signals()
+        reason, self.run.requests.stop = self.run.requests.stop, None
+        return reason
+
+    def plan_agreement(self) -> None:
+        """Decide when the processes agree on requests; called when an epoch begins.
+
+        A message sent before gradients are shared has arrived when they are, and costs no waiting. But then no single
+        process may request anything later in the update; otherwise they agree when it is over.
+        """
+        engine = self.run.engine
+        if not engine.is_distributed:
+            return
+        is_late = engine.agreement.largest(bool(self.late_requesters()))[0]
+        engine.before_sharing = None if is_late else self._begin_to_agree
+        if not is_late:
+            engine.agreement.prepare()
+
+    def _begin_to_agree(self) -> None:
+        self.heed_signals()
+        self.run.engine.agreement.begin(*self.own_requests())
+
+    def _agree(self) -> None:
+        """Make the requests of all processes the same: all serve what one requests."""
+        requests, agreement = self.run.requests, self.run.engine.agreement
+        agreed = agreement.end() if agreement.is_begun else agreement.largest(*self.own_requests())
+        log, evaluate, saves, *stop = agreed[:5]
+        # Anything requested since the agreement began was requested by all processes.
+        requests.log, requests.evaluate = requests.log or bool(log), requests.evaluate or bool(evaluate)
+        self._stop_with_others(*stop)
+        self.take_over(agreed[5:])
+        if saves:
+            everyone = [save for one in gather_objects(requests.saves) for save in one]
+            requests.saves = list({path: (path, metadata) for path, metadata in reversed(everyone)}.values())[::-1]
+
+    def own_requests(self) -> tuple[int, ...]:
+        """Return this process's requests as integers; the largest over all processes holds."""
+        requests = self.run.requests
+        return requests.log, requests.evaluate, len(requests.saves), *self._stop_requests()
+
+    def take_over(self, agreed: list[int]) -> None:
+        """Take the agreed values of what a subclass has added to `own_requests`."""
+
+    def late_requesters(self) -> list[str]:
+        """Return the names of whatever may request something on one process alone after gradients are shared."""
+        trainer, policy = self.run.trainer, self.run.settings.checkpoints
+        found = ["every_seconds"] if policy is not None and policy.every_seconds is not None else []
+        found += [name for name in LATE_HOOKS if is_foreign(type(trainer), name)]
+        for callback in trainer.callback_handler:
+            found += [f"{type(callback).__name__}.{name}" for name in LATE_EVENTS if requests_alone(callback, name)]
+        return found
+
+    def _stop_requests(self) -> tuple[bool, int]:
+        return self.run.requests.stop is not None, self.run.signals.received or 0
+
+    def _stop_with_others(self, is_requested: int, number: int) -> None:
+        """Take over a stop that any process requested, and the signal behind it."""
+        signals, requests = self.run.signals, self.run.requests
+        if number and signals.received is None:
+            signals.received = signal.Signals(number)  # raised at the end of the run, on all of them
+        if is_requested:
+            requests.stop = requests.stop or "Stopped by another process"
+
+
+def requests_alone(callback: Any, event: str) -> bool:
+    """Whether a callback may request something at an event on one process alone: its class does not rule it out."""
+    if event in getattr(callback, "__dict__", ()):
+        return True
+    owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
+    return owner is not None and owner.__name__ != "TrainerCallback" and not vars(owner).get("asks_alike", False)

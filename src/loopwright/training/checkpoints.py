@@ -1,0 +1,377 @@
+"""The checkpoints of a run: captured, written and reported, and the best model loaded at the end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from loopwright.callbacks import SaveTrainingStateCallback
+from loopwright.callbacks.keeping import warn_of_unsaved
+from loopwright.checkpoint import Checkpoint, read, write
+from loopwright.checkpoint.fingerprint import fingerprint, tier
+from loopwright.checkpoint.named import fitted_state, optimizer_state, parameter_names
+from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.sharded import read_for
+from loopwright.checkpoint.sharded import write as write_shards
+from loopwright.checkpoint.store import check_savable
+from loopwright.data.loader import REPLAYED
+from loopwright.engine.processes import gather_objects, world_process_zero_only
+from loopwright.engine.seeding import generator_states, restore_generator_states
+from loopwright.engine.sharding import is_sharded, local, mesh_of, reshard
+from loopwright.errors import CheckpointError, ConfigError
+from loopwright.failpoints import failpoint
+from loopwright.run_folder import LeaseError
+from loopwright.training.hyper_parameters import as_json, hyper_parameters
+from loopwright.training.model_files import check_class, check_shapes
+from loopwright.training.resume import find_resume_path, settings_of, sizes_of
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+
+class RunCheckpoints:
+    """Saves the state of a run, and knows the checkpoint that it continues.
+
+    Attributes:
+        saver: writes the checkpoints; None for a run without `checkpoints`.
+        metadata: what every manifest says about the run: guarantee, fingerprint, settings, data sizes.
+        initial: the hyper-parameters as the user made them; None if the optimizer was used before.
+        resumed_from: the checkpoint that the run continues, or None.
+        loaded: the rest of that checkpoint's state until the callbacks have taken theirs, or None.
+        is_changed: the run continues with other settings or other data.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.saver: Saver | None = None
+        self.metadata: dict[str, Any] = {}
+        self.initial: dict[str, Any] | None = None
+        self.resumed_from: Path | None = None
+        self.loaded: dict[str, Any] | None = None
+        self.is_changed = False
+        self._has_loaded_model = False
+        self.run = run
+
+    # --- before the first update --------------------------------------------------------------------------------
+
+    def find(self, resume_from: str | Path | None) -> Path | None:
+        """Return the checkpoint to continue from, or None; rank 0 decides, since it may move bad ones away."""
+        policy, say = self.run.settings.checkpoints, self.run.trainer.print
+        found: Path | None = gather_objects(world_process_zero_only(find_resume_path)(resume_from, policy, say))[0]
+        return found
+
+    def describe(self) -> None:
+        """Note what the run is about; called once everything is prepared and nothing is restored yet."""
+        run, engine = self.run, self.run.engine
+        mark = fingerprint(
+            engine.device,
+            processes=engine.num_processes,
+            precision=str(engine.accelerator.mixed_precision),
+            step_mode=run.settings.step_mode,
+            # Only if they are not the default, which older checkpoints do not name.
+            **({"reduction": run.settings.reduction} if run.settings.reduction != "fast" else {}),
+            **({"sharding": "fsdp2"} if is_sharded(run.trainer.model) else {}),
+        )
+        self.metadata = as_json(
+            {
+                "tier": tier(mark, mark, is_counted=run.train_loader.guarantee is REPLAYED),
+                "fingerprint": mark,
+                "settings": settings_of(run.settings, run.train_loader),
+                "data": sizes_of(train_dataset=run.train_loader, eval_dataset=run.eval_loader),
+            }
+        )
+        names = parameter_names(model=run.bare_model(), loss_func=run.trainer.loss_func)
+        self.initial = hyper_parameters(run.bare_optimizer(), run.trainer.scheduler, names)
+
+    def start(self) -> None:
+        """Get ready to save."""
+        run, engine, policy = self.run, self.run.engine, self.run.settings.checkpoints
+        if policy is not None:
+            self.saver = Saver(
+                policy,
+                run.run_id,
+                self.resumed_from,
+                engine.rank,
+                engine.num_processes,
+                run.logbook.record.is_ours,
+                is_sharded(run.trainer.model),
+            )
+
+    def rehearse(self) -> None:
+        """Encode the state once before the first update: refuse now what could not be saved later."""
+        trainer = self.run.trainer
+        saves_itself = any(isinstance(callback, SaveTrainingStateCallback) for callback in trainer.callback_handler)
+        if self.saver is None and not saves_itself:
+            return
+        warn_of_unsaved(trainer, self.run.bare_optimizer(), trainer.callback_handler)
+        model, state, files = self.capture({})
+        num_bytes = world_process_zero_only(check_savable)(model, state, files)
+        if self.saver is not None and num_bytes is not None:
+            self.saver.check_space(num_bytes, trainer.print)
+            self.saver.expect(model)
+
+    def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+        """Print the settings that changed since the checkpoint; refuse them where the run has to be exact."""
+        policy = self.run.settings.checkpoints
+        if that_matter and policy is not None and policy.require_exact:
+            raise CheckpointError(
+                f"{path} cannot be continued bit for bit with other settings, and require_exact is set. "
+                f"What differs: {'; '.join(that_matter)}."
+            )
+        self.is_changed = self.is_changed or bool(that_matter)
+        for change in changes:
+            self.run.trainer.print(f"Changed, the new value holds: {change}")
+
+    # --- the state ----------------------------------------------------------------------------------------------
+
+    def capture(self, metadata: dict[str, Any]) -> Captured:
+        """Return the weights, everything else that the run needs to continue, and further files.
+
+        Every process must call it.
+        """
+        run, trainer, engine = self.run, self.run.trainer, self.run.engine
+        reshard(trainer.model)
+        model, optimizer, scaler = run.bare_model(), run.bare_optimizer(), engine.accelerator.scaler
+        names = parameter_names(model=model, loss_func=trainer.loss_func)
+        state = {
+            "run": self._run_state(),
+            "metadata": {"current_epoch": trainer.run_history.current_epoch, **metadata},
+            "history": trainer.run_history.state_dict(),
+            "callbacks": trainer.callback_handler.state_dict(),
+            "optimizer_class": type(optimizer).__name__,
+            "optimizer": optimizer_state(optimizer, names),
+            "scheduler_class": type(trainer.scheduler).__name__,
+            "scheduler": trainer.scheduler.state_dict() if hasattr(trainer.scheduler, "state_dict") else None,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "loss_func": dict(trainer.loss_func.state_dict()) if isinstance(trainer.loss_func, nn.Module) else {},
+            "generators": generator_states(engine.device),
+            "num_processes": engine.num_processes,
+        }
+        entries = model.state_dict()
+        state["model_extra"] = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
+        state["record"] = run.logbook.record.state_dict()
+        weights = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+        return weights, state, trainer.checkpoint_files()
+
+    def _run_state(self) -> dict[str, Any]:
+        run, loader = self.run, self.run.train_loader
+        skips = run.settings.bad_samples == "skip" and loader is not None
+        return {
+            "progress": run.progress.state_dict(),
+            "seed": run.seed,
+            "run_id": run.run_id,
+            "first_epoch": run.first_epoch,
+            "gradient_norm": run.gradient_norm,
+            "losses": gather_objects(run.losses.state_dict()),
+            "made": self.initial,
+            "skipped_in_a_row": run.logbook.skipped_in_a_row,
+            "parts": asdict(run.memory.parts),
+            "skipped_samples": dict(loader.agree_on_skipped()) if skips else {},
+        }
+
+    def read(self, path: str | Path) -> Checkpoint:
+        """Return the contents of a checkpoint; of a sharded model this process's part."""
+        model = self.run.bare_model()
+        if not is_sharded(model):
+            return read(path)
+        reshard(model)
+        return read_for(model.state_dict(), mesh_of(model), path)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into the trainer.
+
+        History and callbacks are not touched: they belong to the run, which may be another one.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model or optimizer; it names what differs, and nothing is
+                changed.
+        """
+        trainer, engine, state = self.run.trainer, self.run.engine, checkpoint.state
+        model, optimizer = self.run.bare_model(), self.run.bare_optimizer()
+        weights = {**checkpoint.model, **state["model_extra"]}
+        check_shapes("the checkpoint", model.state_dict(), weights)
+        check_class("optimizer", state["optimizer_class"], optimizer, "pass an optimizer of the same class")
+        if state["scheduler"] is not None and trainer.scheduler is not None:
+            check_class("scheduler", state["scheduler_class"], trainer.scheduler, "pass the same create_scheduler_fn")
+        names = parameter_names(model=model, loss_func=trainer.loss_func)
+        fitted = fitted_state(optimizer, state["optimizer"], names)
+        model.load_state_dict(weights)
+        if state["loss_func"] and isinstance(trainer.loss_func, nn.Module):
+            trainer.loss_func.load_state_dict(state["loss_func"])
+        optimizer.load_state_dict(fitted)
+        if state["scheduler"] is not None and trainer.scheduler is not None:
+            trainer.scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"] is not None and engine.accelerator.scaler is not None:
+            engine.accelerator.scaler.load_state_dict(state["scaler"])
+        if state["num_processes"] == engine.num_processes == 1:
+            restore_generator_states(state["generators"], engine.device)
+        self.loaded = state
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Request a saved training state at the next update boundary."""
+        self.run.requests.saves.append((Path(directory), metadata or {}))
+
+    def request_due(self, update: int) -> None:
+        """Request a checkpoint if one is due after this update, and report the ones in flight."""
+        if self.saver is None:
+            return
+        if not self.run.engine.is_distributed:
+            self.report()
+        if self.saver.is_due_after_update(update):
+            self.run.trainer.request_save(self.saver.path(update))
+
+    def request_due_after_epoch(self) -> None:
+        """Request a checkpoint if one is due after this epoch."""
+        progress, metrics = self.run.progress, self.run.trainer.run_history.latest()
+        if self.saver is not None and self.saver.is_due_after_epoch(progress.epoch, metrics):
+            self.run.trainer.request_save(self.saver.path(progress.update))
+
+    def request_final(self) -> None:
+        """Request the end of the run to be saved, unless its last epoch saved it already."""
+        saver = self.saver
+        if saver is None:
+            return
+        failpoint("before_final_save")
+        position = self._position()
+        if not gather_objects(world_process_zero_only(lambda: saver.holds(position))())[0]:
+            self.run.trainer.request_save(saver.path(self.run.progress.update))
+
+    def _position(self) -> dict[str, Any]:
+        """Return where the run is: two states that are saved at the same position are the same."""
+        return {**self.run.progress.state_dict(), "stop_reason": self.run.stop_reason}
+
+    def serve(self) -> None:
+        """Save everything that was requested, as of the last finished update."""
+        run, trainer = self.run, self.run.trainer
+        if run.is_torn:
+            return
+        if run.is_in_window:
+            run.buffers.restore()  # a stop in the middle of an update has moved them already
+            run.is_in_window = False
+        saves, run.requests.saves = run.requests.saves, []
+        for directory, metadata in saves:
+            if self._has_loaded_model:
+                trainer.print(
+                    f"Not saving {directory}: the model is no longer that of the run's end, but one loaded since"
+                )
+                continue
+            saver = self.saver if self.saver is not None and directory.parent == self.saver.directory else None
+            is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
+            has_bad_loss = run.losses.has_nonfinite()
+            if has_bad_loss or not (is_checked_later or self._weights_are_finite()):
+                culprit = "a loss of this epoch was" if has_bad_loss else "a weight is"
+                trainer.print(f"Not saving {directory}: {culprit} not finite")
+                if has_bad_loss and not run.is_ending:
+                    run.logbook.log()  # which ends the run: everything from here on would be lost
+                continue
+            if saver is None:
+                trainer.save_training_state(directory, metadata)
+                continue
+            saver.save(
+                lambda metadata=metadata: self.capture(metadata),  # type: ignore[misc]
+                run.progress.update,
+                trainer.run_history.latest(),
+                about=self.metadata,
+                position=None if metadata else self._position(),
+                must_happen=run.is_ending,
+            )
+            self.report()
+
+    def save_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
+        """Write a training state into a folder at once; called by `Trainer.save_training_state`."""
+        run, trainer, policy = self.run, self.run.trainer, self.run.settings.checkpoints
+        if trainer.run_config is None or not self.metadata:
+            raise ConfigError("save_training_state needs a trainer that has been prepared by train()")
+        if not self._weights_are_finite():
+            raise CheckpointError(f"not saving {output_dir}: a weight is not finite, and nothing good could come of it")
+        try:
+            model, state, files = self.capture(metadata)
+        except OSError as error:
+            raise CheckpointError(f"cannot save {output_dir}: the metrics of the run are not safe: {error}") from error
+        write_here = write_shards if is_sharded(trainer.model) else world_process_zero_only(write)
+        write_here(
+            output_dir,
+            model,
+            state,
+            run.progress.update,
+            run_id=run.run_id,
+            about=self.metadata,
+            files=files,
+            is_open=policy is not None and policy.is_open,
+        )
+        trainer.call_event("on_checkpoint_saved", path=Path(output_dir))
+
+    def _weights_are_finite(self) -> bool:
+        # Only trained weights: a frozen mask of -inf is not a sign of trouble.
+        engine = self.run.engine
+        trained = [weight for weight in engine.parameters if weight.is_floating_point() and weight.requires_grad]
+        weights = [local(weight.detach()) for weight in trained]
+        is_bad = bool(weights) and not bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+        return not engine.agreement.largest(is_bad)[0]
+
+    def wait(self) -> None:
+        """Wait for a save in the background."""
+        if self.saver is not None:
+            self.saver.wait()
+
+    def report(self) -> None:
+        """Tell the callbacks about checkpoints committed since the last time, and print failures."""
+        saver, run, record = self.saver, self.run, self.run.logbook.record
+        if saver is None:
+            return
+        earlier = saver.last_error
+        saver.warm_up(lambda: self.capture({}))
+        # Several processes get here only right after a save, and all of them: a writer's failure is everyone's.
+        while (saved := gather_objects(world_process_zero_only(saver.poll)())[0]) is not None:
+            record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)
+            record.tell(last_checkpoint=saved.name, last_error=None)
+            run.trainer.call_event("on_checkpoint_saved", path=saved)
+        while saver.refusals:
+            run.trainer.print(saver.refusals.pop(0))
+        if saver.last_error is not None and saver.last_error is not earlier:
+            run.trainer.print(f"Saving failed, trying again at the next save: {saver.last_error}")
+            record.tell(last_error=saver.last_error)
+
+    def report_last(self) -> None:
+        """Record the checkpoints committed since the last report; called when a run breaks off."""
+        saver, record = self.saver, self.run.logbook.record
+        if saver is None:
+            return
+        with suppress(CheckpointError, LeaseError):  # the run ends because of another error, which is reported
+            while (saved := saver.poll()) is not None:
+                record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)
+                record.tell(last_checkpoint=saved.name)
+
+    # --- the end of the run -------------------------------------------------------------------------------------
+
+    def finish(self, interruption: KeyboardInterrupt | None) -> None:
+        """Wait for the last checkpoint, and load the model that was requested for the end of the run."""
+        run, saver = self.run, self.saver
+        if saver is not None:
+            world_process_zero_only(saver.finish)()
+            self.report()
+            run.signals.say_saved(interruption, saver.newest, run.trainer.print)
+        if run.requests.load is not None:
+            run.trainer.load_checkpoint(run.requests.load)
+
+    def load_at_end(self) -> None:
+        """Load the requested model once the end of the run is saved: later saves would not be of the run."""
+        run = self.run
+        for callback in run.trainer.callback_handler:
+            if isinstance(callback, SaveTrainingStateCallback):
+                callback.ask_for_final(run.trainer)
+        self.serve()
+        self.wait()
+        if run.requests.load is None:
+            return
+        try:
+            run.trainer.load_checkpoint(run.requests.load)
+        except CheckpointError:
+            return  # `finish` tries again, and reports it
+        run.requests.load, self._has_loaded_model = None, True

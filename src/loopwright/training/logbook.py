@@ -1,0 +1,210 @@
+"""The logbook of a run: logs, losses that are not finite, throughput, metrics.jsonl, status.json and the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from loopwright.checkpoint.fingerprint import TIERS
+from loopwright.data import Window
+from loopwright.engine.processes import local_process_zero_first, world_process_zero_only
+from loopwright.errors import Preempted, StopTrainingError
+from loopwright.run_folder import RunRecord
+from loopwright.tracking.throughput import Throughput, peak_flops
+
+if TYPE_CHECKING:
+    from loopwright.training.run import TrainingRun
+
+_MOST_SKIPPED_IN_A_ROW = 10
+
+
+class Logbook:
+    """Writes down how a run goes.
+
+    Attributes:
+        record: metrics.jsonl, status.json and the lease; writes nothing for a run without `checkpoints`.
+        speed: how fast the run was between the last two logs (`tracking.throughput`); empty before the first.
+        num_graphed_updates: updates that were CUDA graphs, in this process.
+        first_update_of_epoch: number of the current epoch's first update.
+        skipped_in_a_row: updates just before this one that `nan="skip"` left out.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.record = RunRecord()
+        self.speed: Mapping[str, float] = MappingProxyType({})
+        self.num_graphed_updates = 0
+        self.first_update_of_epoch = 1
+        self.skipped_in_a_row = 0
+        self.run = run
+        self._num_graphed_logged = 0
+        self._throughput: Throughput | None = None
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Own the run folder while the block runs, and record how the run ended."""
+        run, policy = self.run, self.run.settings.checkpoints
+        is_here = policy is not None and run.engine.rank == 0
+        self.record = RunRecord(policy.record_folder if policy is not None and is_here else None)
+        previous = world_process_zero_only(self.record.open)()
+        if previous is not None:
+            run.trainer.print(f"Taking over from {previous}, which has ended without saying so")
+        state, message, error = "failed", None, None
+        try:
+            yield
+            message = run.stop_reason
+            state = "done" if message is None else "stopped"
+        except (Preempted, KeyboardInterrupt) as interruption:
+            state, message = "preempted", str(interruption) or type(interruption).__name__
+            run.checkpoints.report_last()
+            raise
+        except BaseException as failure:
+            error, message = failure, f"{type(failure).__name__}: {failure}"
+            run.checkpoints.wait()  # a save in flight is good, and the process may end with the error
+            run.checkpoints.report_last()
+            raise
+        finally:
+            self.record.close(state, message, error, **self._position())
+
+    def begin(self) -> None:
+        """Begin metrics.jsonl, or cut it back to the checkpoint, and print which guarantee holds."""
+        run, checkpoints = self.run, self.run.checkpoints
+        loaded, tier = checkpoints.loaded, checkpoints.metadata["tier"]
+        local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])
+        if run.settings.checkpoints is not None or loaded is not None:
+            but = ", but for the changes above" if checkpoints.is_changed else ""
+            run.trainer.print(f"Resume guarantee {tier}, {TIERS[tier]}{but}")
+        source = None if checkpoints.resumed_from is None else checkpoints.resumed_from.name
+        self.write("start", run_id=run.run_id, resumed_from=source, tier=tier, seed=run.seed)
+        self.record.tell(state="running", **self._position(), last_checkpoint=source)
+
+    def _position(self) -> dict[str, int]:
+        return {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event to metrics.jsonl, with the update and the epoch."""
+        self.record.write(event, **self._position(), **fields)
+
+    def write_metrics(self, event: str) -> None:
+        """Append everything that was recorded in the history since the last time to metrics.jsonl."""
+        self.record.write_metrics(event, self.run.trainer.run_history, **self._position())
+
+    # --- logs ---------------------------------------------------------------------------------------------------
+
+    def log(self) -> None:
+        """Bring the losses since the last log to the host and hand them to the callbacks."""
+        run, trainer = self.run, self.run.trainer
+        run.requests.log = False
+        loss = run.losses.mean_since_last_log()
+        if loss is None:
+            return
+        logs = {**self._position(), "loss": loss}
+        group = trainer.optimizer.param_groups[0]
+        if "lr" in group:  # an optimizer need not have one
+            logs["lr"] = float(group["lr"])
+        if run.gradient_norm is not None:
+            logs["gradient_norm"] = float(run.gradient_norm)
+        logs |= self.graph_counts()
+        self.record.write("log", **logs)
+        self.measure_speed()
+        self.write_speed()
+        self.record.tell(**self._position())
+        first, samples = self.find_nonfinite()
+        trainer.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
+        self.stop_if_nonfinite(first, samples)  # also where no callback does it
+
+    def graph_counts(self) -> dict[str, int]:
+        """Return how many updates since the last log were graphs, where some can be."""
+        graphed = self.num_graphed_updates - self._num_graphed_logged
+        self._num_graphed_logged = self.num_graphed_updates
+        return {"graphed_updates": graphed} if graphed or self.run.stepper.rounds_rates else {}
+
+    # --- speed --------------------------------------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Start to measure throughput; called before the first update."""
+        engine = self.run.engine
+        peak = peak_flops(engine.device, engine.accelerator.mixed_precision)
+        num_parameters = sum(each.numel() for each in engine.parameters) if peak is not None else None
+        self._throughput = Throughput(engine.device, num_parameters, peak)
+
+    def timed(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Return the same windows, counted and timed."""
+        assert self._throughput is not None
+        return self._throughput.watch(windows)
+
+    def measure_speed(self) -> None:
+        """Measure how fast the run was since the last log."""
+        assert self._throughput is not None
+        self.speed = self._throughput.take()
+
+    def write_speed(self) -> None:
+        """Write the last measured speed to metrics.jsonl."""
+        if self.speed:
+            self.write("speed", **self.speed)
+
+    @property
+    def data_wait_seconds(self) -> float:
+        """How long this process has waited for data."""
+        return 0.0 if self._throughput is None else self._throughput.waited_seconds
+
+    # --- losses that are not finite -----------------------------------------------------------------------------
+
+    def find_nonfinite(self) -> tuple[int | None, list[int] | None]:
+        """Return the first update of the epoch with a loss that was not finite, if there is one, and its samples."""
+        index = self.run.losses.first_nonfinite_window(self.run.settings.gradient_accumulation_steps)
+        if index is None:
+            return None, None
+        first = self.first_update_of_epoch + index
+        return first, self._report_nonfinite(first, index)
+
+    def stop_if_nonfinite(self, update: int | None, samples: list[int] | None) -> None:
+        """Stop the run at a loss that was not finite, unless such updates are skipped."""
+        if update is not None and self.run.settings.nan == "stop":
+            raise StopTrainingError(f"Stopping training: the loss of update {update} is not finite{_listed(samples)}")
+
+    def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
+        """Write the samples of an update with a loss that was not finite; return their ids if they are known.
+
+        Args:
+            update: its number.
+            index: its place in the epoch, from 0.
+        """
+        run = self.run
+        batches = run.train_loader.samples_of(run.progress.epoch, index)
+        listed = [{"position": position, "samples": ids} for position, ids in batches or []]
+        epoch = run.trainer.run_history.current_epoch
+        self.record.keep("nan_batch.json", {"update": update, "epoch": epoch, "micro_batches": listed})
+        return None if batches is None else [index for _, ids in batches for index in ids]
+
+    def skips_update(self) -> bool:
+        """Whether `nan="skip"` leaves this update out; all processes agree on it."""
+        run, engine = self.run, self.run.engine
+        if run.settings.nan != "skip":
+            return False
+        gradients = [] if engine.accelerator.scaler is not None else engine.gradients()
+        is_bad = not run.losses.update_is_finite(gradients)
+        if not engine.agreement.largest(is_bad)[0]:
+            self.skipped_in_a_row = 0
+            return False
+        self.skipped_in_a_row += 1
+        update = run.progress.update + 1
+        samples = self._report_nonfinite(update, update - self.first_update_of_epoch)
+        run.trainer.print(f"Skipping update {update}: its loss or gradient is not finite{_listed(samples)}")
+        epoch = run.trainer.run_history.current_epoch
+        self.record.write("skipped_update", update=update, epoch=epoch, samples=samples)
+        run.micro_batch_step.discard()
+        run.buffers.restore()
+        if self.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+            run.trainer.request_stop(f"Stopping training: {_MOST_SKIPPED_IN_A_ROW} updates in a row were not finite")
+        return True
+
+
+def _listed(samples: list[int] | None) -> str:
+    if samples is None:
+        return ""
+    more = "" if len(samples) <= 8 else f" and {len(samples) - 8} more"
+    return f" (samples {', '.join(map(str, samples[:8]))}{more})"

@@ -1,0 +1,110 @@
+"""Preparing a run: the arguments checked, an engine, the model, the optimizer and the loaders made ready for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopwright.data.defaults import without_preparation
+from loopwright.engine import forget_precision
+from loopwright.errors import ConfigError
+from loopwright.hooks import TrainerHooks
+from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
+from loopwright.stepping.graphs import check_graphs, has_graphs
+from loopwright.training.run import TrainingRun, run_of
+
+if TYPE_CHECKING:
+    from loopwright.training.protocols import LoopTrainer
+
+
+def check_data(
+    trainer: LoopTrainer, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str
+) -> None:
+    """Refuse a dataset without a batch, unless the hook that makes its loader is overridden.
+
+    Args:
+        trainer: whose hooks are looked at.
+        part: "train" or "eval".
+        dataset: the dataset.
+        kwargs: of its loader, as the caller gave them.
+        batch_size: samples of a batch.
+        name: of the argument, for the error.
+    """
+    if not is_overridden(trainer, TrainerHooks, f"create_{part}_dataloader"):
+        check_dataset(dataset, name, kwargs or {}, batch_size)
+
+
+def check_step_mode(trainer: LoopTrainer, step_mode: str) -> None:
+    """Refuse graphs where there are none; called before anything is touched."""
+    if not has_graphs(trainer):
+        check_graphs(step_mode, trainer.device)
+
+
+def prepare(run: TrainingRun) -> None:
+    """Prepare everything, and make sure that the loaders are ours even if the user's own hook prepared them."""
+    trainer, given = run.trainer, (run.train_loader, run.eval_loader)
+    forget_precision()
+    trainer._prepare_model_optimizer_and_dataloaders()
+    engine = run.engine
+    engine.follow(trainer.model, trainer.optimizer)
+    run.train_loader = without_preparation(run.train_loader, given[0])
+    run.eval_loader = without_preparation(run.eval_loader, given[1])
+    run.losses.follow(engine)
+    run.adopt_loaders()
+    if run.train_loader is not None:
+        run.train_loader.limit = trainer.callback_handler.batch_limit(trainer, training=True)
+        if engine.device.type == "cuda" and not engine.is_distributed and torch.cuda.device_count() > 1:
+            trainer.print(unused_devices(torch.cuda.device_count()))
+    if run.eval_loader is not None:
+        run.eval_loader.limit = trainer.callback_handler.batch_limit(trainer, training=False)
+    if isinstance(trainer.loss_func, torch.nn.Module):
+        trainer.loss_func.to(engine.device)  # before a resume gives the optimizer state for its parameters
+
+
+def start_evaluation(
+    trainer: LoopTrainer,
+    dataset: Any,
+    batch_size: int,
+    kwargs: dict[str, Any] | None,
+    collate_fn: Any,
+    may_be_empty: bool = False,
+) -> TrainingRun:
+    """Prepare the run of an evaluation or a prediction, and install it; `run.close()` has to follow.
+
+    Args:
+        trainer: the trainer.
+        dataset: None takes the evaluation dataset of the last call, and its collate function unless one is given.
+        batch_size: samples of a batch.
+        kwargs: of the loader, as the caller gave them.
+        collate_fn: makes a batch of samples.
+        may_be_empty: a dataset without samples is fine, as for predictions.
+    """
+    training = run_of(trainer)
+    check_is_idle(training.is_running)
+    if dataset is None:
+        dataset, collate_fn = trainer.eval_dataset, collate_fn or trainer.collate_fn
+    if dataset is None:
+        raise ConfigError("there is nothing to evaluate: pass a dataset (no earlier call had one either)")
+    if not may_be_empty:
+        check_data(trainer, "eval", dataset, kwargs, batch_size, "dataset")
+    settings = RunSettings(per_device_batch_size=batch_size, mixed_precision=training.settings.mixed_precision)
+    run = training.next(settings)
+    run.install(training)
+    trainer.eval_dataset, trainer.collate_fn = dataset, collate_fn
+    try:
+        run.eval_loader = trainer.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=kwargs)
+        prepare(run)
+        trainer.run_config = trainer._create_run_config(batch_size, 1, 1, 1, None)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def unused_devices(num_devices: int) -> str:
+    """Return a line that says how to train on all GPUs of a machine; printed when a run begins on one of several."""
+    return (
+        f"Training on 1 of {num_devices} GPUs. All of them: lw launch -n {num_devices} -- train ..., "
+        f"or torchrun --nproc-per-node {num_devices} with a script"
+    )

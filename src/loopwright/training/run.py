@@ -1,0 +1,465 @@
+"""The run: one call of `train`, `evaluate` or `predict`, with its parts and where it is.
+
+run.stepper          runs an update, eagerly or as a CUDA graph        (stepping/eager, stepping/graphs)
+run.micro_batch_step what a micro-batch is to the loop                 (stepping/eager)
+run.memory           runs an update again in smaller parts             (stepping/memory)
+run.losses           weighs batch losses into updates, and sums them   (losses)
+run.boundary         serves requests, knows the limits                 (boundary)
+run.logbook          logs, metrics.jsonl, status.json                  (logbook)
+run.checkpoints      saves, and knows what was resumed                 (checkpoints, resume)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data import Loader, Share, Window, adopt
+from loopwright.data.cutting import cut_window
+from loopwright.data.defaults import without_sharing
+from loopwright.data.prefetch import prefetched
+from loopwright.engine import Engine, forget_precision
+from loopwright.engine.buffers import BufferShadow
+from loopwright.engine.nested import iter_tensors
+from loopwright.engine.seeding import seed_torch
+from loopwright.engine.sharding import is_sharded
+from loopwright.engine.signals import SignalWatch
+from loopwright.errors import StopTrainingError
+from loopwright.failpoints import failpoint
+from loopwright.keys import forward_key
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests
+from loopwright.results import TrainResult
+from loopwright.schedulers import StatefulSchedulerBase
+from loopwright.settings import RunSettings
+from loopwright.stepping.eager import EagerStepper, MicroBatchStep, Stepper
+from loopwright.stepping.graphs import plan_stepper, report_eager
+from loopwright.stepping.memory import MemoryGuard, OptimizerStep
+from loopwright.training.losses import EpochLosses, check_batch_output, prediction
+from loopwright.training.resume import recount_batches, resume
+
+if TYPE_CHECKING:
+    from loopwright.training.boundary import Boundary
+    from loopwright.training.checkpoints import RunCheckpoints
+    from loopwright.training.logbook import Logbook
+    from loopwright.training.protocols import LoopTrainer
+
+
+class TrainingRun:
+    """The parts and the state of one run. None of the flags decides a number.
+
+    Args:
+        trainer: the trainer that runs it.
+        run_update: runs an update eagerly; the trainer's own loop.
+        settings: the arguments, checked.
+        previous: the trainer's run before this one, whose engine serves until this one is prepared.
+
+    Attributes:
+        engine: device, precision and processes.
+        progress: where the run is.
+        requests: what callbacks asked for, served at the next boundary.
+        train_loader, eval_loader: the loaders; None if there is none.
+        train_loader_kwargs, eval_loader_kwargs: what the default hooks made the loaders with.
+        signals: the signal that ends the run, if one came.
+        buffers: the model's buffers as of the last boundary.
+        seed: decides order, augmentation and dropout.
+        gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
+        current_rows: samples of the current micro-batch; None between batches.
+        eval_batch: index of the current evaluation batch, however many parts it is run in.
+        first_epoch: the history's epoch when the run began, before any resume.
+        run_id: names the run in its checkpoints, over all processes that continue it.
+        stop_reason: why the run was stopped, or None.
+        is_running: between the first and the last event of a training run.
+        is_ending: whatever is saved now is the last, and is waited for.
+        is_in_window: some micro-batches of an update have run, and it is not finished.
+        is_torn: the weights are ahead of the progress; nothing may be saved now.
+        epoch_is_whole: every update of the current epoch is done.
+    """
+
+    def __init__(
+        self,
+        trainer: LoopTrainer,
+        run_update: Callable[[Window], None],
+        settings: RunSettings | None = None,
+        previous: TrainingRun | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.run_update = run_update
+        self.settings = RunSettings() if settings is None else settings
+        self.engine: Engine = None if previous is None else previous.engine  # type: ignore[assignment] # before __init__
+        self.progress, self.requests = Progress(), Requests()
+        self.train_loader: Any = None
+        self.eval_loader: Any = None
+        self.train_loader_kwargs: dict[str, Any] | None = None
+        self.eval_loader_kwargs: dict[str, Any] | None = None
+        self.signals = SignalWatch()
+        self.buffers = BufferShadow()
+        self.seed = 0
+        self.gradient_norm: Tensor | None = None
+        self.current_rows: int | None = None
+        self.eval_batch = 0
+        self.first_epoch = 1
+        self.run_id = uuid.uuid4().hex[:12]
+        self.stop_reason: str | None = None
+        self.is_running = self.is_ending = self.is_in_window = self.is_torn = self.epoch_is_whole = False
+        self.losses = EpochLosses(self.engine)
+        self.memory = MemoryGuard(self)
+        self.stepper: Stepper = EagerStepper(run_update)
+        self.micro_batch_step: MicroBatchStep = trainer.create_step(self)
+        self.boundary: Boundary = trainer.create_boundary(self)
+        self.logbook: Logbook = trainer.create_logbook(self)
+        self.checkpoints: RunCheckpoints = trainer.create_checkpoints(self)
+        self._has_begun = False
+        self._output_is_checked = False
+        self._windows: Iterator[Window] = iter(())
+        self._optimizer_step = OptimizerStep(self)
+
+    def next(self, settings: RunSettings) -> TrainingRun:
+        """Return a new run of the same trainer; it starts with this one's engine."""
+        return TrainingRun(self.trainer, self.run_update, settings, previous=self)
+
+    def install(self, training: TrainingRun | None = None) -> None:
+        """Make this the trainer's current run; called before the first hook.
+
+        Args:
+            training: for an evaluation or a prediction the run before it, which may still be saved afterwards.
+        """
+        trainer = self.trainer
+        trainer._current_run = self  # type: ignore[misc] # a cached property
+        trainer.callback_handler.refresh()
+        if training is None:
+            self.first_epoch, trainer.scheduler = trainer.run_history.current_epoch, None
+            return
+        self.progress, self.losses, self.seed = training.progress, training.losses, training.seed
+        self.first_epoch, self.run_id = training.first_epoch, training.run_id
+        self.memory.parts.train = training.memory.parts.train
+        self.checkpoints.metadata, self.checkpoints.initial = (
+            training.checkpoints.metadata,
+            training.checkpoints.initial,
+        )
+        self.logbook.speed = training.logbook.speed
+        self.logbook.num_graphed_updates = training.logbook.num_graphed_updates
+
+    def result(self) -> TrainResult:
+        """Return the outcome of a training run."""
+        return TrainResult(
+            metrics=self.trainer.run_history.latest(),
+            epochs=self.progress.epoch,
+            updates=self.progress.update,
+            stop_reason=self.stop_reason,
+            seed=self.seed,
+            seconds=self.logbook.record.seconds,
+        )
+
+    # --- preparing ----------------------------------------------------------------------------------------------
+
+    def start_engine(self) -> None:
+        """Make a fresh engine over the trainer's accelerator."""
+        forget_precision()
+        self.engine = Engine(self.trainer._create_accelerator(), self.settings.reduction)
+        self.losses.follow(self.engine)
+
+    def as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
+        """Return a loader of ours over a DataLoader or any iterable of batches."""
+        if isinstance(source, Loader):
+            return source
+        engine, accumulation = self.engine, self.settings.gradient_accumulation_steps
+        source = without_sharing(source, engine.num_processes)
+        # Every forward pass of a sharded model gathers its weights: the processes must run equally many.
+        share = Share(engine.rank, engine.num_processes, accumulation, is_even=is_sharded(self.trainer.model))
+        return adopt(
+            source,
+            seed=self.seed,
+            share=share,
+            device=engine.device,
+            evaluation=is_evaluation,
+            bad_samples=self.settings.bad_samples,
+        )
+
+    def adopt_loaders(self) -> None:
+        """Make the run's loaders ours, unless they are."""
+        if self.train_loader is not None:
+            self.train_loader = self.as_loader(self.train_loader)
+        if self.eval_loader is not None:
+            self.eval_loader = self.as_loader(self.eval_loader, is_evaluation=True)
+
+    def close(self) -> None:
+        """Give the model and the optimizer back as the user made them; drop workers, graphs and buffers."""
+        self.is_running = False
+        self._windows = iter(())
+        for loader in (self.train_loader, self.eval_loader):
+            if isinstance(loader, Loader):
+                loader.close()
+        trainer = self.trainer
+        if self.settings.step_mode == "compile" and isinstance(trainer.model, torch.nn.Module):
+            trainer.model._compiled_call_impl = None
+        trainer.model, trainer.optimizer = self.engine.release(trainer.model, trainer.optimizer)
+        self.stepper, self.buffers = EagerStepper(self.run_update), BufferShadow()
+        trainer.callback_handler.release()
+
+    def bare_model(self) -> Any:
+        """Return the model without its distributed wrapper and torch.compile."""
+        return self.engine.unwrap(self.trainer.model, keep_torch_compile=False)
+
+    def bare_optimizer(self) -> Any:
+        """Return the optimizer as the user made it."""
+        return self.engine.unwrap_optimizer(self.trainer.optimizer)
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    def start(self, resume_path: Path | None) -> None:
+        """Continue a saved run or begin one, and get ready to save it; called once everything is prepared."""
+        self.engine.follow_scheduler(self.trainer.optimizer)
+        self.checkpoints.describe()
+        if resume_path is not None:
+            resume(self, resume_path)
+        self.logbook.begin()
+        self.checkpoints.start()
+        self.is_running = True
+
+    def begin(self) -> None:
+        """Get ready for the first update. Idempotent: a user's own `_run_training` may not call it."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        trainer, checkpoints = self.trainer, self.checkpoints
+        if checkpoints.resumed_from is not None and checkpoints.loaded is not None:
+            trainer.callback_handler.load_state_dict(checkpoints.loaded["callbacks"])
+            recount_batches(self, checkpoints.loaded["num_processes"])
+        checkpoints.loaded = None
+        # Such a scheduler gives the value of update 0 at its first step; torch's give it when they are made.
+        if isinstance(trainer.scheduler, StatefulSchedulerBase) and trainer.scheduler._num_updates == -1:
+            trainer.scheduler.step()
+        self.epoch_is_whole = True  # until an epoch begins: `_run_train_epoch` may be the user's own
+        failpoint("before_first_update")
+        self.drop_gradients()
+        self.buffers = BufferShadow(trainer.get_model(keep_torch_compile=False), trainer.loss_func)
+        checkpoints.rehearse()
+        self.stepper = plan_stepper(self)
+        self.logbook.start_clock()
+        self.boundary.begin()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the run after the block, whatever stops it: save it, then run the end hook and events."""
+        interruption: KeyboardInterrupt | None = None
+        try:
+            yield
+        except StopTrainingError as error:
+            self.stop(error)
+        except KeyboardInterrupt as error:
+            interruption = self.signals.first(error, self.engine.is_distributed)
+        self.is_ending = True
+        self.checkpoints.request_final()
+        for phase in (self.checkpoints.serve, self._end, self.checkpoints.serve):
+            try:
+                phase()
+            except StopTrainingError as error:
+                self.stop(error)
+        self.checkpoints.finish(interruption)
+        self.signals.raise_for(interruption)
+
+    def _end(self) -> None:
+        failpoint("run_end")
+        self.trainer.training_run_end()
+        self.trainer.call_event("on_training_run_end")
+        self.boundary.serve_stop()
+
+    def stop(self, error: StopTrainingError) -> None:
+        """End the run early: print why, drop half an update, tell the callbacks."""
+        trainer = self.trainer
+        trainer.print(error)
+        self.stop_reason = str(error)
+        self.requests.stop = None  # a stop requested meanwhile is done
+        if self.progress.stage == FINISHED:
+            self.progress.end_epoch()
+        self.drop_gradients()
+        try:
+            trainer.call_event("on_stop_training_error", error=error)
+        except StopTrainingError as another:
+            trainer.print(another)
+
+    # --- the epoch ----------------------------------------------------------------------------------------------
+
+    def train_batches(self) -> Any:
+        """Return the training loader; iterated directly, it yields the batches of the current epoch."""
+        self.train_loader.set_epoch(self.progress.epoch)
+        return self.train_loader
+
+    def begin_epoch(self) -> None:
+        """Begin to train an epoch, or continue it; begins the run too if nobody has."""
+        self.begin()
+        if self.progress.stage >= TRAINED:
+            self.progress.end_epoch()
+        done = -(-self.progress.batch // self.settings.gradient_accumulation_steps)
+        self.logbook.first_update_of_epoch = self.progress.update - done + 1
+        self.epoch_is_whole = False
+        self.boundary.plan_agreement()
+        if self.progress.batch == 0:
+            self.losses = EpochLosses(self.engine)
+
+    def windows(self, train_dl: Any) -> Iterator[Window]:
+        """Yield the windows of the epoch from where the run is, copied ahead to the device: one per update."""
+        windows = self.as_loader(train_dl).windows(self.progress.epoch, self.progress.samples)
+        self._windows = self.logbook.timed(prefetched(windows, self.engine.device))
+        if not self.boundary.has_reached_limit():
+            for window in self._windows:
+                yield self.begin_update(window)
+
+    def end_training(self) -> None:
+        """End the training part of an epoch, and log what is left of it."""
+        self.current_rows = None
+        num_batches = self.train_loader.num_batches if isinstance(self.train_loader, Loader) else None
+        is_at_end = self.progress.batch == num_batches if num_batches is not None else False
+        # Where the length is unknown, only asking for more tells.
+        self.epoch_is_whole = self.boundary.ends_epoch(is_at_end or next(self._windows, None) is None)
+        self._windows = iter(())
+        self.logbook.log()
+
+    def reach(self, stage: int, **metrics: float) -> None:
+        """Record that a stage of the epoch is over, with its metrics."""
+        for name, value in metrics.items():
+            self.trainer.run_history.update_metric(name, value)
+        # An epoch that a limit cut short is continued when the limit is raised: it stays where it is.
+        if self.epoch_is_whole:
+            self.progress.stage = stage
+
+    def end_evaluation(self) -> None:
+        """Record that the epoch is evaluated; an evaluation that a callback makes does not count as this one."""
+        self.reach(EVALUATED)
+        self.boundary.serve_stop()
+
+    def finish_epoch(self) -> None:
+        """Run the epoch's end hook and events, count it, and serve the requests."""
+        trainer, history = self.trainer, self.trainer.run_history
+        if self.progress.stage < FINISHED:
+            has_evaluated = self.eval_loader is None or self.boundary.evaluation_is_due()
+            if self.boundary.has_reached_limit():
+                limit = self.settings.max_num_train_steps
+                trainer.print(f"Reached max number of training steps {limit} in epoch {history.current_epoch}")
+            if isinstance(trainer.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                use_eval = has_evaluated and self.eval_loader is not None
+                trainer.scheduler.step(history.latest()["eval_loss_epoch" if use_eval else "train_loss_epoch"])
+            trainer.training_run_epoch_end()
+            self.reach(FINISHED)
+            trainer.call_event("on_training_run_epoch_end", has_evaluated=has_evaluated)
+            self.logbook.write_metrics("epoch")
+        history._increment_epoch()
+        if self.epoch_is_whole:
+            self.progress.end_epoch()
+        self.progress.reported = self.progress.update
+        self.checkpoints.request_due_after_epoch()
+        self.boundary.serve()
+
+    # --- the update ---------------------------------------------------------------------------------------------
+
+    def begin_update(self, window: Window) -> Window:
+        """Start an update; return its window as it is run: in parts, once memory has run out."""
+        if self.memory.parts.train > 1:
+            window = cut_window(window, self.memory.parts.train, self.trainer.cut_batch)
+        window = self.micro_batch_step.begin(window)
+        self.buffers.keep()
+        self.is_in_window = True
+        return window
+
+    def micro_batches(self, window: Window) -> Iterator[tuple[Any, int]]:
+        """Yield every micro-batch of an update on the device, seeded, with its number in the epoch."""
+        for index, piece in enumerate(window.pieces):
+            self.begin_micro_batch(window, index)
+            yield piece.on(self.engine.device), self.progress.batch + window.number_of(index)
+
+    def begin_micro_batch(self, window: Window, index: int) -> None:
+        """Start a micro-batch: seed its forward pass, and share gradients only after the update's last one."""
+        piece, engine = window.pieces[index], self.engine
+        self.losses.index = index
+        self.current_rows = piece.rows
+        engine.share_gradients(self.trainer.model, index == len(window.pieces) - 1)
+        seed_torch(forward_key(piece.key), engine.device)
+
+    def batch_output(self, compute: Callable[[Any], dict[str, Any]], batch: Any) -> dict[str, Any]:
+        """Return the output of the batch-loss hook; the first one of a run is checked.
+
+        A stop raised in the hook becomes a request where other processes wait for this one's gradients: they get
+        gradients of zero, and all stop together after this update.
+        """
+        try:
+            output = compute(batch)
+        except StopTrainingError as error:
+            output = self.stand_in(batch, error)
+        if not self._output_is_checked:
+            self.check_first_output(output, "calculate_train_batch_loss")
+        return output
+
+    def check_first_output(self, output: Any, method: str) -> None:
+        """Check the output of a batch-loss method, once in a run."""
+        if not self._output_is_checked:
+            check_batch_output(output, method, is_training=True)
+            self._output_is_checked = True
+
+    def stand_in(self, batch: Any, error: StopTrainingError) -> dict[str, Any]:
+        """Return an output with gradients of zero for a batch whose hook stopped the run; raise it on one process."""
+        if not self.engine.is_distributed:
+            raise error
+        self.trainer.request_stop(str(error))
+        outputs = prediction(self.trainer.model, batch)
+        zero = sum(tensor.sum() for tensor in iter_tensors(outputs) if tensor.is_floating_point()) * 0.0
+        return {"loss": zero, "model_outputs": outputs, "batch_size": 0}
+
+    def finish_gradients(self) -> bool:
+        """Reduce the gradients of an update; return False if `nan="skip"` leaves it out."""
+        self.losses.finish_update()
+        return self.settings.nan != "skip" or not self.logbook.skips_update()
+
+    def applying(self) -> AbstractContextManager[None]:
+        """Return the context of the optimizer's step: an error from here on means a torn update."""
+        return self._optimizer_step
+
+    def step_scheduler(self) -> None:
+        """Step the scheduler, if there is one and the loss scaler has not refused the update."""
+        trainer = self.trainer
+        if trainer.scheduler is not None and not self.engine.step_was_skipped(trainer.optimizer):
+            trainer.scheduler_step()
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that belong to no update; `optimizer_zero_grad` is for those of a finished one."""
+        for holder in (self.trainer.model, self.trainer.optimizer):
+            if hasattr(holder, "zero_grad"):
+                holder.zero_grad()
+
+    def run_eagerly(self, reason: str) -> None:
+        """Run updates eagerly from here on, and report why, unless they are."""
+        if self.stepper.rounds_rates:
+            self.stepper = EagerStepper(self.run_update)
+            report_eager(self, reason)
+
+
+def run_of(trainer: Any) -> TrainingRun:
+    """Return a trainer's current run, its last one, or the idle one that it has from the constructor on.
+
+    For packages that build on the Trainer; its attributes are none of the names that a subclass has to avoid.
+    """
+    run: TrainingRun = trainer._current_run
+    return run
+
+
+def of_run(name: str, doc: str, *, settable: bool = True) -> Any:
+    """Return a property of a trainer that stands for an attribute of its current run.
+
+    Args:
+        name: of the attribute, dotted below the run.
+        doc: its documentation.
+        settable: assigning to it sets the attribute.
+    """
+    owner, _, attribute = f"_current_run.{name}".rpartition(".")
+    owner_of = attrgetter(owner)
+
+    def assign(trainer: Any, value: Any) -> None:
+        setattr(owner_of(trainer), attribute, value)
+
+    return property(attrgetter(f"_current_run.{name}"), assign if settable else None, doc=doc)
