@@ -98,7 +98,7 @@ def test_the_benchmarks_page_has_every_result_with_its_tables():
 def test_the_loop_of_the_page_is_that_of_the_source():
     loop = generate.loop_source()
     assert loop.startswith("def _run_training(self) -> None:")
-    assert "def _finish_update" in loop and "asking and serving" not in loop
+    assert "self.backward_step(loss)" in loop and "underscore methods" not in loop
     source = (ROOT / "src" / "loopwright" / "trainer.py").read_text(encoding="utf-8")
     assert [line for line in loop.splitlines() if line not in source] == []
     assert (DOCS / "the_loop.md").read_text(encoding="utf-8").count(generate.LOOP_MARK) == 1
