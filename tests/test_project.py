@@ -32,11 +32,6 @@ LEAST_CALLBACK_MODULES = 10
 LEAST_TRAINER_ACCESSES = 45
 
 MOST_LINES = 600
-MOST_TRAINER_LINES = 500
-MOST_LOOP_LINES = 60
-LOOP = ["_run_training", "_run_train_epoch", "_run_update", "_finish_update", "_apply_gradients"]
-
-needs_trainer = pytest.mark.skipif(not (SOURCE / "trainer.py").exists(), reason="there is no trainer.py yet")
 
 
 @cache
@@ -110,24 +105,6 @@ def test_no_module_is_longer_than_600_lines():
     lengths = {module: num_lines(module) for module in modules()}
     assert len(lengths) >= LEAST_MODULES
     assert {module: length for module, length in lengths.items() if length > MOST_LINES} == {}
-
-
-@needs_trainer
-def test_the_trainer_is_at_most_500_lines_long():
-    assert num_lines("trainer.py") <= MOST_TRAINER_LINES
-
-
-@needs_trainer
-def test_the_loop_fits_on_one_screen():
-    lengths = {
-        node.name: node.end_lineno - node.lineno + 1
-        for class_ in modules()["trainer.py"].body
-        if isinstance(class_, ast.ClassDef) and class_.name == "Trainer"
-        for node in class_.body
-        if isinstance(node, ast.FunctionDef) and node.name in LOOP
-    }
-    assert sorted(lengths) == sorted(LOOP)
-    assert sum(lengths.values()) <= MOST_LOOP_LINES, lengths
 
 
 # ---------------------------------------------------------------------------------------------------- imports
