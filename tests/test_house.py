@@ -136,10 +136,7 @@ NAMES_OF_OTHER_LIBRARIES = {
 # Private names of other packages that are still used, by "file name" or "file:Class name", with what for.
 # Entries are only ever deleted.
 FOREIGN_NAMES_READ: dict[str, str] = {}
-FOREIGN_NAMES_OVERRIDDEN = {
-    "tasks/settings.py:TaskParser _read": "notes the fields that a file of settings leaves to the run",
-    "tasks/settings.py:TaskParser _split_config_files": "notes the files of settings that were named",
-}
+FOREIGN_NAMES_OVERRIDDEN: dict[str, str] = {}
 FOREIGN_NAMES_OF_BASES: dict[str, str] = {}
 
 # Underscore names that are documented, so that every package may use and override them.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 # Underscore names that are documented, to be overridden or used (docs/trainer.md).
 CORE_CONTRACT = frozenset(
@@ -36,7 +35,7 @@ def private_names(base: type, contract: frozenset[str]) -> set[str]:
 
 
 def warn_of_collisions(
-    trainer: Any, base: type, contract: frozenset[str], state: Mapping[str, type] | None = None
+    trainer: object, base: type, contract: frozenset[str], state: Mapping[str, type] | None = None
 ) -> None:
     """Warn of private names of ours that a subclass has taken; called before a run.
 

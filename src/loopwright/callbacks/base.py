@@ -284,7 +284,7 @@ class CallbackHandler:
             if isinstance(callback, TrainerCallback):
                 callback.release()
 
-    def batch_limit(self, trainer: Any, training: bool, is_intermediate: bool = False) -> int | None:
+    def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
         """Return the smallest limit that any callback sets on an epoch's micro-batches, or None."""
         callbacks = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
         limiters: list[Any] = [callback for callback in callbacks if callable(callback.batch_limit)]

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from loopwright.callbacks.base import TrainerCallback
 from loopwright.errors import CheckpointError, ConfigTypeError
+from loopwright.protocols import TrainerLike
 
 
 class KeepStateCallback(TrainerCallback):
@@ -55,7 +56,7 @@ class KeepStateCallback(TrainerCallback):
             part.load_state_dict(state[name])
 
 
-def warn_of_unsaved(trainer: Any, optimizer: Any, callbacks: Iterable[Any]) -> None:
+def warn_of_unsaved(trainer: TrainerLike, optimizer: Any, callbacks: Iterable[Any]) -> None:
     """Warn of optimizers that are attributes of a trainer and that no training state would hold; called before a run.
 
     Args:

@@ -166,7 +166,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Ask for the final state."""
         self.ask_for_final(trainer)
 
-    def ask_for_final(self, trainer: Any) -> None:
+    def ask_for_final(self, trainer: TrainerLike) -> None:
         """Ask for the final state, once in a run; called at its end, before another model is loaded."""
         if self.save_at_end and self._ended is not trainer.progress:
             self._ended = trainer.progress

@@ -161,12 +161,12 @@ class HfArgumentParser(argparse.ArgumentParser):
         line = list(sys.argv[1:] if args is None else args)
         line = self._with_args_files(line, look_for_args_file, args_filename, args_file_flag)
         self._add_old_flags()
-        config_files, line = self._split_config_files(line)
+        config_files, line = self.split_config_files(line)
         from_files: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for file in config_files:
             try:
-                fields, rest = self._read(read_mapping(file), f"{file}: ")
+                fields, rest = self.read_values(read_mapping(file), f"{file}: ")
             except ConfigError as error:
                 self.error(str(error))
             unknown = [name for name in rest if name not in self._own_names()]
@@ -195,7 +195,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         Raises:
             ConfigError: a value does not fit, or a key is not known and `allow_extra_keys` is False.
         """
-        values, unknown = self._read(args, "")
+        values, unknown = self.read_values(args, "")
         if unknown and not allow_extra_keys:
             raise ConfigError(self._unknown(next(iter(unknown))))
         return self._fill(values, {})
@@ -298,7 +298,7 @@ class HfArgumentParser(argparse.ArgumentParser):
                 self.error(f"cannot read flags from {file}: {error}")
         return words + line
 
-    def _split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
+    def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         """Return the files of `--config`, and the line without them, unless that is a flag of somebody else's."""
         if self._option_string_actions[CONFIG_FLAG] is self._config_action:
             return _split_off(line, CONFIG_FLAG)
@@ -333,7 +333,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             if not isinstance(action, (_Field, _Negation)) and action is not self._config_action
         }
 
-    def _read(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values of fields, with their types and today's names, and those that are of no field."""
         hints = dict(self._hints)
         for kind in self.dataclass_types:

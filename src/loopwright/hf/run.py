@@ -28,6 +28,7 @@ from loopwright.hf.outputs import TrainOutput, stored_metrics
 from loopwright.hf.resuming import resume_source
 from loopwright.hf.schedule import MetricSchedule
 from loopwright.hf.state import STATE_FILE, TrainerState
+from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
 from loopwright.tracking.loss import combined
 from loopwright.training.resume import stored_window
@@ -225,35 +226,35 @@ class HfRun(TrainerCallback):
         if trainer.args.eval_on_start:
             trainer.evaluate(ignore_keys=self._ignore_keys)
 
-    def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+    def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_epoch_begin")
 
-    def on_train_step_start(self, trainer: Any, **kwargs: Any) -> None:
+    def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Begin an update with its first micro-batch; not again where memory ran out."""
         if self._begun != trainer.progress.update and run_of(trainer).losses.index == 0:
             self._begun = trainer.progress.update
             self._trainer.call_event("on_step_begin")
 
-    def on_before_optimizer_step(self, trainer: Any, **kwargs: Any) -> None:
+    def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Report that the gradients are ready, and note the learning rate that they are used with."""
         self._trainer.call_event("on_pre_optimizer_step")
         self.learning_rate = trainer.optimizer.param_groups[0]["lr"]
 
-    def on_optimizer_step_end(self, trainer: Any, **kwargs: Any) -> None:
+    def on_optimizer_step_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         self._trainer.call_event("on_optimizer_step")
 
-    def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Count the update in transformers' state and hand on what the callbacks ask for."""
         self._count_update()
         self._trainer.call_event("on_step_end")
         self.take_requests()
 
-    def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """End an epoch and hand on what the callbacks ask for."""
         self._trainer.call_event("on_epoch_end")
         self.take_requests()
 
-    def on_checkpoint_saved(self, trainer: Any, path: Any = None, **kwargs: Any) -> None:
+    def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
         """Report a checkpoint, which may hold the best model so far."""
         state = self._trainer.state
         self.last_saved = trainer.progress.update
@@ -261,7 +262,7 @@ class HfRun(TrainerCallback):
             state.best_model_checkpoint = self._shown(Path(path))
         self._trainer.call_event("on_save")
 
-    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Report the run, load the best model and end."""
         self._end()
 

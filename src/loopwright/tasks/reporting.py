@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.progress import EVALUATED, TRAINED
@@ -15,6 +15,9 @@ from loopwright.tasks.eval_table import EvalTable
 from loopwright.tasks.live_line import bar_of, fitted
 from loopwright.tasks.pace import Pace
 from loopwright.tasks.screen import Screen, clock, eval_metrics, metrics_text
+
+if TYPE_CHECKING:
+    from loopwright.tasks.trainer import TaskTrainer
 
 _MUCH_WAITING = 0.2  # of the time
 _NO_LIMIT = 1 << 16
@@ -57,7 +60,7 @@ class ReportProgress(TrainerCallback):
         update = trainer.progress.update
         self._pace.begin(update)
         if update > 0:
-            self._say_resumed(trainer)
+            self._say_resumed(cast("TaskTrainer", trainer))
         if not trainer.job.training.disable_tqdm:  # type: ignore[attr-defined] # a TaskTrainer
             self._line = self._screen.open_line(self._compose, self._course.updates, update)
 
@@ -140,7 +143,7 @@ class ReportProgress(TrainerCallback):
         self._screen.close_line()
         self._line = None
 
-    def _say_resumed(self, trainer: Any) -> None:
+    def _say_resumed(self, trainer: TaskTrainer) -> None:
         """Say where a run goes on, and what is as it was."""
         progress = trainer.progress
         data = "changed data (--allow_changed_data)" if trainer.job.args.allow_changed_data else "data unchanged"

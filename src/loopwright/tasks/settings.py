@@ -197,17 +197,18 @@ class TaskParser(HfArgumentParser):
             **{name: full for name, full in short.items() if full in AUTOMATIC},
         }
 
-    def _read(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the values of a file; those that are left to the run are noted and taken out."""
         names = self._automatic_names()
         asked = {key: names.get(key.replace("-", "_")) for key, value in values.items() if value == _AUTO}
         left = {key for key, name in asked.items() if name is not None}
-        fields, unknown = super()._read({key: value for key, value in values.items() if key not in left}, place)
+        fields, unknown = super().read_values({key: value for key, value in values.items() if key not in left}, place)
         self.auto_in_files = (self.auto_in_files - set(fields)) | {name for name in asked.values() if name is not None}
         return fields, unknown
 
-    def _split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
-        self.config_files, rest = super()._split_config_files(line)
+    def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
+        """Keep the files of `--config`, and refuse one that is cut off."""
+        self.config_files, rest = super().split_config_files(line)
         for file in self.config_files:
             check_end(Path(file))
         return self.config_files, rest

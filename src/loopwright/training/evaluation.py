@@ -19,6 +19,7 @@ from loopwright.engine.seeding import preserved_generators, seed_torch
 from loopwright.errors import DataError, StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
+from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
 from loopwright.training.losses import check_batch_output, reduced_mean
 
@@ -101,7 +102,7 @@ def run_prediction(run: TrainingRun) -> tuple[Any, int]:
 
 
 @contextmanager
-def swapped(trainer: Any, model: Any, handler: Any, metric_prefix: str) -> Iterator[None]:
+def swapped(trainer: TrainerLike, model: Any, handler: Any, metric_prefix: str) -> Iterator[None]:
     """Run a block with another model, other callbacks and a metric prefix, and put everything back whatever happens."""
     history = trainer.run_history
     before = trainer.model, trainer.callback_handler, history.metric_name_prefix

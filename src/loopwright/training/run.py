@@ -35,6 +35,7 @@ from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests
+from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
@@ -439,12 +440,12 @@ class TrainingRun:
             report_eager(self, reason)
 
 
-def run_of(trainer: Any) -> TrainingRun:
+def run_of(trainer: TrainerLike) -> TrainingRun:
     """Return a trainer's current run, its last one, or the idle one that it has from the constructor on.
 
     For packages that build on the Trainer; its attributes are none of the names that a subclass has to avoid.
     """
-    run: TrainingRun = trainer._current_run
+    run: TrainingRun = trainer._current_run  # type: ignore[attr-defined] # of every Trainer
     return run
 
 
@@ -459,7 +460,7 @@ def of_run(name: str, doc: str, *, settable: bool = True) -> Any:
     owner, _, attribute = f"_current_run.{name}".rpartition(".")
     owner_of = attrgetter(owner)
 
-    def assign(trainer: Any, value: Any) -> None:
+    def assign(trainer: TrainerLike, value: Any) -> None:
         setattr(owner_of(trainer), attribute, value)
 
     return property(attrgetter(f"_current_run.{name}"), assign if settable else None, doc=doc)
