@@ -138,7 +138,7 @@ class TrainerHooks:
         return replace_trainer_placeholder_values(self, self.create_scheduler_fn)(self.optimizer)  # type: ignore[arg-type]
 
     def create_capturer(self) -> Capturer:
-        """Return what records updates as graphs; called once for a run whose updates may be graphs.
+        """Return the object that records updates as graphs; called once for a run whose updates may be graphs.
 
         By default only runs on a CUDA device have graphs; an override says that this one has them too.
         """
@@ -199,11 +199,11 @@ class TrainerHooks:
         return 'oom="split"'
 
     def remedies_of_step(self) -> str:
-        """Return what needs less memory in the optimizer's step; called for an error."""
+        """Return changes that need less memory in the optimizer's step; called for an error."""
         return "an optimizer with less state (SGD, Adafactor), fewer trained weights, or a smaller model"
 
     def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
-        """Return what needs less memory in the forward and backward pass, with what it saves; called for an error.
+        """Return changes that need less memory in forward and backward, with what each saves; called for an error.
 
         Args:
             rows: of the micro-batch that does not fit.
@@ -219,7 +219,7 @@ class TrainerHooks:
         return list_savings(changes, savings) or 'a smaller per_device_batch_size, or mixed_precision="bf16"'
 
     def remedies_of_evaluation(self) -> str:
-        """Return what needs less memory in an evaluation; called for an error."""
+        """Return changes that need less memory in an evaluation; called for an error."""
         return 'a smaller batch_size in eval_dataloader_kwargs, shorter samples, or mixed_precision="bf16"'
 
     def remedies_of_unused_parameters(self) -> tuple[str, str]:

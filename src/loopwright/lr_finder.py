@@ -75,9 +75,8 @@ def find_lr(
         trainer: the trainer; its model and optimizer.
         train_dataset: as `train` takes it, and so are the arguments that have the same names there.
         per_device_batch_size: samples of a micro-batch.
-        start: the learning rate of the first update; that of the first parameter group, to which the others keep
-            their ratio.
-        end: that of the last one.
+        start: the first update's learning rate, for the first parameter group; the others keep their ratio to it.
+        end: the last update's learning rate.
         num_updates: how many; it ends earlier once the smoothed loss is four times the best, or not finite.
         gradient_accumulation_steps, gradient_clip_value, gradient_clip_norm: of the run that is to come.
         train_dataloader_kwargs, collate_fn, seed, mixed_precision, bad_samples, reduction, sharding, oom: likewise.

@@ -234,7 +234,7 @@ class Trainer(TrainerHooks):
         dataloader_kwargs: dict[str, Any] | None = None,
         collate_fn: Callable[..., Any] | None = None,
     ) -> EvaluationResult:
-        """Evaluate the model once and record `evaluation_loss`; the run history starts anew.
+        """Evaluate the model once and record `evaluation_loss` in a fresh run history.
 
         Args:
             dataset: None takes the evaluation dataset of the last call, and its collate_fn unless one is given.
@@ -388,7 +388,7 @@ class Trainer(TrainerHooks):
         return TrainingRun(self, self._run_update)
 
     def create_step(self, run: TrainingRun) -> MicroBatchStep:
-        """Return what a micro-batch is to the loop; called for every run, as are the three below."""
+        """Return the loop's view of a micro-batch; called for every run, like the three below."""
         return TrainerStep(run)
 
     def create_boundary(self, run: TrainingRun) -> Boundary:

@@ -40,7 +40,7 @@ class HfBoundary(Boundary):
         control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
 
     def late_requesters(self) -> list[str]:
-        """Return what else may request on one process alone: an own `training_step`, callbacks between two updates."""
+        """Add an overridden `training_step`, and callbacks that are called between two updates."""
         owner = self._owner
         found = [] if owner.uses_default("training_step") else ["training_step"]
         for callback in owner.callback_handler.callbacks:

@@ -88,7 +88,7 @@ class Core(CoreTrainer):
     def ready(self) -> Iterator[None]:
         """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already.
 
-        Outside of a run it is left in evaluation mode, as transformers leaves it: people go on using it.
+        Outside of a run it is left in evaluation mode, as transformers leaves it: people keep using it.
         """
         training = run_of(self)
         if training.is_running or self._is_ready:
@@ -133,7 +133,7 @@ class Core(CoreTrainer):
         return self._loss_call(model, inputs, items, wants_outputs)
 
     def shown(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Return what callbacks are given to show: logs, with the share of pad tokens beside a loss, if there are any.
+        """Return the logs that callbacks show: with a loss, also the share of pad tokens, if there are any.
 
         The history has no such figure: a resumed run starts to count in between, and would have another one.
         """

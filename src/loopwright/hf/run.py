@@ -115,7 +115,7 @@ class HfRun(TrainerCallback):
             trainer.train_dataset,
             num_epochs=num_epochs,
             per_device_batch_size=args.train_batch_size,
-            # Where whole epochs are trained there is no limit to reach, and none to tell of.
+            # Whole epochs have no limit to reach, so none is reported.
             max_num_train_steps=None if per_epoch is not None and max_steps == num_epochs * per_epoch else max_steps,
             gradient_accumulation_steps=args.gradient_accumulation_steps,
             gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else math.inf,
@@ -133,7 +133,7 @@ class HfRun(TrainerCallback):
         )
 
     def _accumulation(self, resume_from: str | None) -> int:
-        """Return the micro-batches of an update on each process: of a run that goes on as when it began."""
+        """Return the micro-batches of an update on each process; a resumed run keeps the number that it began with."""
         args, num_processes = self._trainer.args, self._trainer.core.num_processes
         folder = args.output_dir if resume_from == "auto" else resume_from
         window = None if folder is None else stored_window(folder)
@@ -151,7 +151,7 @@ class HfRun(TrainerCallback):
                     f"{type(model).__name__} has not. Use torch.utils.checkpoint in its forward instead."
                 )
             given: dict[str, Any] = dict(trainer.args.gradient_checkpointing_kwargs or {})  # type: ignore[arg-type] # settled
-            # What the model itself is told; the rest is for torch's checkpoint function.
+            # Options of the model itself; the rest is for torch's checkpoint function.
             options = {name: given.pop(name) for name in _OF_MODEL if name in given}
             model.gradient_checkpointing_enable(
                 **({"gradient_checkpointing_kwargs": given} if given else {}), **options
@@ -217,7 +217,7 @@ class HfRun(TrainerCallback):
     # --- while it lasts -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin the run, or go on with it; called by the core when everything is prepared and restored."""
+        """Begin or resume the run; called by the core when everything is prepared and restored."""
         trainer = self._trainer
         trainer.state.global_step = trainer.core.progress.update
         handler = trainer.callback_handler
@@ -298,7 +298,7 @@ class HfRun(TrainerCallback):
         state.epoch = core.progress.epoch + core.progress.batch / batches
 
     def log_update(self, loss: float) -> dict[str, Any]:
-        """Log the mean loss since the last log, and return what was logged."""
+        """Log the mean loss since the last log, and return the logged values."""
         core = self._trainer.core
         logs: dict[str, Any] = {"loss": loss}
         if core.gradient_norm is not None:
@@ -353,7 +353,7 @@ class HfRun(TrainerCallback):
         return Path(self._trainer.args.output_dir) / f"checkpoint-{update}"
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return what lies in a checkpoint beside the core's files; called by the core for every checkpoint."""
+        """Return the files of a checkpoint beside the core's own; called for every checkpoint."""
         trainer = self._trainer
         if self._files is None:
             self._files = FolderFiles(trainer.model, trainer.saved_processor(), trainer.args)

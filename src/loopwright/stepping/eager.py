@@ -79,7 +79,7 @@ class MicroBatchStep(Protocol):
         """Return everything that changes from one replay of this micro-batch to the next."""
 
     def graphed(self, inputs: Any) -> Any:
-        """Run forward and backward while they are recorded; return what is read after a replay."""
+        """Run forward and backward while they are recorded; return the values to read after a replay."""
 
     def take_graphed(self, output: Any, index: int) -> None:
         """Take the loss of a replayed micro-batch."""

@@ -169,7 +169,7 @@ def _why_eager(run: TrainingRun) -> str | None:
 
 
 def _plan_shapes(run: TrainingRun) -> Any:
-    """Return the micro-batches to record: those of planned shapes, or of one signature; None if none are."""
+    """Return the shapes to record: planned ones, or the signature of one micro-batch; None if there are none."""
     loader = run.train_loader
     if not isinstance(loader, Loader):
         return None

@@ -116,7 +116,7 @@ class Boundary:
         return is_past_end or (self.has_reached_limit() and is_reported)
 
     def ends_epoch(self, is_at_end: bool) -> bool:
-        """Whether the current epoch counts as finished, whatever is left of its data."""
+        """Whether the current epoch counts as finished, even if some of its data is left."""
         return is_at_end
 
     def evaluation_is_due(self) -> bool:

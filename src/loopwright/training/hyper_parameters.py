@@ -50,7 +50,7 @@ def apply_changes(
     names: Mapping[int, str],
     rates: Mapping[str, Any],
 ) -> list[str]:
-    """Let current settings win over restored ones where the two were made differently; return what changed.
+    """Let current settings win over restored ones where they differ; return the changes.
 
     If the learning rate or the schedule has changed, a scheduler that can tell the learning rate of its curve where it
     stands does. Otherwise a changed learning rate scales what the scheduler has made of it so far.
@@ -75,7 +75,7 @@ def apply_changes(
             if name == "lr":
                 has_new_curve = True
                 is_scaled = scheduler is not None and bool(old["lr"])
-                # Not the group's own: a scheduler may have computed that anew when it was given its state.
+                # Not the group's own: a scheduler may have recomputed it when its state was loaded.
                 rate = float(rates.get(label, group["lr"])) * new["lr"] / old["lr"] if is_scaled else new["lr"]
                 _set_learning_rate(group, rate)
                 if "initial_lr" in group:
@@ -117,7 +117,7 @@ def _was_used(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _label(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> str:
-    """Return what to call a group: the name of its first parameter, which no other group has."""
+    """Return a group's label: the name of its first parameter, which no other group has."""
     first = names.get(id(group["params"][0])) if group["params"] else None
     return first or f"group {index}"
 

@@ -44,7 +44,7 @@ class EpochLosses:
         self._logged_items = 0.0
 
     def follow(self, engine: Engine) -> None:
-        """Go on with another engine; called when a run is prepared, whose first epoch may go on with earlier sums."""
+        """Switch to another engine; called when a run is prepared, whose first epoch may continue earlier sums."""
         self._engine = engine
 
     def begin_update(self, window: Window, counts: list[float | None]) -> None:
@@ -116,7 +116,7 @@ class EpochLosses:
         return not is_needed and not items
 
     def weight_of(self, index: int) -> float | None:
-        """Return what the loss of a micro-batch of the update is multiplied by before backward; None leaves it alone.
+        """Return the weight of a micro-batch's loss in its update; None leaves the loss alone.
 
         Asked before its forward pass, where the items are counted on the host.
         """
@@ -207,7 +207,7 @@ class EpochLosses:
         return {"tracker": self._tracker.state_dict(), "logged": [self._logged_loss, self._logged_items]}
 
     def load_process_states(self, states: list[dict[str, Any]]) -> None:
-        """Go on with the sums that every process saved: each with its own, or the first with all of them."""
+        """Continue the sums that every process saved: each its own, or rank 0 all of them."""
         if len(states) == self._engine.num_processes:
             own = states[self._engine.rank]
         elif self._engine.rank == 0:
@@ -356,7 +356,7 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
 
 
 def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
-    """Return what the model makes of a batch's inputs.
+    """Return the model's outputs for a batch's inputs.
 
     Raises:
         BatchLossError: its forward takes others; it names both, and what to do.
@@ -390,7 +390,7 @@ def _accepts(model: Any, name: str) -> bool:
 
 
 def _signature(model: Any) -> inspect.Signature:
-    """Return what a model's forward takes.
+    """Return the signature of a model's forward.
 
     A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
     """

@@ -208,7 +208,7 @@ def load_model_file(
 
 
 def _read(path: str | Path, read: Callable[[str | Path], Any]) -> Any:
-    """Return what a file holds; CheckpointError if it cannot be read."""
+    """Return the contents of a file; CheckpointError if it cannot be read."""
     try:
         return read(path)
     except OSError:

@@ -24,7 +24,7 @@ def check_data(
     """Refuse a dataset without a batch, unless the hook that makes its loader is overridden.
 
     Args:
-        trainer: whose hooks are looked at.
+        trainer: the trainer with the hooks.
         part: "train" or "eval".
         dataset: the dataset.
         kwargs: of its loader, as the caller gave them.

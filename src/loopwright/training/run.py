@@ -77,7 +77,7 @@ class TrainingRun:
         run_id: names the run in its checkpoints, over all processes that continue it.
         stop_reason: why the run was stopped, or None.
         is_running: between the first and the last event of a training run.
-        is_ending: whatever is saved now is the last, and is waited for.
+        is_ending: the next save is the last one, and is waited for.
         is_in_window: some micro-batches of an update have run, and it is not finished.
         is_torn: the weights are ahead of the progress; nothing may be saved now.
         epoch_is_whole: every update of the current epoch is done.
