@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +34,8 @@ _DIVERGED = 4.0  # times the best loss
 _RENEWED = frozenset({"model", "optimizer"})
 
 
-class FindingTrainer(LoopTrainer, Protocol):
-    """What `find_lr` calls on a trainer."""
-
-    @property
-    def train(self) -> Callable[..., Any]:
-        """Train the model."""
-        ...
-
-
 def find_lr(
-    trainer: FindingTrainer,
+    trainer: LoopTrainer,
     train_dataset: Any,
     per_device_batch_size: int = 8,
     *,
@@ -112,7 +103,7 @@ def find_lr(
 
 
 @contextmanager
-def _undone(trainer: FindingTrainer) -> Iterator[None]:
+def _undone(trainer: LoopTrainer) -> Iterator[None]:
     """Put weights, buffers, modes, the optimizer and the trainer's own attributes back after a block.
 
     The engine stays the block's: the model and the optimizer are wrapped and released by it.
@@ -135,7 +126,7 @@ def _undone(trainer: FindingTrainer) -> Iterator[None]:
 
 
 @contextmanager
-def _silent(trainer: FindingTrainer, ramp: _Ramp) -> Iterator[None]:
+def _silent(trainer: LoopTrainer, ramp: _Ramp) -> Iterator[None]:
     """Give the run of the block its own history and no callbacks but these, and print nothing."""
     trainer.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=trainer.callback_handler)
     trainer.run_history = InMemoryRunHistory()

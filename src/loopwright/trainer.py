@@ -34,7 +34,7 @@ from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import create_run_config
 from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from loopwright.settings import Interval, RunSettings, check_is_idle, check_parameters, check_scheduler_factory
-from loopwright.stepping.eager import MicroBatchStep, TrainerStep
+from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tracking import InMemoryRunHistory, RunHistory
 from loopwright.training import model_files
 from loopwright.training.boundary import Boundary
@@ -389,7 +389,7 @@ class Trainer(TrainerHooks):
 
     def create_step(self, run: TrainingRun) -> MicroBatchStep:
         """Return the loop's view of a micro-batch; called for every run, like the three below."""
-        return TrainerStep(run)
+        return MicroBatchStep(run)
 
     def create_boundary(self, run: TrainingRun) -> Boundary:
         """Return the object that serves requests between updates and knows the limits of a run."""

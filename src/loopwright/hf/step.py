@@ -14,7 +14,7 @@ from loopwright.data.cutting import with_items
 from loopwright.engine.nested import num_rows
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.hf.loss import LossCall
-from loopwright.stepping.eager import TrainerStep
+from loopwright.stepping.eager import MicroBatchStep
 from loopwright.training.run import TrainingRun
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ STEPS = ("training_step", "compute_loss", "_prepare_inputs")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 
-class HfStep(TrainerStep):
+class HfStep(MicroBatchStep):
     """Calls the owner's `training_step`, and weighs the loss that it hands to `accelerator.backward`.
 
     Args:

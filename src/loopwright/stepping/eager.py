@@ -1,7 +1,7 @@
-"""The two interfaces of an update, and their eager implementations.
+"""The parts of an update: a `Stepper` runs it, a `MicroBatchStep` knows its micro-batches.
 
-A `Stepper` runs whole updates. A `MicroBatchStep` knows what a micro-batch is: how its items are counted, what a
-CUDA graph of it reads and returns, and whose hooks see it. `Trainer.create_step` returns one.
+`MicroBatchStep` says how items are counted, what a CUDA graph of a micro-batch reads and returns, and whose hooks have
+to see it. `Trainer.create_step` returns one.
 """
 
 from __future__ import annotations
@@ -66,42 +66,15 @@ class EagerStepper:
         self.step = run_update
 
 
-class MicroBatchStep(Protocol):
-    """What a micro-batch is to the loop."""
-
-    def begin(self, window: Window) -> Window:
-        """Start an update: count its items and tell `run.losses`; return the window, empty parts left out."""
-
-    def forward(self, batch: Any) -> Mapping[str, Any]:
-        """Run the forward pass alone, to measure what it keeps; return at least its `loss`."""
-
-    def graph_inputs(self, batch: Any, index: int) -> Any:
-        """Return everything that changes from one replay of this micro-batch to the next."""
-
-    def graphed(self, inputs: Any) -> Any:
-        """Run forward and backward while they are recorded; return the values to read after a replay."""
-
-    def take_graphed(self, output: Any, index: int) -> None:
-        """Take the loss of a replayed micro-batch."""
-
-    def discard(self) -> None:
-        """Forget the losses of the current update, which is skipped or run again."""
-
-    def commit(self, window: Window) -> None:
-        """Count the losses of an update whose weights are in the model."""
-
-    def watchers(self) -> list[str]:
-        """Return the names of hooks and callbacks that have to see every step."""
-
-
-class TrainerStep:
-    """The micro-batch of the core Trainer: `calculate_train_batch_loss`, then `backward_step`."""
+class MicroBatchStep:
+    """The loop's view of a micro-batch: `calculate_train_batch_loss`, then `backward_step`."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._counts_items = is_overridden(run.trainer, TrainerHooks, "count_batch_items")
 
     def begin(self, window: Window) -> Window:
+        """Start an update: count its items and tell `run.losses`; return the window, empty parts left out."""
         count = self.run.trainer.count_batch_items
         counts = [count(piece.batch) for piece in window.pieces] if self._counts_items else []
         window, counts = with_items(window, counts)
@@ -109,13 +82,25 @@ class TrainerStep:
         return window
 
     def forward(self, batch: Any) -> Mapping[str, Any]:
+        """Run the forward pass alone, to measure what it keeps; return at least its `loss`."""
         return self.run.trainer.calculate_train_batch_loss(batch)
 
+    def discard(self) -> None:
+        """Forget the losses of the current update, which is skipped or run again."""
+        self.run.losses.drop_update()
+
+    def commit(self, window: Window) -> None:
+        """Count the losses of an update whose weights are in the model."""
+        self.run.losses.count_update()
+
+    # --- as a CUDA graph ----------------------------------------------------------------------------------------
+
     def graph_inputs(self, batch: Any, index: int) -> Any:
+        """Return everything that changes from one replay of this micro-batch to the next."""
         return {"batch": batch, "weight": self.run.losses.weight_of(index)}
 
     def graphed(self, inputs: Any) -> Any:
-        """Run forward and backward; return the loss, and everything else if a callback reads it."""
+        """Run forward and backward while they are recorded; return the values to read after a replay."""
         trainer = self.run.trainer
         output = trainer.calculate_train_batch_loss(inputs["batch"])
         loss, weight = output["loss"], inputs["weight"]
@@ -127,16 +112,11 @@ class TrainerStep:
         return map_tensors(read, Tensor.detach)  # or the whole backward graph would be kept alive
 
     def take_graphed(self, output: Any, index: int) -> None:
+        """Take the loss of a replayed micro-batch."""
         self.run.losses.note(index, output["loss"].clone(), output)
 
-    def discard(self) -> None:
-        self.run.losses.drop_update()
-
-    def commit(self, window: Window) -> None:
-        self.run.losses.count_update()
-
     def watchers(self) -> list[str]:
-        """Return step hooks and step events from outside loopwright, unless their class is `graph_safe`."""
+        """Return the step hooks and step events from outside loopwright, unless their class is `graph_safe`."""
         trainer = self.run.trainer
         found = []
         if not getattr(type(trainer), "graph_safe", False):

@@ -21,7 +21,7 @@ from loopwright.engine.processes import gather_objects
 from loopwright.engine.sharding import Sharding
 from loopwright.results import EvaluationResult
 from loopwright.run_folder import RunFolder
-from loopwright.stepping.eager import TrainerStep
+from loopwright.stepping.eager import MicroBatchStep
 from loopwright.tasks.base import Job
 from loopwright.tasks.early_signals import left_to_the_loop
 from loopwright.tasks.kept_config import kept_config
@@ -287,7 +287,7 @@ class TaskTrainer(Trainer):
             self._say(" ".join(map(str, args)).strip())
 
 
-class TaskStep(TrainerStep):
+class TaskStep(MicroBatchStep):
     """Leaves everything without tensors out of graphs: texts are for scores, and differ each time."""
 
     def graph_inputs(self, batch: Any, index: int) -> Any:

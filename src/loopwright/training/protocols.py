@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ class LoopTrainer(TrainerLike, Protocol):
 
     collate_fn: Any
     eval_dataset: Any
+
+    @property
+    def train(self) -> Callable[..., Any]: ...
 
     def call_event(self, event: str, **kwargs: Any) -> None: ...
     def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = ...) -> None: ...
