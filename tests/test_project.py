@@ -181,6 +181,31 @@ print(json.dumps({{
     assert seen == {"compared": 12, "changed": [], "heavy": [], "trainer": "Trainer"}
 
 
+def test_the_trainer_works_without_posix_locks_and_a_lease_is_refused_by_name(tmp_path):
+    seen = run_python(
+        """
+import json, os, sys
+sys.modules["fcntl"] = None  # as on a system that has none
+for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"):
+    delattr(os, name)
+import torch
+from torch.utils.data import TensorDataset
+from loopwright import Checkpointing, Trainer
+from loopwright.run_folder import LeaseError
+
+model, data = torch.nn.Linear(2, 1), TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+updates = trainer.train(data, 1, per_device_batch_size=2).updates
+try:
+    trainer.train(data, 1, checkpoints=Checkpointing("run"))
+except LeaseError as error:
+    print(json.dumps({"updates": updates, "refused": "run cannot be locked" in str(error)}))
+""",
+        tmp_path,
+    )
+    assert seen == {"updates": 2, "refused": True}
+
+
 def test_importing_the_trainer_costs_at_most_300_ms_more_than_torch(tmp_path):
     code = """
 import json, time

@@ -22,9 +22,11 @@ from loopwright.errors import LoopwrightError
 from loopwright.failpoints import failpoint
 
 _PREFIX = ".tmp-"
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Zero on systems that have no such flags; a run folder cannot be locked there (lease.py), but read.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW
 # Not blocking, so that a pipe planted under the name is refused instead of waited for.
-_EXISTING_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_EXISTING_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_FOLLOW
 _MOST_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import math
 import os
@@ -34,11 +33,11 @@ from types import TracebackType
 from typing import Final
 
 from loopwright.errors import ConfigError, LoopwrightError
-from loopwright.run_folder.files import fsync_folder, make_folder, read_json, write_json
+from loopwright.run_folder.files import NO_FOLLOW, fsync_folder, make_folder, read_json, write_json
 
 LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | NO_FOLLOW
 _SETTLE_SECONDS = 1.0  # how long a process that has the lock may take to write its name into lease.json
 _HEARTBEATS_PER_STALE = 6
 _LOOKS_PER_STALE = 3  # how often the thread makes up for a heartbeat that is due
@@ -127,6 +126,13 @@ class Lease:
             ConfigError: it is a file.
             OSError: the folder cannot be written.
         """
+        try:
+            import fcntl  # noqa: F401 - here, so that everything but a lease works where it does not exist
+        except ImportError as error:
+            raise LeaseError(
+                f"{self._folder} cannot be locked: {platform.system()} has no POSIX record locks, which the "
+                "checkpoints of a run need. Train without checkpoints, or on Linux, macOS or WSL."
+            ) from error
         try:
             make_folder(self._folder)
         except (FileExistsError, NotADirectoryError):
@@ -281,6 +287,8 @@ class Lease:
 
     def _take_lock(self) -> bool:
         """Lock the file; return False if the file system has no locks. Another process that has it is an error."""
+        import fcntl
+
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from loopwright.failpoints import failpoint, is_armed
-from loopwright.run_folder.files import DamagedFileError, fsync_folder, write_all
+from loopwright.run_folder.files import NO_FOLLOW, DamagedFileError, fsync_folder, write_all
 
 _BLOCK_BYTES = 64 * 1024
 _START_EVENT = "earlier_records_missing"
@@ -243,7 +243,7 @@ def _to_plain(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
 
 
 def _open_without_following(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(path, flags | NO_FOLLOW, 0o666)
 
 
 def _whole_lines_bytes(descriptor: int) -> int:
