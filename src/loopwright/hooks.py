@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from loopwright.data.cutting import cut_rows
+from loopwright.data.batch_parts import cut_rows
 from loopwright.data.defaults import create_loader, default_loader_kwargs, loader_kwargs
 from loopwright.engine.graphs import Capturer, CudaCapturer
 from loopwright.engine.memory import MemorySaving, list_savings

@@ -23,7 +23,7 @@ from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
 from loopwright.engine import Engine, create_accelerator
 from loopwright.engine.compiling import compile_model
-from loopwright.engine.failing import fails_together
+from loopwright.engine.joint_failure import fails_together
 from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows

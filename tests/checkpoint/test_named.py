@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from flaws import subject
 from loopwright import Trainer
-from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names, untied
+from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names, untied
 from loopwright.errors import CheckpointError, ConfigError
 
 

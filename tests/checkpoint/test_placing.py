@@ -12,7 +12,7 @@ import torch
 
 from loopwright import failpoints
 from loopwright.checkpoint import find_newest, read, verify, write
-from loopwright.checkpoint.placing import restore_moved
+from loopwright.checkpoint.atomic_replace import restore_moved
 from loopwright.errors import CheckpointError
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from loopwright.checkpoint import export_weights, read, store, verify, write
 from loopwright.checkpoint.__main__ import main
-from loopwright.checkpoint.shards import TABLE, check_table, file_of, is_shard_file, part_name
+from loopwright.checkpoint.tensor_shards import TABLE, check_table, file_of, is_shard_file, part_name
 from loopwright.errors import CheckpointError
 
 WHOLE = torch.arange(21, dtype=torch.float32).reshape(7, 3)

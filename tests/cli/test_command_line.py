@@ -16,7 +16,7 @@ import yaml
 
 from loopwright import failpoints
 from loopwright.cli import VERBS, main
-from loopwright.cli.outcomes import guarded
+from loopwright.cli.exit_codes import guarded
 from loopwright.errors import CheckpointError, Preempted
 from loopwright.sources import CODES
 from tasks.reviews import rows, write_csv
@@ -242,12 +242,12 @@ def test_a_loss_that_is_not_finite_ends_with_4(capsys, reviews):
     ids=["memory", "interrupt", "preempted", "disk", "permission", "bug"],
 )
 def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
-    import loopwright.cli.looking as looking
+    import loopwright.cli.info as info
 
     def fail(words):
         raise error
 
-    monkeypatch.setattr(looking, "doctor", fail)
+    monkeypatch.setattr(info, "doctor", fail)
     assert main(["doctor"]) == code
     said = capsys.readouterr().err
     assert told in said and ("Traceback" in said) == (code == 1)

@@ -13,7 +13,7 @@ import pytest
 from flaws import subject
 from loopwright import Checkpointing, Trainer, api, models
 from loopwright.cli import main
-from loopwright.cli.outcomes import guarded
+from loopwright.cli.exit_codes import guarded
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.screen import Screen

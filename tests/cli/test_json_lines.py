@@ -17,8 +17,8 @@ import pytest
 
 from cli.streams import SignalsOn, parsed
 from loopwright.cli import main
-from loopwright.cli.launching import work
-from loopwright.cli.telling import telling
+from loopwright.cli.json_output import telling
+from loopwright.cli.launch import work
 from loopwright.tasks import job
 from loopwright.tasks.event_lines import EventLines
 from tasks.reviews import read_lines
@@ -212,7 +212,7 @@ def test_what_others_print_and_warn_of_does_not_come_between_the_lines(capsys):
 def test_what_c_libraries_and_other_processes_print_does_not_come_between_the_lines():
     script = """
 import os, subprocess
-from loopwright.cli.telling import telling
+from loopwright.cli.json_output import telling
 print("before")
 with telling(True) as events:
     os.write(1, b"C\\n")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from loopwright.cli import main
-from loopwright.cli.wrapping import folded, hanging
+from loopwright.cli.help_text import folded, hanging
 from loopwright.sources import DataPlan
 from loopwright.tasks.data import describe
 

@@ -13,9 +13,9 @@ from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from loopwright.checkpoint.store import read_manifest
-from loopwright.engine import board
-from loopwright.engine.board import Board, create_page
+from loopwright.engine import shared_flags as board
 from loopwright.engine.processes import Agreement
+from loopwright.engine.shared_flags import Board, create_page
 from loopwright.errors import LoopwrightError, StopTrainingError
 from loopwright.training.run import run_of
 

@@ -23,7 +23,7 @@ from flaws import subject
 from loopwright import Checkpointing, Trainer, failpoints
 from loopwright.callbacks import ModelEmaCallback, SaveBestModelCallback, TrainerCallback
 from loopwright.checkpoint import read, verify
-from loopwright.checkpoint.whole import export_weights
+from loopwright.checkpoint.whole_weights import export_weights
 from loopwright.engine.nested import iter_tensors
 from loopwright.engine.sharding import Sharding, is_sharded, local, whole
 from loopwright.errors import CheckpointError, ConfigError

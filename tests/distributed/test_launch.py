@@ -16,7 +16,8 @@ import loopwright
 from distributed.launcher import run as run_ranks
 from flaws import subject
 from loopwright import Trainer, utils
-from loopwright.cli import launching, main
+from loopwright.cli import launch as launching
+from loopwright.cli import main
 from loopwright.training.prepare import unused_devices
 from tasks.reviews import rows, write_csv
 

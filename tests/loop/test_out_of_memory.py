@@ -16,7 +16,7 @@ from graphs.recorder import GraphedTrainer
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import ProgressBarCallback, TrainerCallback
 from loopwright.checkpoint import read
-from loopwright.data.cutting import bounds_of, cut_rows
+from loopwright.data.batch_parts import bounds_of, cut_rows
 from loopwright.engine.memory import SavedBytes, asked_bytes, is_out_of_memory
 from loopwright.errors import ConfigError, DataError, MemoryLimitError
 from loopwright.run_folder import read_metrics

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.report.curves import charts_of
-from loopwright.report.facts import again_panel, data_panel, speed_panel
 from loopwright.report.page import MOST_BYTES
 from loopwright.report.panels import read_findings
 from loopwright.report.pictures import pictures_of
+from loopwright.report.provenance import again_panel, data_panel, speed_panel
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder

@@ -18,8 +18,8 @@ from loopwright.report.blocks import Table
 from loopwright.report.charts import Chart, Curve, draw, ticks
 from loopwright.report.comparing import mcnemar, notes_of, panels_of, sample_table
 from loopwright.report.curves import charts_of
-from loopwright.report.facts import advice_for, again_panel, data_panel, speed_panel, time_shares
 from loopwright.report.page import MOST_BYTES, _numeric_columns, _with_flags
+from loopwright.report.provenance import advice_for, again_panel, data_panel, speed_panel, time_shares
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder

@@ -19,7 +19,7 @@ from loopwright.api import Run
 from loopwright.cli import VERBS, main
 from loopwright.errors import InputError
 from loopwright.report import ReportServer
-from loopwright.report.watching import HOST, next_free
+from loopwright.report.server import HOST, next_free
 from report.folders import LABELS, RESULT, classified, make_run, records, write_lines
 
 

@@ -16,7 +16,7 @@ from tests.sources.refusing import assert_refused, write
 
 from loopwright.errors import InputError
 from loopwright.sources import CODES, SCHEMAS, DataOptions, DataPlan, Role, Schema, check_unchanged, files, preflight
-from loopwright.sources.guessing import is_number
+from loopwright.sources.column_roles import is_number
 from loopwright.sources.labels import did_you_mean, ordered
 from loopwright.sources.scanning import LengthHistogram
 from loopwright.sources.splitting import duplicated_in, is_held_back

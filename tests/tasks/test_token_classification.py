@@ -12,7 +12,7 @@ import torch
 
 from loopwright import api
 from loopwright.errors import InputError
-from loopwright.report.panels.showing import is_right
+from loopwright.report.panels.sample import is_right
 from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData

@@ -4,7 +4,7 @@ from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.report import Finding, verify_all
 from loopwright.checkpoint.resumable import ResumableState
 from loopwright.checkpoint.store import Checkpoint, find_newest, prune, read, verify, write
-from loopwright.checkpoint.whole import export_weights
+from loopwright.checkpoint.whole_weights import export_weights
 
 __all__ = [
     "Checkpoint",

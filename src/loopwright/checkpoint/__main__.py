@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from loopwright.checkpoint.report import verify_all
-from loopwright.checkpoint.whole import export_weights
+from loopwright.checkpoint.whole_weights import export_weights
 from loopwright.errors import CheckpointError
 
 _USAGE = "usage: python -m loopwright.checkpoint verify DIR | export DIR FILE"

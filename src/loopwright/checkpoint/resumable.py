@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from loopwright.checkpoint.fingerprint import differences, fingerprint, tier
-from loopwright.checkpoint.named import load_optimizer_state, optimizer_state, parameter_names
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.saver import Captured, Saver
+from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import Checkpoint, find_newest, read
 from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError

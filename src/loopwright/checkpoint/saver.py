@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from loopwright.checkpoint import sharded
+from loopwright.checkpoint import sharded_checkpoint as sharded
 from loopwright.checkpoint.encoding import encode
-from loopwright.checkpoint.named import untied
 from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
+from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import (
     checkpoint_folders,
     clean,

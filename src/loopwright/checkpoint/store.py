@@ -35,12 +35,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from loopwright.checkpoint import shards
+from loopwright.checkpoint import tensor_shards as shards
+from loopwright.checkpoint.atomic_replace import OLD, put_in_place, read_steadily
 from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
-from loopwright.checkpoint.named import untied
-from loopwright.checkpoint.placing import OLD, put_in_place, read_steadily
 from loopwright.checkpoint.staging import Staging
+from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.tensor_file import check_header, check_kind, parse_json, write_tensors
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint

@@ -19,24 +19,24 @@ __all__ = ["main"]
 # For each verb: the module of this package that has the function of its name, and a line about it.
 VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "demo": ("training", "[TASK]              train something now, offline; no TASK: list the demos"),
-        "train": ("training", "TASK --data D ...   train a model; also: train cfg.yaml, train RUN (the same again)"),
-        "check": ("training", "TASK ...            everything but the training; --files for the data alone"),
-        "find-lr": ("tuning", "TASK --data D ...   the loss over the learning rate, and a suggestion"),
-        "resume": ("training", "RUN [--flags]       go on with a run; RUN is a folder, an id, or last"),
-        "launch": ("launching", "-n N -- VERB ...    a verb, or a script, on several processes"),
-        "evaluate": ("using", "RUN [--data FILE]   the metrics of a run's best model"),
-        "predict": ("using", "RUN INPUT...        predictions for texts, a csv or jsonl file, or - for stdin"),
-        "export": ("using", "RUN --to FOLDER     the best model as a folder; its README.md says how to open it"),
-        "report": ("reporting", "RUN [RUN ...]       one HTML page about a run, or several; --open shows it"),
-        "watch": ("reporting", "[RUN]               the page of a run on localhost, while it goes on"),
-        "compare": ("reporting", "RUN RUN ...         several runs side by side: curves, settings, data, samples"),
-        "runs": ("looking", "                    the runs so far"),
-        "stop": ("looking", "RUN                 end a run in order at its next update, saved"),
-        "verify": ("looking", "RUN                 check every byte of a run's checkpoints"),
-        "tasks": ("looking", "                    the tasks"),
-        "explain": ("looking", "TASK | errors       data, flags and an example of a task; or all error codes"),
-        "doctor": ("looking", "                    what is installed, and what this machine has"),
+        "demo": ("train", "[TASK]              train something now, offline; no TASK: list the demos"),
+        "train": ("train", "TASK --data D ...   train a model; also: train cfg.yaml, train RUN (the same again)"),
+        "check": ("train", "TASK ...            everything but the training; --files for the data alone"),
+        "find-lr": ("find_lr", "TASK --data D ...   the loss over the learning rate, and a suggestion"),
+        "resume": ("train", "RUN [--flags]       go on with a run; RUN is a folder, an id, or last"),
+        "launch": ("launch", "-n N -- VERB ...    a verb, or a script, on several processes"),
+        "evaluate": ("predict", "RUN [--data FILE]   the metrics of a run's best model"),
+        "predict": ("predict", "RUN INPUT...        predictions for texts, a csv or jsonl file, or - for stdin"),
+        "export": ("predict", "RUN --to FOLDER     the best model as a folder; its README.md says how to open it"),
+        "report": ("report", "RUN [RUN ...]       one HTML page about a run, or several; --open shows it"),
+        "watch": ("report", "[RUN]               the page of a run on localhost, while it goes on"),
+        "compare": ("report", "RUN RUN ...         several runs side by side: curves, settings, data, samples"),
+        "runs": ("runs", "                    the runs so far"),
+        "stop": ("runs", "RUN                 end a run in order at its next update, saved"),
+        "verify": ("runs", "RUN                 check every byte of a run's checkpoints"),
+        "tasks": ("info", "                    the tasks"),
+        "explain": ("info", "TASK | errors       data, flags and an example of a task; or all error codes"),
+        "doctor": ("info", "                    what is installed, and what this machine has"),
     }
 )
 _ALIASES = {"eval": "evaluate"}
@@ -46,7 +46,7 @@ _GIVEN = 20  # columns of what a verb is given, in the lines above
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; the process's own by default."""
-    from loopwright.cli.outcomes import guarded
+    from loopwright.cli.exit_codes import guarded
 
     _replace_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -90,7 +90,7 @@ def _version(words: list[str]) -> int:
 
 
 def _help(words: list[str]) -> int:
-    from loopwright.cli.wrapping import hanging
+    from loopwright.cli.help_text import hanging
 
     _print("usage: lw VERB ...   (loopwright is the same)\n")
     for verb, (_, text) in VERBS.items():

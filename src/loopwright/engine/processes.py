@@ -16,7 +16,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from loopwright.engine.board import Board, create_page
+from loopwright.engine.shared_flags import Board, create_page
 from loopwright.errors import AnotherProcessError, ConfigError, DataError, StopTrainingError
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import stored, write_file
 from loopwright.engine.trackers import check_installed
 from loopwright.errors import CheckpointError, ConfigError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data import Window
-from loopwright.data.cutting import with_items
+from loopwright.data.batch_parts import with_items
 from loopwright.engine.nested import num_rows
 from loopwright.errors import BatchLossError, StopTrainingError
 from loopwright.hf.loss import LossCall

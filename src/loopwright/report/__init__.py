@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from loopwright.report.notebook import result_html, summary_of
 from loopwright.report.run_view import open_run
-from loopwright.report.watching import ReportServer, Watch
+from loopwright.report.server import ReportServer, Watch
 from loopwright.report.writing import COMPARISON, REPORT, LiveReport, page_path, write_comparison, write_report
 
 __all__ = [

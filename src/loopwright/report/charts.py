@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Final, NamedTuple
 
+from loopwright.report.formatting import number
 from loopwright.report.series import Point
-from loopwright.report.words import number
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 24.0
 _MARK_ROW = 7.0

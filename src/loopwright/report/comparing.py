@@ -9,11 +9,11 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Panel, Table
-from loopwright.report.panels.showing import is_right
+from loopwright.report.formatting import cut, duration, metric, number
+from loopwright.report.panels.sample import is_right
 from loopwright.report.run_view import RunView
 from loopwright.report.samples import json_lines
 from loopwright.report.summary import card_of, interval_text
-from loopwright.report.words import cut, duration, metric, number
 
 # Settings that say where a run is, and not what it is.
 _PLACES: Final = frozenset(("output_dir", "run_name", "logging_dir"))

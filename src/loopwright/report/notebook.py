@@ -6,10 +6,10 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from loopwright.report.formatting import metric
 from loopwright.report.metrics import Metrics
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import Bar, card_of, interval_text
-from loopwright.report.words import metric
 from loopwright.run_folder import RunFolder
 
 # Colours that can be read on white and on black; the text has that of the notebook.

@@ -12,16 +12,17 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup, escape
 
-from loopwright.report import charts, facts
+from loopwright.report import charts
+from loopwright.report import provenance as facts
 from loopwright.report.blocks import Picture, Table
 from loopwright.report.comparing import notes_of, panels_of, results_table
 from loopwright.report.curves import charts_of
+from loopwright.report.formatting import metric, plural
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.tuning import tuning_panel
 from loopwright.report.pictures import pictures_of
 from loopwright.report.run_view import RunView
 from loopwright.report.summary import card_of, interval_text
-from loopwright.report.words import metric, plural
 from loopwright.version import package_version
 
 MOST_BYTES: Final = 2_000_000

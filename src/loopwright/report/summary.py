@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwright.report.curves import best_update
+from loopwright.report.formatting import duration, metric, number, plural
 from loopwright.report.run_view import RunView
-from loopwright.report.words import duration, metric, number, plural
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
 _FEW_ROWS = 5  # of so few a bootstrap tells nothing: they may all be alike

@@ -22,13 +22,13 @@ What the layers above use:
 from __future__ import annotations
 
 from loopwright.errors import InputError
-from loopwright.sources.checking import preflight
 from loopwright.sources.codes import CODES
 from loopwright.sources.files import Progress, Say
 from loopwright.sources.labels import Labels
 from loopwright.sources.opening import IMAGE_KINDS, KINDS, open_table
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
+from loopwright.sources.preflight import preflight
 from loopwright.sources.schema import SCHEMAS, Role, Schema
 from loopwright.sources.tables import Table
 

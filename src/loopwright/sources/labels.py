@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.guessing import is_number
+from loopwright.sources.column_roles import is_number
 from loopwright.sources.schema import Role
 from loopwright.sources.tables import Table
 from loopwright.sources.values import listed, written_list

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import InputError
+from loopwright.sources.column_roles import Columns
 from loopwright.sources.files import Say, sha256_of
-from loopwright.sources.guessing import Columns
 from loopwright.sources.hub import open_hub
 from loopwright.sources.images.reading import as_source, upright_size
 from loopwright.sources.images.scanning import SceneOptions, hash_files, joined, read_scene

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
+from loopwright.sources.column_roles import Columns
 from loopwright.sources.files import Say
-from loopwright.sources.guessing import Columns
 from loopwright.sources.images.scanning import SceneOptions, SceneScan
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import LabelScan, has_value, label_list

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Window
-from loopwright.data.cutting import with_items
+from loopwright.data.batch_parts import with_items
 from loopwright.engine.graphs import NotCapturableError
 from loopwright.engine.nested import map_tensors
 from loopwright.hooks import TrainerHooks

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.data import Piece, Window
-from loopwright.data.cutting import bounds_of
+from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.engine.memory import (
     TorchMemoryLimitError,

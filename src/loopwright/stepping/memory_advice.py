@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.data import Piece, Window
-from loopwright.data.cutting import bounds_of
+from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.memory import MemorySaving, SavedBytes, forget_frames, release_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
 from loopwright.engine.seeding import preserved_generators

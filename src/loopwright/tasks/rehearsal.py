@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 
 from loopwright.callbacks import LimitEvalStepsCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
-from loopwright.checkpoint.named import optimizer_state, parameter_names
+from loopwright.checkpoint.state_by_name import optimizer_state, parameter_names
 from loopwright.data.images import ImageDataset
 from loopwright.engine.memory import release_memory
 from loopwright.engine.nested import iter_tensors

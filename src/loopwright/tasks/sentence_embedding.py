@@ -18,7 +18,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import SCHEMAS, DataPlan, Role, Schema
-from loopwright.sources.guessing import choose_columns
+from loopwright.sources.column_roles import choose_columns
 from loopwright.sources.opening import open_table
 from loopwright.sources.tables import value_at
 from loopwright.sources.values import UnusableValueError, as_text

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import CallbackHandler
-from loopwright.data.cutting import cut_rows
+from loopwright.data.batch_parts import cut_rows
 from loopwright.engine import create_accelerator
 from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.engine.nested import iter_tensors, num_rows

@@ -14,10 +14,10 @@ from loopwright.callbacks import SaveTrainingStateCallback
 from loopwright.callbacks.keeping import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read, write
 from loopwright.checkpoint.fingerprint import fingerprint, tier
-from loopwright.checkpoint.named import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.saver import Captured, Saver
-from loopwright.checkpoint.sharded import read_for
-from loopwright.checkpoint.sharded import write as write_shards
+from loopwright.checkpoint.sharded_checkpoint import read_for
+from loopwright.checkpoint.sharded_checkpoint import write as write_shards
+from loopwright.checkpoint.state_by_name import fitted_state, optimizer_state, parameter_names
 from loopwright.checkpoint.store import check_savable
 from loopwright.data.loader import REPLAYED
 from loopwright.engine.processes import gather_objects, world_process_zero_only

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from loopwright.data import Loader, Piece
-from loopwright.data.cutting import part_of
+from loopwright.data.batch_parts import part_of
 from loopwright.engine import Engine
 from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import store
-from loopwright.checkpoint.named import untied
-from loopwright.checkpoint.whole import Held, SplitModel, SplitOptimizer, gathered, write_gathered
+from loopwright.checkpoint.state_by_name import untied
+from loopwright.checkpoint.whole_weights import Held, SplitModel, SplitOptimizer, gathered, write_gathered
 from loopwright.engine import sharding
 from loopwright.engine.processes import local_process_zero_only, world_process_zero_only
 from loopwright.engine.sharding import is_sharded, reshard

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.checkpoint import Checkpointing, store
+from loopwright.checkpoint.atomic_replace import restore_moved
 from loopwright.checkpoint.fingerprint import EXACT, TIERS, differences, tier
-from loopwright.checkpoint.named import parameter_names
-from loopwright.checkpoint.placing import restore_moved
+from loopwright.checkpoint.state_by_name import parameter_names
 from loopwright.data import Loader
 from loopwright.engine.engine import check_reduction
 from loopwright.engine.processes import world_process_zero_only

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data import Loader, Share, Window, adopt
-from loopwright.data.cutting import cut_window
+from loopwright.data.batch_parts import cut_window
 from loopwright.data.defaults import without_sharing
 from loopwright.data.prefetch import prefetched
 from loopwright.engine import Engine, forget_precision

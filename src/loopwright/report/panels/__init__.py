@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Examples, Panel, Table
+from loopwright.report.formatting import cut, metric, percent, plural
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
-from loopwright.report.panels.collecting import ByLength, Collector
+from loopwright.report.panels.collectors import ByLength, Collector
+from loopwright.report.panels.generations import at_evaluations
 from loopwright.report.panels.objects import CLASSES, Objects, by_precision
-from loopwright.report.panels.showing import example, is_right
+from loopwright.report.panels.sample import example, is_right
 from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
-from loopwright.report.panels.written import at_evaluations
 from loopwright.report.samples import json_lines
-from loopwright.report.words import cut, metric, percent, plural
 
 NUM_WORST: Final = 20
 _NUM_SUSPECTS: Final = 20

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Matrix, Table
-from loopwright.report.panels.collecting import Chosen, Collector, Surest, Values, histogram
-from loopwright.report.panels.showing import is_right
-from loopwright.report.words import metric, percent
+from loopwright.report.formatting import metric, percent
+from loopwright.report.panels.collectors import Chosen, Collector, Surest, Values, histogram
+from loopwright.report.panels.sample import is_right
 
 _MOST_IN_MATRIX: Final = 30
 _MOST_PAIRS: Final = 10

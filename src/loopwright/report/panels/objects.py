@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Lines, Table
+from loopwright.report.formatting import metric
 from loopwright.report.panels.classes import scores_table
-from loopwright.report.panels.collecting import Collector, Values, histogram
+from loopwright.report.panels.collectors import Collector, Values, histogram
 from loopwright.report.series import thinned
-from loopwright.report.words import metric
 
 CLASSES: Final = "classes.json"
 _SAME: Final = 0.5  # the overlap of two boxes from which on they are of one object

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Facts, Table
+from loopwright.report.formatting import metric, percent
 from loopwright.report.panels.classes import confused, scores_table
-from loopwright.report.panels.collecting import Chosen, Collector, Values, histogram
-from loopwright.report.panels.showing import is_right, same_answer
-from loopwright.report.words import metric, percent
+from loopwright.report.panels.collectors import Chosen, Collector, Values, histogram
+from loopwright.report.panels.sample import is_right, same_answer
 
 _RANKS: Final = (1, 3, 5, 10, 50)
 

@@ -7,10 +7,10 @@ import sys
 from argparse import Namespace
 from dataclasses import asdict
 
-from loopwright.cli.outcomes import DONE, INPUT, OWN
-from loopwright.cli.telling import telling
-from loopwright.cli.training import JSON, screen_of, settings_of
-from loopwright.cli.words import VerbParser
+from loopwright.cli.exit_codes import DONE, INPUT, OWN
+from loopwright.cli.json_output import telling
+from loopwright.cli.parser import VerbParser
+from loopwright.cli.train import JSON, screen_of, settings_of
 from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.screen import Screen

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from loopwright.report.blocks import Example, Piece
-from loopwright.report.words import cut, metric, number, percent
+from loopwright.report.formatting import cut, metric, number, percent
 
 _TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
 _CONTEXT_AROUND: Final = 160

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.cli.wrapping import folded
+from loopwright.cli.help_text import folded
 from loopwright.errors import (
     AnotherProcessError,
     CheckpointError,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loopwright.api import Run, evaluate_run, evaluation_flags, predict_run, prediction_flags
-from loopwright.cli.outcomes import DONE
-from loopwright.cli.telling import telling
-from loopwright.cli.words import VerbParser, add_json, parse_for_run
+from loopwright.cli.exit_codes import DONE
+from loopwright.cli.json_output import telling
+from loopwright.cli.parser import VerbParser, add_json, parse_for_run
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
 from loopwright.tasks.other_data import has_known_ending

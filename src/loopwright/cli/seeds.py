@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from loopwright.cli.outcomes import DIVERGED, DONE, code_of_run, is_first
-from loopwright.cli.telling import told_to_its_end
+from loopwright.cli.exit_codes import DIVERGED, DONE, code_of_run, is_first
+from loopwright.cli.json_output import told_to_its_end
 from loopwright.tasks.early_signals import ends_early
 from loopwright.tasks.event_lines import EventLines
 from loopwright.tasks.screen import Screen

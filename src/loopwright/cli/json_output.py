@@ -10,10 +10,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from loopwright.cli.outcomes import (
+from loopwright.cli.exit_codes import (
     DONE,
     PREEMPTED,
     code_of_interruption,
@@ -148,3 +148,13 @@ def _about(screen: Screen, events: EventLines) -> dict[str, Any]:
 
 def _about_run(run: RunFolder) -> dict[str, Any]:
     return {**place_facts(run), "result": run.read_result() or None, "paths": path_facts(run)}
+
+
+def print_line(line: str) -> None:
+    """Print a line for a person."""
+    sys.stdout.write(line + "\n")
+
+
+def print_objects(*objects: Mapping[str, Any]) -> None:
+    """Print an answer for scripts, an object per line."""
+    EventLines(sys.stdout).lines(*objects)

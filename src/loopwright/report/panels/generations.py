@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Example, Examples, Piece
-from loopwright.report.panels.showing import differing
-from loopwright.report.words import cut
+from loopwright.report.formatting import cut
+from loopwright.report.panels.sample import differing
 
 _MOST_SHOWN: Final = 6
 _MOST_TEXTS: Final = 5

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from loopwright.checkpoint import shards
+from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.encoding import encode
-from loopwright.checkpoint.named import untied
+from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import (
     MODEL,
     SHARDED_FORMAT,

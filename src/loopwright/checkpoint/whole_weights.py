@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from loopwright.checkpoint import shards
+from loopwright.checkpoint import tensor_shards as shards
 from loopwright.checkpoint.files import HashedFile
-from loopwright.checkpoint.named import untied
-from loopwright.checkpoint.sharded import everywhere
+from loopwright.checkpoint.sharded_checkpoint import everywhere
+from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import MODEL, SHARDED_FORMAT, read_table, verify, write_file
 from loopwright.checkpoint.tensor_file import write_data, write_header
 from loopwright.engine.nested import map_tensors

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from loopwright.cli.outcomes import BUG, DIVERGED, DONE, INPUT, INTERRUPTED, NO_CHECKPOINT, OWN, PREEMPTED, is_first
+from loopwright.cli.exit_codes import BUG, DIVERGED, DONE, INPUT, INTERRUPTED, NO_CHECKPOINT, OWN, PREEMPTED, is_first
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.layout import new_run_id
@@ -41,7 +41,7 @@ _ALONE = (
     *("predict", "export", "report", "watch", "compare"),
     *("runs", "stop", "verify", "tasks", "explain", "doctor", "launch"),
 )
-_WORKER = "loopwright.cli.launching"
+_WORKER = "loopwright.cli.launch"
 _TOGETHER_SECONDS = 3.0
 # Codes with which all processes of a verb end together: starting them again would not help, or was not asked for.
 _TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)

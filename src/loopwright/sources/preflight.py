@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.counting import class_counts, count_lists, most_texts, rows_with
-from loopwright.sources.files import Say, unreadable
-from loopwright.sources.guessing import (
+from loopwright.sources.column_roles import (
     Columns,
     choose_columns,
     describe_columns,
@@ -20,6 +18,8 @@ from loopwright.sources.guessing import (
     sample_columns,
     sample_values,
 )
+from loopwright.sources.counting import class_counts, count_lists, most_texts, rows_with
+from loopwright.sources.files import Say, unreadable
 from loopwright.sources.images.layouts import Layout
 from loopwright.sources.images.scanning import SceneOptions, SceneScan, joined
 from loopwright.sources.images.summary import Scenes, describe_images

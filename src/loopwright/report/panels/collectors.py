@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from loopwright.report.blocks import Block, Examples, Histogram, Table
 from loopwright.report.charts import ticks
-from loopwright.report.panels.showing import example
-from loopwright.report.words import metric
+from loopwright.report.formatting import metric
+from loopwright.report.panels.sample import example
 
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5

@@ -10,8 +10,8 @@ from typing import Any, Final
 from loopwright.errors import LoopwrightError
 from loopwright.quantities import size
 from loopwright.report.blocks import Block, Example, Examples, Facts, Panel, Piece, Table
+from loopwright.report.formatting import cut, duration, number, percent, plural
 from loopwright.report.run_view import RunView
-from loopwright.report.words import cut, duration, number, percent, plural
 from loopwright.sources import DataPlan
 
 _NUM_ROWS_SHOWN: Final = 6

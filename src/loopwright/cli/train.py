@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.api import go_on
-from loopwright.cli.outcomes import DONE, INPUT, OWN, code_of_run, is_first
-from loopwright.cli.seeding import train_seeds
-from loopwright.cli.telling import telling, told_to_its_end
-from loopwright.cli.wrapping import hanging
+from loopwright.cli.exit_codes import DONE, INPUT, OWN, code_of_run, is_first
+from loopwright.cli.help_text import hanging
+from loopwright.cli.json_output import telling, told_to_its_end
+from loopwright.cli.seeds import train_seeds
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
 from loopwright.tasks import TASKS, get_task, task_names

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import webbrowser
 
-from loopwright.cli.outcomes import DONE
-from loopwright.cli.telling import telling
-from loopwright.cli.words import VerbParser, add_json
+from loopwright.cli.exit_codes import DONE
+from loopwright.cli.json_output import telling
+from loopwright.cli.parser import VerbParser, add_json
 from loopwright.errors import InputError
 from loopwright.report import (
     COMPARISON,
@@ -19,7 +19,7 @@ from loopwright.report import (
     write_report,
 )
 from loopwright.report.run_view import read_state
-from loopwright.report.watching import PORT
+from loopwright.report.server import PORT
 from loopwright.tasks.event_lines import EventLines
 from loopwright.tasks.run_facts import place_facts
 

