@@ -119,11 +119,11 @@ class Clock:
 def child(name: str, side: str, data: str, model: str, output: str) -> None:
     """Measure one side; called in a process of its own."""
     from loopwright.callbacks import TrainerCallback
+    from loopwright.runs.job import build_job, given_origin, load_data, make_optimizer, prepare_torch
+    from loopwright.runs.settings import settle
+    from loopwright.runs.trainer import TaskTrainer
     from loopwright.tasks import get_task
     from loopwright.tasks.data import RunData
-    from loopwright.tasks.job import build_job, given_origin, load_data, make_optimizer, prepare_torch
-    from loopwright.tasks.settings import settle
-    from loopwright.tasks.trainer import TaskTrainer
 
     task_name, _, batch_size, image_size = SETTINGS[name]
     task = get_task(task_name)

@@ -185,9 +185,9 @@ def cli_page() -> str:
 def flags_page() -> str:
     """Return the page of the flags: those that all tasks share, then those of each task."""
     from loopwright.config import TrainingArguments
+    from loopwright.runs.settings import create_parser
     from loopwright.tasks import get_task, task_names
     from loopwright.tasks.arguments import TaskArguments
-    from loopwright.tasks.settings import create_parser
 
     parsers = {name: create_parser(get_task(name)) for name in task_names()}
     shared = set.intersection(*({action.dest for action in shown(parser)} for parser in parsers.values()))

@@ -18,22 +18,23 @@ from typing import TYPE_CHECKING, Any, overload
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run, write_atomically
 from loopwright.run_folder.listing import list_runs
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.kept_config import config_of
+from loopwright.runs.other_data import by_role, names_in, plan_of_file
+from loopwright.runs.seeds import SeedRun, say_seeds
+from loopwright.runs.settings import Settings, settle, words_of
+from loopwright.runs.start import DATA_FLAGS, Seeds, check_settings, start
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin, Task
-from loopwright.tasks.data import ReadingProgress, RunData, describe
-from loopwright.tasks.kept_config import config_of
-from loopwright.tasks.other_data import by_role, names_in, plan_of_file
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.seeds import SeedRun, say_seeds
-from loopwright.tasks.settings import Settings, settle, words_of
-from loopwright.tasks.starting import DATA_FLAGS, Seeds, check_settings, start
+from loopwright.tasks.data import RunData
 
 if TYPE_CHECKING:
     from loopwright.checkpoint import Finding
     from loopwright.report import Watch
+    from loopwright.runs.job import Outcome
     from loopwright.tasks.base import Job
-    from loopwright.tasks.job import Outcome
 
 _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
@@ -332,7 +333,7 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
     if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
         return _already_done(folder, settings, screen)
     screen.block("data", *describe(plan, settings.args))
-    from loopwright.tasks.job import train as train_job
+    from loopwright.runs.job import train as train_job
 
     return train_job(task, settings, RunData(plan), screen, folder, None)
 
@@ -345,7 +346,7 @@ def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
 
 
 def _already_done(folder: RunFolder, settings: Settings, screen: Screen) -> Outcome:
-    from loopwright.tasks.job import Outcome
+    from loopwright.runs.job import Outcome
 
     steps = settings.training.max_steps
     longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
@@ -431,8 +432,8 @@ def load_run(
         words: flags that overrule the run's settings.
         module: what the run was given as its model in Python.
     """
-    from loopwright.tasks.job import build_job, prepare_torch
-    from loopwright.tasks.restoring import load_weights
+    from loopwright.runs.job import build_job, prepare_torch
+    from loopwright.runs.weights import load_weights
 
     task = _task_of(folder)
     settings = settle(task, words or [], config_of(folder))
@@ -486,7 +487,7 @@ def evaluate_run(
     if num_seen:
         screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
     job = load_run(folder, plan, words, module)
-    from loopwright.tasks.finishing import evaluate as evaluate_job
+    from loopwright.runs.finish import evaluate as evaluate_job
 
     rows = job.data.rows("validation")
     if limit is not None and limit < len(rows):
@@ -529,8 +530,8 @@ def export_run(folder: RunFolder, target: Path) -> Path:
     if target.exists() and any(target.iterdir()):
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
     job = load_run(folder)
-    from loopwright.tasks.adapting import merged
-    from loopwright.tasks.model_card import card_so_far
+    from loopwright.runs.model_card import card_so_far
+    from loopwright.tasks.adapters import merged
 
     job.model = merged(job.model)
     target.mkdir(parents=True, exist_ok=True)

@@ -321,8 +321,8 @@ def test_each_code_above_the_readers_is_listed_and_has_a_test():
 
 
 def test_a_flag_of_a_demo_gives_way_to_the_one_that_is_typed_by_any_of_its_names():
+    from loopwright.runs.settings import without_given
     from loopwright.tasks import get_task
-    from loopwright.tasks.settings import without_given
 
     task = get_task("translation")
     flags = {"data": "dates", "lr": 1e-3, "epochs": 4, "batch": 16}

@@ -12,7 +12,7 @@ from loopwright import api
 from loopwright.cli import main
 from loopwright.report import write_report
 from loopwright.results import LearningRateCurve
-from loopwright.tasks.rates import plot_lines
+from loopwright.runs.auto.learning_rate import plot_lines
 
 TRAIN = {"epochs": 1, "batch": 16, "threads": 1, "quiet": True}
 

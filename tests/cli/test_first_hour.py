@@ -16,8 +16,8 @@ from loopwright.cli import main
 from loopwright.cli.exit_codes import guarded
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_json
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.start_block import say_saved
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.console.start import say_saved
 from tasks.squares import write_squares
 
 COMMAND = [sys.executable, "-m", "loopwright"]

@@ -19,8 +19,8 @@ from cli.streams import SignalsOn, parsed
 from loopwright.cli import main
 from loopwright.cli.json_output import telling
 from loopwright.cli.launch import work
-from loopwright.tasks import job
-from loopwright.tasks.event_lines import EventLines
+from loopwright.runs import job
+from loopwright.runs.console.json_events import EventLines
 from tasks.reviews import read_lines
 from tasks.squares import write_squares
 

@@ -20,7 +20,7 @@ from cli.streams import SignalsOn, parsed
 from loopwright import LoopwrightError
 from loopwright.cli import main
 from loopwright.run_folder import RunFolder, write_json
-from loopwright.tasks.seeds import SeedRun, best_of, command_of_rest, next_commands, spread_of
+from loopwright.runs.seeds import SeedRun, best_of, command_of_rest, next_commands, spread_of
 from tasks.reviews import events
 from tasks.squares import write_squares
 

@@ -9,8 +9,8 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.cli.help_text import folded, hanging
+from loopwright.runs.data import describe
 from loopwright.sources import DataPlan
-from loopwright.tasks.data import describe
 
 
 def test_a_text_is_broken_between_words_and_goes_on_below_where_it_began(monkeypatch):

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.data.embedded import TASKS, DemoData, find_minilm, load_demo, minilm, stdlib_docs, write_demo
-from loopwright.data.embedded.dates import FORMS, written_dates
-from loopwright.data.embedded.stdlib_docs import Doc, Parameter, StdlibDocs
-from loopwright.data.embedded.tag_rows import find_spans
-from loopwright.data.embedded.text_rows import AREAS
+from loopwright.demos import TASKS, DemoData, find_minilm, load_demo, minilm, stdlib_docs, write_demo
+from loopwright.demos.dates import FORMS, written_dates
+from loopwright.demos.stdlib_docs import Doc, Parameter, StdlibDocs
+from loopwright.demos.tag_rows import find_spans
+from loopwright.demos.text_rows import AREAS
 from loopwright.errors import DataError
 from loopwright.sources import SCHEMAS, preflight
 
@@ -254,7 +254,7 @@ import inspect, json, sys, sysconfig, types
 sysconfig.get_path("stdlib")
 parent = sys.modules["loopwright.data"] = types.ModuleType("loopwright.data")
 parent.__path__ = [{str(PACKAGE.parent)!r}]
-from loopwright.data import embedded
+from loopwright import demos as embedded
 before = set(sys.modules)
 found = {{task: embedded.load_demo(task).fingerprint for task in embedded.TASKS}}
 stripped = embedded.load_demo.__doc__ is None

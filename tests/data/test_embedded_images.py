@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loopwright.data import embedded
-from loopwright.data.embedded import IMAGE_TASKS, TASKS, load_demo, write_demo
-from loopwright.data.embedded.images.digits import drawn_digits, load_digits
-from loopwright.data.embedded.images.fashion import load_fashion, read_idx
-from loopwright.data.embedded.images.image_files import NUM_SCENES, run_lengths
-from loopwright.data.embedded.images.scenes import NAMES, DigitScene, SceneParts, digit_scenes, load_parts
-from loopwright.data.embedded.placing import digest_on_disk, place_files
+from loopwright import demos as embedded
 from loopwright.data.pictures import color_of
+from loopwright.demos import IMAGE_TASKS, TASKS, load_demo, write_demo
+from loopwright.demos.images.digits import drawn_digits, load_digits
+from loopwright.demos.images.fashion import load_fashion, read_idx
+from loopwright.demos.images.image_files import NUM_SCENES, run_lengths
+from loopwright.demos.images.scenes import NAMES, DigitScene, SceneParts, digit_scenes, load_parts
+from loopwright.demos.placing import digest_on_disk, place_files
 from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.sources import SCHEMAS, preflight
 
@@ -298,7 +298,7 @@ def test_another_process_makes_the_same_images_without_torch(written, tmp_path):
 import json, sys, types
 parent = sys.modules["loopwright.data"] = types.ModuleType("loopwright.data")
 parent.__path__ = [{str(PACKAGE.parent)!r}]
-from loopwright.data import embedded
+from loopwright import demos as embedded
 light = sorted({{"numpy", "PIL", "sklearn"}} & set(sys.modules))
 paths = embedded.write_demo("semantic-segmentation", "scenes")
 print(json.dumps([light, "torch" in sys.modules, json.loads(paths["notes"].read_text())["fingerprint"]]))

@@ -168,9 +168,9 @@ def test_packed_lines_are_the_lines_and_their_loss_is_theirs() -> None:
     pytest.importorskip("transformers")
     from types import SimpleNamespace
 
-    from loopwright.tasks.causal_lm import TASK, PackedLines
-    from loopwright.tasks.language import PaddingCollator
-    from loopwright.tasks.text import RowDataset
+    from loopwright.tasks.text.causal_lm import TASK, PackedLines
+    from loopwright.tasks.text.language_model import PaddingCollator
+    from loopwright.tasks.text.models import RowDataset
 
     network = model("gpt2", "sdpa")
     data = [{"text": str(index), **each} for index, each in enumerate(sequences()[:6])]

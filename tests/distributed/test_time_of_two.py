@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 def measure(results) -> None:
     from loopwright.run_folder import RunFolder
+    from loopwright.runs.console.screen import Screen
+    from loopwright.runs.job import build_job, load_data, make_optimizer
+    from loopwright.runs.settings import settle
+    from loopwright.runs.timing import time_run
     from loopwright.tasks import get_task
     from loopwright.tasks.base import Origin
     from loopwright.tasks.data import RunData
-    from loopwright.tasks.job import build_job, load_data, make_optimizer
-    from loopwright.tasks.screen import Screen
-    from loopwright.tasks.settings import settle
-    from loopwright.tasks.timing import time_run
 
     folder, task = Path(os.environ["FOLDER"]), get_task("text-classification")
     settings = settle(task, ["--data", str(folder / "reviews.csv"), "--batch", "8", "--threads", "1", "--time", "2s"])

@@ -51,7 +51,7 @@ def write_small_mrpc(folder: Path) -> None:
     """Write what docs/tasks.md works on: train.csv, test.csv, and a BERT of a few thousand weights in minilm/."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    from loopwright.tasks.masked_lm import train_tokenizer
+    from loopwright.tasks.text.masked_lm import train_tokenizer
 
     texts = [
         f"the {animal} sat on the {place}" for animal in ("cat", "dog", "cow") for place in ("mat", "roof", "wall")

@@ -21,9 +21,9 @@ import yaml
 from loopwright.api import evaluation_flags, prediction_flags
 from loopwright.cli import _ALIASES, VERBS, main
 from loopwright.errors import InputError
+from loopwright.runs.settings import settle
 from loopwright.sources import CODES
 from loopwright.tasks import TASKS, get_task, task_names
-from loopwright.tasks.settings import settle
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,9 +15,9 @@ import yaml
 
 import loopwright
 from loopwright.cli import VERBS
+from loopwright.runs.settings import create_parser
 from loopwright.sources import CODES
 from loopwright.tasks import get_task, task_names
-from loopwright.tasks.settings import create_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -55,7 +55,7 @@ def tiny_t5(folder: Path, texts: list[str], generation: dict | None = None, **op
     """Write a T5 of a few thousand weights with a tokenizer, and return its folder."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    from loopwright.tasks.sequence_to_sequence import train_tokenizer
+    from loopwright.tasks.text.seq2seq import train_tokenizer
 
     tokenizer = train_tokenizer(texts, "subwords", 400)
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -71,7 +71,7 @@ def tiny_bart(folder: Path, texts: list[str]) -> Path:
     """Write a BART of a few thousand weights, with 32 positions, and return its folder."""
     from transformers import BartConfig, BartForConditionalGeneration
 
-    from loopwright.tasks.sequence_to_sequence import train_tokenizer
+    from loopwright.tasks.text.seq2seq import train_tokenizer
 
     tokenizer = train_tokenizer(texts, "subwords", 400)
     sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in SIZES.items()}

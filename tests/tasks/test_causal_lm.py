@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from loopwright import api
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
-from loopwright.tasks import causal_lm, language
+from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import language_model as language
 from tasks.reviews import events, read_lines, write_jsonl
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 

@@ -9,7 +9,7 @@ import pytest
 
 from loopwright.api import Run
 from loopwright.cli import main
-from loopwright.data.embedded import find_minilm, stdlib_docs
+from loopwright.demos import find_minilm, stdlib_docs
 from loopwright.tasks import get_task
 from report.demo_panels import assert_every_panel_has_data
 

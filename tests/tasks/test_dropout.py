@@ -10,7 +10,7 @@ import torch
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.models import create
-from loopwright.tasks.adapting import set_dropout
+from loopwright.tasks.adapters import set_dropout
 from tasks.conftest import FLAGS
 
 SMALL = {

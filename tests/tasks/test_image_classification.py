@@ -257,8 +257,8 @@ def test_averaged_weights_are_what_is_evaluated_and_kept(squares):
     assert not torch.equal(first["head.weight"], second["head.weight"])
     assert averaged.evaluate() == averaged.metrics
     from loopwright.checkpoint import read
-    from loopwright.tasks.averaging import average_in
-    from loopwright.tasks.restoring import best_checkpoint
+    from loopwright.runs.weights import best_checkpoint
+    from loopwright.tasks.weight_average import average_in
 
     saved = read(best_checkpoint(averaged.folder))
     assert torch.equal(saved.model["head.weight"], first["head.weight"])  # training itself is not changed
@@ -273,10 +273,10 @@ def test_channels_last_changes_the_memory_and_not_the_result(squares):
 
 
 def test_what_lies_below_the_head_has_a_rate_of_its_own_or_is_frozen(squares, vit):
+    from loopwright.runs.job import build_job, given_origin, make_optimizer
+    from loopwright.runs.settings import settle
     from loopwright.tasks import get_task
     from loopwright.tasks.data import RunData
-    from loopwright.tasks.job import build_job, given_origin, make_optimizer
-    from loopwright.tasks.settings import settle
 
     for model in ((), ("--model", str(vit))):
         words = ["--data", str(squares), "--lr", "0.1", "--backbone_lr_factor", "0.1", *model]

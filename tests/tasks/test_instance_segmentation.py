@@ -16,7 +16,7 @@ from loopwright.api import Run, load_run
 from loopwright.cli import main
 from loopwright.data.images import decode_image
 from loopwright.errors import InputError
-from loopwright.tasks.found_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
+from loopwright.tasks.vision.predicted_objects import count_hits, in_file, mask_tools, masks_of_queries, run_lengths
 from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import NAMES, write_boxes
 from tasks.intervals import assert_loss_has_interval

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from loopwright.runs.settings import SCRATCH_LEARNING_RATE, settle
 from loopwright.tasks import TASKS, get_task
-from loopwright.tasks.settings import SCRATCH_LEARNING_RATE, settle
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))

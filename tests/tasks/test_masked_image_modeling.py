@@ -12,7 +12,7 @@ import torch
 from loopwright import api, models
 from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
-from loopwright.tasks.masked_image_modeling import Masking, small_sizes
+from loopwright.tasks.vision.masked_modeling import Masking, small_sizes
 from report.demo_panels import assert_every_panel_has_data
 from tasks.forked import run_lines
 from tasks.intervals import assert_loss_has_interval

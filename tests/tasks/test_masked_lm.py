@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
-from loopwright.tasks import language, masked_lm
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import masked_lm
 from tasks.reviews import events, read_lines
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 

@@ -11,7 +11,7 @@ import torch
 
 from loopwright import api, cli
 from loopwright.errors import InputError
-from loopwright.tasks.groups import GroupCollator
+from loopwright.tasks.text.groups import GroupCollator
 from tasks.conftest import FLAGS
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
 
@@ -128,7 +128,7 @@ def test_adapters_are_trained_on_an_earlier_run_and_merged(learnt, tmp_path):
 
 
 def test_the_loss_does_not_depend_on_the_batch(learnt, tmp_path):
-    from loopwright.tasks.finishing import evaluate
+    from loopwright.runs.finish import evaluate
 
     losses = []
     for size in (3, 32):

@@ -17,8 +17,8 @@ from loopwright.api import Run, load_run
 from loopwright.cli import main
 from loopwright.data.images import decode_image, detection_eval, load_scene
 from loopwright.errors import ConfigError, InputError
-from loopwright.tasks.detections import in_square, squeezing
-from loopwright.tasks.found_objects import count_hits, f1_of, in_file
+from loopwright.tasks.vision.detection import in_square, squeezing
+from loopwright.tasks.vision.predicted_objects import count_hits, f1_of, in_file
 from report.demo_panels import assert_every_panel_has_data
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
 from tasks.forked import run_lines

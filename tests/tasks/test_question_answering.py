@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics.question_answering import answer_scores
-from loopwright.tasks.answers import AnswerRules, best_answers, predicted_row, scored_row
-from loopwright.tasks.question_answering import TASK, best_spans
-from loopwright.tasks.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
-from loopwright.tasks.text import train_tokenizer
+from loopwright.tasks.text.answers import AnswerRules, best_answers, predicted_row, scored_row
+from loopwright.tasks.text.models import train_tokenizer
+from loopwright.tasks.text.question_answering import TASK, best_spans
+from loopwright.tasks.text.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl

@@ -10,13 +10,14 @@ import torch
 from loopwright.data.images import ImageDataset
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
-from loopwright.tasks import get_task, rehearsal
+from loopwright.runs import rehearsal
+from loopwright.runs.auto.learning_rate import Search, find_rate
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.job import build_job, load_data, make_optimizer
+from loopwright.runs.settings import settle, words_of
+from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.job import build_job, load_data, make_optimizer
-from loopwright.tasks.rates import Search, find_rate
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import settle, words_of
 from tasks.conftest import FLAGS
 
 

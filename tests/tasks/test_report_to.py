@@ -8,8 +8,8 @@ import pytest
 from loopwright.cli import main
 from loopwright.engine import trackers
 from loopwright.run_folder import find_run
+from loopwright.runs.settings import settle, words_of
 from loopwright.tasks import get_task
-from loopwright.tasks.settings import settle, words_of
 from tasks.reviews import read_lines
 from tracking.written import configs, points, scalars, trackio_in
 

@@ -10,15 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from loopwright.run_folder import RunFolder
+from loopwright.runs.clock import Course, Pace, TimeSpent
+from loopwright.runs.console import screen
+from loopwright.runs.console import status_line as live_line
+from loopwright.runs.console.end import in_words
+from loopwright.runs.console.evaluation_table import EvalTable
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.console.status_line import bar_of, fitted
+from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.settings import settle
 from loopwright.sources import check_unchanged
-from loopwright.tasks import get_task, live_line, screen
-from loopwright.tasks.data import ReadingProgress, RunData, describe
-from loopwright.tasks.eval_table import EvalTable
-from loopwright.tasks.live_line import bar_of, fitted
-from loopwright.tasks.pace import Course, Pace, TimeSpent
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import settle
-from loopwright.tasks.summary import in_words
+from loopwright.tasks import get_task
+from loopwright.tasks.data import RunData
 
 
 class Terminal(io.StringIO):

@@ -21,8 +21,8 @@ from loopwright.cli import main
 from loopwright.data.images import decode_image, decode_mask
 from loopwright.errors import DataError, InputError
 from loopwright.tasks import get_task
-from loopwright.tasks.adapting import add_adapters
-from loopwright.tasks.semantic_segmentation import MaskReader, class_map, count_pairs, image_iou
+from loopwright.tasks.adapters import add_adapters
+from loopwright.tasks.vision.segmentation import MaskReader, class_map, count_pairs, image_iou
 from report.demo_panels import assert_every_panel_has_data
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines

@@ -13,7 +13,7 @@ import torch
 from loopwright import api, cli
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks import get_task
-from loopwright.tasks.pools import PoolScorer
+from loopwright.tasks.text.pools import PoolScorer
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
@@ -144,7 +144,7 @@ def test_transformers_opens_the_encoder_and_makes_the_same_vectors(learnt):
 
 
 def test_metrics_do_not_depend_on_the_batch(learnt):
-    from loopwright.tasks.finishing import evaluate
+    from loopwright.runs.finish import evaluate
 
     found = []
     for size in (3, 32):
@@ -193,7 +193,7 @@ def test_scores_of_texts_without_a_common_word_are_learnt(tmp_path):
 
 def test_scores_are_read_as_cosines():
     task, torch_scores = get_task("sentence-embedding"), torch.tensor([-1.0, 0.0, 1.0])
-    from loopwright.tasks.sentence_embedding import _targets
+    from loopwright.tasks.text.embedding import _targets
 
     args = task.arguments(lowest_score=-1.0, highest_score=1.0)
     assert _targets(args, torch_scores).tolist() == [-1.0, 0.0, 1.0]
@@ -205,7 +205,7 @@ def test_a_given_model_is_scored_before_training_and_its_unused_pooler_stays(tmp
     from safetensors.torch import load_file
     from transformers import BertConfig, BertForSequenceClassification
 
-    from loopwright.tasks.text import train_tokenizer
+    from loopwright.tasks.text.models import train_tokenizer
 
     tokenizer = train_tokenizer([" ".join(row.values()) for row in pairs(40)], 300, max_length=64)
     config = BertConfig(
@@ -292,7 +292,7 @@ def test_the_same_text_is_no_rival_of_itself():
 
 
 def test_the_same_text_is_no_rival_in_the_loss():
-    from loopwright.tasks.sentence_embedding import _is_no_rival
+    from loopwright.tasks.text.embedding import _is_no_rival
 
     ids = torch.tensor([[[1, 2], [3, 0]], [[4, 5], [3, 9]], [[6, 7], [3, 3]]])
     mask = torch.tensor([[[1, 1], [1, 0]], [[1, 1], [1, 0]], [[1, 1], [1, 1]]])

@@ -11,8 +11,8 @@ import torch
 from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.tag_order import is_in_order, likeliest, may_follow
-from loopwright.tasks.token_classification import TASK
+from loopwright.tasks.text.tag_order import is_in_order, likeliest, may_follow
+from loopwright.tasks.text.token_classification import TASK
 from tasks.reviews import write_jsonl
 
 NAMES = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]

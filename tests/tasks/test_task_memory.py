@@ -152,7 +152,7 @@ def test_on_the_host_the_activations_of_one_micro_batch_are_told(reviews):
 
 
 def test_batch_auto_goes_no_further_than_the_memory_of_the_host(reviews, monkeypatch):
-    import loopwright.tasks.batch_size as batch_size
+    import loopwright.runs.auto.batch_size as batch_size
 
     monkeypatch.setattr(batch_size, "free_bytes", lambda device: 100_000)
     found = api.train("text-classification", data=reviews, **{**SHORT, "batch": "auto"}, effective_batch=16)

@@ -22,7 +22,7 @@ def tiny_bert(folder, **options):
     """Write a BERT of a few thousand weights with a tokenizer, and return its folder."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    from loopwright.tasks.text import train_tokenizer
+    from loopwright.tasks.text.models import train_tokenizer
 
     tokenizer = train_tokenizer([row["review"] for row in rows()], 400, max_length=64)
     config = BertConfig(

@@ -9,12 +9,14 @@ import torch
 
 from loopwright import api
 from loopwright.errors import ConfigError
+from loopwright.runs.job import build_job, load_data
+from loopwright.runs.settings import settle, words_of
 from loopwright.sources import DataPlan
-from loopwright.tasks import causal_lm, get_task, text_samples
+from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.job import build_job, load_data
-from loopwright.tasks.settings import settle, words_of
+from loopwright.tasks.text import causal_lm
+from loopwright.tasks.text import samples as text_samples
 from tasks.reviews import events, read_lines
 from tasks.texts import FLAGS, lines, tiny_gpt2, write_text
 

@@ -14,13 +14,14 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.cli import main
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
-from loopwright.tasks import get_task, timing
+from loopwright.runs import timing
+from loopwright.runs.auto.time_budget import Costs
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.job import build_job, load_data, make_optimizer
+from loopwright.runs.settings import read_sources, settle, words_of
+from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
-from loopwright.tasks.budget import Costs
 from loopwright.tasks.data import RunData
-from loopwright.tasks.job import build_job, load_data, make_optimizer
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import read_sources, settle, words_of
 from tasks.conftest import FLAGS
 
 FLAGS = {name: value for name, value in FLAGS.items() if name != "epochs"}

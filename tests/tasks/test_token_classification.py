@@ -16,7 +16,7 @@ from loopwright.report.panels.sample import is_right
 from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.token_classification import TASK, Collator, Encoder, entities
+from loopwright.tasks.text.token_classification import TASK, Collator, Encoder, entities
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
@@ -65,7 +65,7 @@ def tiny_tagger(folder, names, **options):
     """Write a BERT tagger of a few thousand weights with a tokenizer, and return its folder."""
     from transformers import BertConfig, BertForTokenClassification
 
-    from loopwright.tasks.text import train_tokenizer
+    from loopwright.tasks.text.models import train_tokenizer
 
     tokenizer = train_tokenizer([" ".join(row["words"]) for row in sentences()], 400, max_length=64)
     labels = dict(enumerate(names))
@@ -327,7 +327,7 @@ def test_tokenizers_of_bytes_see_a_blank_before_each_word(data, tmp_path):
     from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForTokenClassification, RobertaTokenizerFast
 
-    from loopwright.tasks.text import train_tokenizer
+    from loopwright.tasks.text.models import train_tokenizer
 
     trained = train_tokenizer([" ".join(row["words"]) for row in sentences()], 400, lowercase=False)
     content = json.loads(trained.backend_tokenizer.to_str())["model"]

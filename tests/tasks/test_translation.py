@@ -75,7 +75,7 @@ def test_predictions_and_worst_examples_are_texts(translated):
 
 
 def test_the_loss_is_the_mean_over_tokens_whatever_the_batch(translated):
-    from loopwright.tasks.finishing import evaluate
+    from loopwright.runs.finish import evaluate
 
     job = api.load_run(translated.folder)
     job.model.eval()

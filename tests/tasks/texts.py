@@ -29,7 +29,7 @@ def tiny_gpt2(folder: Path, vocabulary: int = 0, dropout: float = 0.1, **special
     """Write a GPT-2 of a few thousand weights with its tokenizer, and return its folder."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from loopwright.tasks.causal_lm import train_tokenizer
+    from loopwright.tasks.text.causal_lm import train_tokenizer
 
     tokenizer = train_tokenizer(lines(), 300)
     tokenizer.model_max_length = 64
@@ -56,7 +56,7 @@ def tiny_bert(folder: Path) -> Path:
     """Write a BERT of a few thousand weights with its tokenizer, and return its folder."""
     from transformers import BertConfig, BertForMaskedLM
 
-    from loopwright.tasks.masked_lm import train_tokenizer
+    from loopwright.tasks.text.masked_lm import train_tokenizer
 
     tokenizer = train_tokenizer(lines(), 320)
     tokenizer.model_max_length = 64

@@ -6,8 +6,8 @@ import pytest
 
 from loopwright.config import TrainingArguments
 from loopwright.errors import ConfigError, InputError
+from loopwright.runs.settings import settle, words_of
 from loopwright.tasks import get_task
-from loopwright.tasks.settings import settle, words_of
 
 TASK = get_task("text-classification")
 

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopwright.durations import seconds_of
 from loopwright.errors import InputError
-from loopwright.tasks import get_task
-from loopwright.tasks.budget import (
+from loopwright.runs.auto.time_budget import (
     Costs,
     check_fits,
     estimate,
     flag_text,
     planned_updates,
-    seconds_of,
     told_plan,
     told_seconds,
 )
-from loopwright.tasks.pace import Course
-from loopwright.tasks.settings import settle, without_given, words_of
+from loopwright.runs.clock import Course
+from loopwright.runs.settings import settle, without_given, words_of
+from loopwright.tasks import get_task
 
 TASK = get_task("text-classification")
 

@@ -24,8 +24,8 @@ from loopwright.errors import (
     Preempted,
 )
 from loopwright.run_folder import RunFolder
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.screen import visible
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import visible
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left

@@ -11,11 +11,11 @@ from loopwright.cli.exit_codes import DONE, INPUT, OWN
 from loopwright.cli.json_output import telling
 from loopwright.cli.parser import VerbParser
 from loopwright.cli.train import JSON, screen_of, settings_of
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.settings import Settings
+from loopwright.runs.start import check_files
 from loopwright.tasks import get_task
 from loopwright.tasks.data import RunData
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import Settings
-from loopwright.tasks.starting import check_files
 
 _HELP = ("-h", "--help")
 _RATE_FLAGS = ("--lr", "--learning_rate", "--learning-rate")
@@ -40,8 +40,8 @@ def _searched(settings: Settings, screen: Screen, bounds: Namespace, rest: list[
     """Search for a rate, and say what was found."""
     task = get_task(settings.args.task)
     plan = check_files(task, settings, screen)
-    from loopwright.tasks.job import find_rate_only
-    from loopwright.tasks.rates import Search, plot_lines, rounded, sentences
+    from loopwright.runs.auto.learning_rate import Search, plot_lines, rounded, sentences
+    from loopwright.runs.job import find_rate_only
 
     search = Search(bounds.start, bounds.end, bounds.num_updates)
     curve = find_rate_only(task, settings, RunData(plan), screen, search)

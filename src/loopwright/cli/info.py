@@ -51,7 +51,7 @@ def explain(words: list[str]) -> int:
         print_line("usage: lw explain TASK   |   lw explain errors")
         tasks([])
         return DONE if words else INPUT
-    from loopwright.tasks.settings import create_parser
+    from loopwright.runs.settings import create_parser
 
     task = get_task(words[0])
     print_line(f"{task.name}: {task.summary}\n")

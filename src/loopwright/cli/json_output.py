@@ -25,12 +25,12 @@ from loopwright.cli.exit_codes import (
 )
 from loopwright.errors import Preempted
 from loopwright.run_folder import RunFolder
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.run_facts import path_facts, place_facts
-from loopwright.tasks.screen import Screen
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.provenance import path_facts, place_facts
 
 if TYPE_CHECKING:
-    from loopwright.tasks.job import Outcome
+    from loopwright.runs.job import Outcome
 
 
 @contextlib.contextmanager

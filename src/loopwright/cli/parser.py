@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run
+from loopwright.runs.settings import create_parser
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Task
-from loopwright.tasks.settings import create_parser
 
 _HELP = ("-h", "--help")
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)")

@@ -16,9 +16,9 @@ from loopwright.cli.json_output import telling
 from loopwright.cli.parser import VerbParser, add_json, parse_for_run
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
-from loopwright.tasks.other_data import has_known_ending
+from loopwright.runs.console.screen import Screen, metrics_text
+from loopwright.runs.other_data import has_known_ending
 from loopwright.tasks.scoring import as_json
-from loopwright.tasks.screen import Screen, metrics_text
 
 _MORE = " With a run before --help, the flags of its task are listed too."
 

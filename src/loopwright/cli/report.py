@@ -20,8 +20,8 @@ from loopwright.report import (
 )
 from loopwright.report.run_view import read_state
 from loopwright.report.server import PORT
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.run_facts import place_facts
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.provenance import place_facts
 
 
 def report(words: list[str]) -> int:

@@ -16,8 +16,8 @@ from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.listing import RunSummary, is_owned, list_runs
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.screen import Screen, lasted
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import Screen, lasted
 
 # What a narrow terminal makes shorter, in this order: the direction of the metric, why a state is what it is, its name.
 _SHORTER: tuple[tuple[str, Callable[[str], str]], ...] = (

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from loopwright.cli.exit_codes import DIVERGED, DONE, code_of_run, is_first
 from loopwright.cli.json_output import told_to_its_end
-from loopwright.tasks.early_signals import ends_early
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.seeds import (
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.early_signals import ends_early
+from loopwright.runs.seeds import (
     SeedRun,
     command_of_rest,
     line_of,
@@ -21,8 +21,8 @@ from loopwright.tasks.seeds import (
     say_seeds,
     seeds_facts,
 )
-from loopwright.tasks.settings import Settings
-from loopwright.tasks.starting import Seeds
+from loopwright.runs.settings import Settings
+from loopwright.runs.start import Seeds
 
 _TO_GO_ON = ("preempted", "stopped", "failed")
 

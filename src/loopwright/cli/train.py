@@ -16,18 +16,18 @@ from loopwright.cli.json_output import telling, told_to_its_end
 from loopwright.cli.seeds import train_seeds
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run, runs_root
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.early_signals import ends_early
+from loopwright.runs.kept_config import config_of
+from loopwright.runs.provenance import data_facts
+from loopwright.runs.settings import Settings, create_parser, settle, task_of, without_given, words_of
+from loopwright.runs.start import check_files, check_settings, start
 from loopwright.tasks import TASKS, get_task, task_names
 from loopwright.tasks.base import Task
-from loopwright.tasks.early_signals import ends_early
-from loopwright.tasks.event_lines import EventLines
-from loopwright.tasks.kept_config import config_of
-from loopwright.tasks.run_facts import data_facts
-from loopwright.tasks.screen import Screen
-from loopwright.tasks.settings import Settings, create_parser, settle, task_of, without_given, words_of
-from loopwright.tasks.starting import check_files, check_settings, start
 
 if TYPE_CHECKING:
-    from loopwright.tasks.job import Outcome
+    from loopwright.runs.job import Outcome
 
 _ABOUT = {
     "train": "Train a model. --check stops before the first update, --print_config shows all settings and stops.",
@@ -121,7 +121,7 @@ def demo(words: list[str]) -> int:
 
 def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
     """Write the data of a demo if it is not there yet, and return the settings of its run."""
-    from loopwright.data.embedded import find_minilm, write_demo
+    from loopwright.demos import find_minilm, write_demo
 
     variant, rest = _variant(task, rest)
     folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")

@@ -4,10 +4,9 @@
     task_names()                        all names
     summaries()                         a line about each
 
-Each task is one file with what is true of that task alone. `base` says what a task defines, `arguments` has the flags
-that all tasks share, `text` what text tasks share, `vision` what those with images share, `scoring` what an evaluation
-collects, `trainer` the Trainer of all tasks, `job` the way from settings to a finished run folder, and `rehearsal` the
-trial before the first update.
+Each task is one file in `text` or `vision`, with what is true of that task alone. `base` says what a task defines,
+`arguments` has the flags that all tasks share, `scoring` what an evaluation collects. How a task becomes a run is in
+`loopwright.runs`.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ __all__ = ["TASKS", "get_task", "summaries", "task_names"]
 
 TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "text-classification": ("text_classification", "a label, several labels or a number for a text or a pair"),
-        "token-classification": ("token_classification", "a tag for each word of a sentence, such as names"),
-        "multiple-choice": ("multiple_choice", "which of several texts goes on from a text, or answers it"),
-        "sentence-embedding": ("sentence_embedding", "vectors that are near for texts that belong together"),
-        "summarization": ("summarization", "a short text for a long one"),
-        "translation": ("translation", "a text in other words, such as those of another language"),
-        "question-answering": ("question_answering", "the answer to a question, a span of a context or generated"),
-        "causal-lm": ("causal_lm", "a model that continues texts, from scratch or fine-tuned"),
-        "masked-lm": ("masked_lm", "a model that fills in masked tokens, from scratch or fine-tuned"),
-        "image-classification": ("image_classification", "a class for an image"),
-        "semantic-segmentation": ("semantic_segmentation", "the class of each pixel of an image"),
-        "object-detection": ("object_detection", "the objects of an image, each with a class and a box"),
-        "instance-segmentation": ("instance_segmentation", "the objects of an image, each with a class and a mask"),
-        "masked-image-modeling": ("masked_image_modeling", "a model that fills in hidden parts of images"),
+        "text-classification": ("text.classification", "a label, several labels or a number for a text or a pair"),
+        "token-classification": ("text.token_classification", "a tag for each word of a sentence, such as names"),
+        "multiple-choice": ("text.multiple_choice", "which of several texts goes on from a text, or answers it"),
+        "sentence-embedding": ("text.embedding", "vectors that are near for texts that belong together"),
+        "summarization": ("text.summarization", "a short text for a long one"),
+        "translation": ("text.translation", "a text in other words, such as those of another language"),
+        "question-answering": ("text.question_answering", "the answer to a question, a span of a context or generated"),
+        "causal-lm": ("text.causal_lm", "a model that continues texts, from scratch or fine-tuned"),
+        "masked-lm": ("text.masked_lm", "a model that fills in masked tokens, from scratch or fine-tuned"),
+        "image-classification": ("vision.classification", "a class for an image"),
+        "semantic-segmentation": ("vision.segmentation", "the class of each pixel of an image"),
+        "object-detection": ("vision.boxes", "the objects of an image, each with a class and a box"),
+        "instance-segmentation": ("vision.masks", "the objects of an image, each with a class and a mask"),
+        "masked-image-modeling": ("vision.masked_modeling", "a model that fills in hidden parts of images"),
     }
 )
 """For each task: its module in this package, and a line about it."""

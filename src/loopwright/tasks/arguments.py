@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
 from loopwright.config.old_names import AcceptsOldNames, OldName
+from loopwright.durations import seconds_of
 from loopwright.errors import ConfigError
-from loopwright.tasks.budget import seconds_of
 
 T = TypeVar("T")
 

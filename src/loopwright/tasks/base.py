@@ -188,7 +188,7 @@ class Task(ABC):
         Raises:
             InputError: there can be no such model.
         """
-        from loopwright.tasks.text import find_model
+        from loopwright.tasks.text.models import find_model
 
         return find_model(name)
 
@@ -221,7 +221,7 @@ class Task(ABC):
         Raises:
             InputError: it says why and what to do.
         """
-        from loopwright.tasks.text import load_config
+        from loopwright.tasks.text.models import load_config
 
         load_config(name)
 
@@ -262,7 +262,7 @@ class Task(ABC):
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
         """Return callbacks of the core that a run of this task needs; called when it begins and when it goes on."""
-        from loopwright.tasks.text_callbacks import FirstBatchText, SamplesAtEvaluations
+        from loopwright.tasks.text.callbacks import FirstBatchText, SamplesAtEvaluations
 
         return [FirstBatchText(job, run), SamplesAtEvaluations(job, run)]
 
@@ -274,7 +274,7 @@ class Task(ABC):
             batch: with "input_ids": (samples, tokens), or (samples, texts, tokens).
             index: of the sample in the batch.
         """
-        from loopwright.tasks.text_samples import target_of, tokens_of
+        from loopwright.tasks.text.samples import target_of, tokens_of
 
         texts = range(batch["input_ids"].shape[1]) if batch["input_ids"].dim() > 2 else None
         fields = (
@@ -371,7 +371,7 @@ class Task(ABC):
 
     def save(self, job: Job, folder: Path) -> None:
         """Write the model and its tokenizer so that transformers opens them; called with the best weights."""
-        from loopwright.tasks.text import quiet
+        from loopwright.tasks.text.models import quiet
 
         with quiet():
             job.model.save_pretrained(folder)

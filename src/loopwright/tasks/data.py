@@ -1,4 +1,4 @@
-"""The data of a run, opened once; and what is said about it before torch is imported."""
+"""The data of a run, opened once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from loopwright.errors import InputError
-from loopwright.quantities import size
 from loopwright.sources import DataPlan, Schema, SplitRows
-from loopwright.sources.label_advice import shortened
-from loopwright.tasks.screen import Screen, Waiting
 
-_MOST_SHOWN = 6
+
+class Screen(Protocol):
+    """What shows the progress of long work; the console of a run is one."""
+
+    def waiting(self, what: str) -> Any:
+        """Return a context manager that shows how far the work is."""
 
 
 class RunData:
@@ -29,7 +30,7 @@ class RunData:
         self.plan = plan
         self._rows: dict[str, SplitRows] = {}
         self._limits: dict[str, int | None] = {}
-        self._waiting: Waiting | None = None
+        self._waiting: Any = None
 
     def has(self, split: str) -> bool:
         """Whether there is such a split, with rows in it."""
@@ -91,7 +92,7 @@ class RunData:
             yield [rows[index] for index in range(start, min(start + size, end))]
 
 
-def _tell(waiting: Waiting, total: int, index: int) -> None:
+def _tell(waiting: Any, total: int, index: int) -> None:
     waiting.to(index + 1, total)
 
 
@@ -116,98 +117,3 @@ def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
                 f"which is the {taken} of the run",
                 fix=f"--{role}_column NAME, with a file that has it",
             )
-
-
-class ReadingProgress:
-    """Shows how far files are read, checked and hashed; a context manager.
-
-    Args:
-        screen: what is said.
-    """
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._what = ""
-        self._waiting: Waiting | None = None
-
-    def __enter__(self) -> ReadingProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._waiting is not None:
-            self._waiting.close(is_over=kind is None)
-
-    def __call__(self, progress: Any) -> None:
-        """Show it, if it is time; called by the readers."""
-        what = f"{progress.stage} {Path(progress.path).name}"
-        if self._waiting is None or what != self._what:
-            if self._waiting is not None:
-                self._waiting.close()
-            self._what, self._waiting = what, self._screen.waiting(what)
-        if progress.num_bytes:
-            self._waiting.to(progress.num_bytes_done, progress.num_bytes)
-
-
-def used_rows(plan: DataPlan, args: Any) -> str:
-    """Return which rows a run takes of splits of which it does not take all; nothing where it takes them all."""
-    limits = {"train": "max_train_samples", "validation": "max_eval_samples"}
-    told = [
-        f"the first {limit:,} of {split} (--{name})"
-        for split, name in limits.items()
-        if (limit := getattr(args, name)) is not None and limit < len(plan.splits.get(split, ()))
-    ]
-    return f"used: {', '.join(told)}" if told else ""
-
-
-def describe(plan: DataPlan, args: Any = None) -> list[str]:
-    """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses.
-
-    Args:
-        plan: of the data.
-        args: the settings of a run that trains on it; None where nothing is trained.
-    """
-    lines = [
-        f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
-        f"sha256 {file.sha256[:8]}"
-        for file in plan.files
-    ]
-    lines += _columns(plan)
-    lines.append(" / ".join(f"{name} {len(split):,}" for name, split in plan.splits.items()))
-    if args is not None and (used := used_rows(plan, args)):
-        lines.append(used)
-    for split, counts in plan.counts.items():
-        if split == "train" and counts:
-            shown = [f"{shortened(name)} {count:,}" for name, count in list(counts.items())[:_MOST_SHOWN]]
-            more = f" · and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
-            lines.append(f"labels {' · '.join(shown)}{more}")
-    if plan.label_range is not None:
-        lines.append(f"labels are numbers from {plan.label_range[0]:g} to {plan.label_range[1]:g}")
-    lines += _lengths(plan)
-    return [*lines, *(f"note: {warning}" for warning in plan.warnings)]
-
-
-def _columns(plan: DataPlan) -> list[str]:
-    """Return the column of each role, and beside those that were guessed that they were; then what else was guessed."""
-    shown, others = [], list(plan.guesses)
-    for role, column in plan.columns.items():
-        guess = next((each for each in others if each.startswith(f"{role}=")), None)
-        if guess is not None:
-            others.remove(guess)
-        shown.append(f"{role}={column!r}" if guess is None else guess.replace(" (guessed by its name)", " (guessed)"))
-    return ["  ".join(shown), *others]
-
-
-def _lengths(plan: DataPlan) -> list[str]:
-    """Return lines about how long texts and how large images are."""
-    lines = [
-        f"{role}: words p50 {spread['p50']:,} p95 {spread['p95']:,} max {spread['max']:,}"
-        for role, units in plan.lengths.items()
-        if (spread := units.get("words")) and spread["max"] > 1
-    ]
-    sizes = plan.images.get("sizes") or {}
-    if {"width", "height"} <= sizes.keys():
-        half, largest = (f"{sizes['width'][name]} × {sizes['height'][name]}" for name in ("p50", "max"))
-        lines.append(f"images {half}" if half == largest else f"images p50 {half} max {largest}")
-    return lines

@@ -1,0 +1,63 @@
+"""1,797 digits of 8 x 8 pixels: the handwritten ones of scikit-learn, or drawn ones where it is not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.data.pictures.lettering import font
+from loopwright.data.vision_extra import pillow
+from loopwright.demos.images.labelled_images import LabelledImages
+from loopwright.keys import key
+
+NUM_DIGITS, NUM_TRAIN = 1797, 1437
+_SIDE = 8
+_NAMES = tuple("0123456789")
+# Drawn ones are drawn this large, and then averaged over squares.
+_LARGE = 64
+_FONT_SIZES, _STROKES, _MOST_SHIFT, _MOST_DEGREES = (60, 76), (2, 4), 5, 15
+
+
+def has_scikit_learn() -> bool:
+    """Return whether scikit-learn is installed; if not, digits and backgrounds are generated."""
+    return find_spec("sklearn") is not None
+
+
+def load_digits() -> LabelledImages:
+    """Return the digits, in the order of scikit-learn: 1,437 for training, 360 for validation, no two alike."""
+    return written_digits() if has_scikit_learn() else drawn_digits()
+
+
+def written_digits() -> LabelledImages:
+    """Return the handwritten digits of scikit-learn; called where it is installed."""
+    found = import_module("sklearn.datasets").load_digits()
+    # Their ink goes from 0 to 16.
+    images = np.rint(found.images * (255 / 16)).astype(np.uint8)
+    source = "handwritten digits of scikit-learn (UCI Optical Recognition of Handwritten Digits, test set)"
+    licence = "Creative Commons Attribution 4.0 (E. Alpaydin and C. Kaynak, 1998)"
+    return LabelledImages(images, found.target.astype(np.int64), _NAMES, NUM_TRAIN, source, licence)
+
+
+def drawn_digits() -> LabelledImages:
+    """Return digits of the same number and size, drawn with Pillow's built-in font, each turned and moved a little."""
+    labels = np.arange(NUM_DIGITS, dtype=np.int64) % len(_NAMES)
+    images = np.stack([_draw(_NAMES[label], key(0, "drawn digits", index)) for index, label in enumerate(labels)])
+    source = "digits drawn with Pillow's built-in font"
+    return LabelledImages(images, labels, _NAMES, NUM_TRAIN, source, "none needed: generated")
+
+
+def _draw(digit: str, seed: int) -> npt.NDArray[np.uint8]:
+    images = pillow()
+    rng = np.random.default_rng(seed)
+    canvas = images.new("L", (_LARGE, _LARGE))
+    x, y = (_LARGE / 2 + shift for shift in rng.uniform(-_MOST_SHIFT, _MOST_SHIFT, 2))
+    size = int(rng.integers(_FONT_SIZES[0], _FONT_SIZES[1] + 1))
+    stroke = int(rng.integers(_STROKES[0], _STROKES[1] + 1))
+    pillow("ImageDraw").Draw(canvas).text((x, y), digit, fill=255, font=font(size), anchor="mm", stroke_width=stroke)
+    turned = canvas.rotate(float(rng.uniform(-_MOST_DEGREES, _MOST_DEGREES)), images.Resampling.BICUBIC)
+    small = np.asarray(turned.resize((_SIDE, _SIDE), images.Resampling.BOX), np.float64)
+    stretched: npt.NDArray[np.uint8] = np.rint(small * (255 / small.max())).astype(np.uint8)
+    return stretched

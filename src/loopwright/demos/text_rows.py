@@ -1,0 +1,139 @@
+"""Rows of running text: paragraphs and their areas, texts for language models, notes and what is left of them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from datetime import date
+from itertools import count
+
+from loopwright.demos.dates import FORMS
+from loopwright.demos.demo_data import Row, first_paragraph, is_held_out, mixed, rank, shuffled
+from loopwright.demos.stdlib_docs import StdlibDocs
+
+AREAS = {
+    "archives": ("zipfile", "tarfile", "gzip", "bz2", "lzma", "zipapp", "_compression"),
+    "asyncio": ("asyncio",),
+    "dates": ("datetime", "calendar", "time", "zoneinfo"),
+    "drawing": ("turtle", "colorsys"),
+    "email": ("email", "mailbox", "smtplib", "imaplib", "poplib"),
+    "imports": ("importlib", "pkgutil", "runpy", "modulefinder", "zipimport"),
+    "logging": ("logging",),
+    "numbers": ("decimal", "fractions", "statistics", "random", "numbers"),
+    "parallel": ("threading", "multiprocessing", "concurrent", "queue", "subprocess", "sched", "_threading_local"),
+    "testing": ("unittest", "doctest"),
+    "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "webbrowser"),
+    "xml": ("xml",),
+}
+
+# Per area, of which the smallest has about 125 different paragraphs.
+_MOST_OF_AN_AREA, _VALIDATION_OF_AN_AREA = 140, 25
+_SHARE_OF_MODULES = 0.06
+
+_NUM_SUMMARIES = (8000, 250)
+_SHARE_OF_SENTENCES, _SHARE_OF_DAYS = 0.15, 0.1
+# A module that notes are about has at least so many sentences to quote, for training and for validation.
+_LEAST_SENTENCES = (8, 2)
+_SENTENCE = re.compile(r"[A-Z][\w ,'-]*\.")
+_FIRST_DAY, _LAST_DAY = date(2000, 1, 1).toordinal(), date(2029, 12, 31).toordinal()
+_PUT_OFF = ("It was put off until {}.", "It was moved to {}.", "Then {} was chosen.")
+
+
+def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
+    """Return rows of `text`, the first paragraph of a docstring, and `label`, the one of twelve areas it is from.
+
+    No paragraph occurs twice, and one that two areas have is left out.
+    """
+    homes = {module: area for area, modules in AREAS.items() for module in modules}
+    areas: dict[str, set[str]] = defaultdict(set)
+    for doc in found.docs:
+        text = first_paragraph(doc.text)
+        area = homes.get(doc.module.partition(".")[0])
+        if area and len(text.split()) >= 3:
+            areas[text].add(area)
+    of_area: dict[str, list[str]] = {area: [] for area in AREAS}
+    for text in shuffled(areas, "areas", str):
+        if len(areas[text]) == 1:
+            of_area[next(iter(areas[text]))].append(text)
+    train: list[Row] = []
+    validation: list[Row] = []
+    for area, texts in of_area.items():
+        cut = _VALIDATION_OF_AN_AREA
+        validation += [{"text": text, "label": area} for text in texts[:cut]]
+        train += [{"text": text, "label": area} for text in texts[cut : cut + _MOST_OF_AN_AREA]]
+    return mixed(train, "text"), mixed(validation, "text")
+
+
+def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
+    """Return rows of `text`: whole docstrings and pages of `help()`, held out by module and by page.
+
+    A text that occurs twice is kept where it comes first, so that none is on both sides.
+    """
+    homes: dict[str, str] = {}
+    for doc in found.docs:
+        if doc.text:
+            homes.setdefault(doc.text, doc.module)
+    for name, page in found.topics.items():
+        homes.setdefault(page, f"topic {name}")
+    train: list[Row] = []
+    validation: list[Row] = []
+    for text, home in homes.items():
+        (validation if is_held_out(home, _SHARE_OF_MODULES) else train).append({"text": text})
+    return train, validation
+
+
+def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
+    """Return rows of `document`, notes about the review of a module, and `summary`: whether and when it took place.
+
+    The notes quote a docstring of the module, which does not matter, and name up to three days, of which the last
+    counts. Validation quotes other docstrings and names other days.
+    """
+    quotes: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    homes: dict[str, str] = {}
+    for doc in found.docs:
+        text = first_paragraph(doc.text)
+        if doc.kind == "function" and _SENTENCE.fullmatch(text) and 3 <= len(text.split()) <= 8:
+            homes.setdefault(text, doc.module.partition(".")[0])
+    for text, module in homes.items():
+        quotes[module][is_held_out(text, _SHARE_OF_SENTENCES)].append(text)
+    modules = sorted(
+        module
+        for module, sides in quotes.items()
+        if not module.startswith("_")
+        and all(len(side) >= least for side, least in zip(sides, _LEAST_SENTENCES, strict=True))
+    )
+    train, validation = (
+        [_notes(modules[number % len(modules)], quotes, number, is_validation) for number in range(num_rows)]
+        for num_rows, is_validation in zip(_NUM_SUMMARIES, (False, True), strict=True)
+    )
+    return mixed(train, "document"), mixed(validation, "document")
+
+
+def _notes(module: str, quotes: dict[str, tuple[list[str], list[str]]], number: int, is_validation: bool) -> Row:
+    """Return the notes about one review, and their summary; they follow from the number."""
+    draws = count()
+
+    def draw(num_choices: int) -> int:
+        return rank(f"review {next(draws)}", f"{is_validation} {number}") % num_choices
+
+    def draw_day() -> date:
+        while True:
+            day = date.fromordinal(_FIRST_DAY + draw(_LAST_DAY - _FIRST_DAY + 1))
+            if is_held_out(day.isoformat(), _SHARE_OF_DAYS) == is_validation:
+                return day
+
+    def written(day: date) -> str:
+        return FORMS[draw(len(FORMS))](day)
+
+    day = draw_day()
+    sentences = [f"The review of {module} was planned for {written(day)}."]
+    for _ in range(draw(3)):
+        day = draw_day()
+        sentences.append(_PUT_OFF[draw(len(_PUT_OFF))].format(written(day)))
+    summary = f"{module} reviewed on {day.isoformat()}"
+    if draw(6) == 0:
+        sentences.append("In the end nobody came.")
+        summary = f"{module} not reviewed"
+    quote = quotes[module][is_validation]
+    sentences.insert(1 + draw(len(sentences)), quote[draw(len(quote))])
+    return {"document": " ".join(sentences), "summary": summary}

@@ -1,0 +1,1 @@
+"""From settings to a finished run folder: `settings`, `start`, `job`, `finish`. It knows tasks only through `Task`."""

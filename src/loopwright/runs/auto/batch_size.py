@@ -1,0 +1,228 @@
+"""Choosing the micro-batch of a run: `--batch auto`, and `--effective_batch` for the samples of an update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory
+from loopwright.engine.nested import iter_tensors
+from loopwright.errors import InputError
+from loopwright.lr_finder import print_nothing
+from loopwright.protocols import TrainerLike
+from loopwright.quantities import size
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.rehearsal import longest_rows, put_back
+from loopwright.runs.settings import Settings
+from loopwright.runs.trainer import TaskTrainer, loader_options
+from loopwright.tasks.base import Job
+
+BATCH = "per_device_train_batch_size"
+_ACCUMULATION = "gradient_accumulation_steps"
+_OF_GPU = 0.9  # of its memory at most: what else is needed now and then, and gaps between blocks
+_OF_HOST = 0.8  # of what is available at most: others use it too
+_UPDATES = 2  # the optimizer makes its state in the first one
+_MICRO_BATCHES = 2  # of an update that has several: from the second one on there are gradients to be held
+
+
+def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], Any], screen: Screen) -> None:
+    """Settle the micro-batch and the accumulation of a new run; called before its length is measured.
+
+    With `--batch auto` the largest power of two that fits is tried out on the longest rows, two updates each,
+    and everything is put back bit by bit. The samples of an update stay what they are.
+
+    Args:
+        job: with its datasets; its `training` gets the numbers, and so does config.yaml.
+        settings: of the run.
+        make_optimizer: makes an optimizer for the job.
+        screen: what is said.
+
+    Raises:
+        InputError: there are several processes, or the samples of an update cannot be shared out.
+        MemoryLimitError: not even one sample fits.
+    """
+    args, training = job.args, job.training
+    if args.effective_batch is None and BATCH not in args.auto:
+        return
+    num_processes = TaskTrainer(job).num_processes
+    given = training.train_batch_size * training.gradient_accumulation_steps * num_processes
+    effective = given if args.effective_batch is None else args.effective_batch
+    if BATCH not in args.auto and settings.is_given(BATCH):
+        _accumulate(settings, training.train_batch_size, effective, num_processes)
+        return
+    if num_processes > 1:
+        raise InputError(
+            "args.value",
+            f"--batch auto is for one process, and there are {num_processes}",
+            fix="find it on one GPU, and give --batch NUMBER here",
+        )
+    if settings.is_given(_ACCUMULATION) and args.effective_batch is not None:
+        raise InputError(
+            "args.value",
+            f"--effective_batch {effective} and --gradient_accumulation_steps {training.gradient_accumulation_steps} "
+            "with a --batch that is to be found: the accumulation follows from both",
+            fix="leave out --gradient_accumulation_steps",
+        )
+    reason = job.task.why_not_cut(job)
+    if reason is not None:
+        raise InputError("args.value", f"--batch auto: {reason}", fix=f"--batch {effective}")
+    if BATCH not in args.auto:
+        args.auto.append(BATCH)
+    largest = _largest(job, make_optimizer, effective, screen)
+    settings.choose(BATCH, largest)
+    _accumulate(settings, largest, effective, 1)
+
+
+def _accumulate(settings: Settings, batch: int, effective: int, num_processes: int) -> None:
+    """Set the accumulation so that an update has so many samples.
+
+    Raises:
+        InputError: it would not be a whole number.
+    """
+    accumulation, rest = divmod(effective, batch * num_processes)
+    if rest or not accumulation:
+        each = f" on {num_processes} processes" if num_processes > 1 else ""
+        raise InputError(
+            "args.value",
+            f"an update of {effective} samples cannot be made of micro-batches of {batch}{each}",
+            fix=f"--effective_batch {batch * num_processes * max(1, round(effective / (batch * num_processes)))}",
+        )
+    settings.training.gradient_accumulation_steps = accumulation
+    settings.sources[_ACCUMULATION] = "auto"
+
+
+def _candidates(effective: int, num_samples: int) -> list[int]:
+    """Return the powers of two that divide an update, in order; one more row than there are is no larger batch."""
+    powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
+    return [rows for rows in powers if rows <= num_samples] or [1]
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What a micro-batch needs.
+
+    Attributes:
+        num_bytes: of a GPU the most that was in use, of the host what the forward pass keeps.
+        held: of the host, what the run holds besides: the gradients and the optimizer's state.
+    """
+
+    num_bytes: int
+    held: int
+
+
+def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, screen: Screen) -> int:
+    """Return the largest micro-batch that fits, and say what was found.
+
+    Raises:
+        MemoryLimitError: a single sample does not fit.
+    """
+    started, best, needed, reason = time.monotonic(), 0, _Need(0, 0), ""
+    candidates = _candidates(effective, len(job.train_dataset))
+    with screen.waiting("finding a batch size", len(candidates)) as waiting:
+        for rows in candidates:
+            device = TaskTrainer(job).device
+            room = max(_room(device) - needed.held, 0)
+            # What a batch needs grows with its rows: the next one is not tried where it cannot fit.
+            if best and device.type != "cuda" and 2 * needed.num_bytes > room:
+                reason = f"{rows} would need about {size(2 * needed.num_bytes)} of {size(room)}"
+                break
+            found = _tried(job, make_optimizer, rows, min(effective // rows, _MICRO_BATCHES))
+            if found is None:
+                reason = f"{rows} do not fit"
+                break
+            if best and found.num_bytes > room:
+                reason = f"{rows} need {size(found.num_bytes)} of {size(room)}"
+                break
+            best, needed = rows, found
+            waiting.to(rows.bit_length())
+    why = f"the largest power of two that fits: {reason}" if reason else "as many as an update can have"
+    what = "the GPU's memory" if device.type == "cuda" else "activations"
+    screen.block(
+        "auto",
+        f"batch {best} × accum {effective // best} = {effective}, {why} · {size(needed.num_bytes)} of {what} · "
+        f"{time.monotonic() - started:.1f} s",
+    )
+    return best
+
+
+def _room(device: torch.device) -> float:
+    if device.type == "cuda":
+        return _OF_GPU * (free_bytes(device) + torch.cuda.memory_allocated(device))
+    return _OF_HOST * free_bytes(device)
+
+
+class _FirstForward(TrainerCallback):
+    """Counts what the forward pass of the first micro-batch keeps.
+
+    Args:
+        saved: counts.
+        stack: ends the counting, also after an error.
+    """
+
+    asks_alike = True
+
+    def __init__(self, saved: SavedBytes, stack: ExitStack) -> None:
+        self._saved = saved
+        self._stack = stack
+        self._is_first = True
+
+    def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Begin to count, the first time."""
+        if self._is_first:
+            self._is_first = False
+            self._stack.enter_context(self._saved.counting())
+
+    def on_train_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Stop counting."""
+        self._stack.close()
+
+
+def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_batches: int) -> _Need | None:
+    """Train two updates of micro-batches of so many long rows; return what they need, or None if they do not fit.
+
+    Raises:
+        MemoryLimitError: one row does not fit.
+    """
+    training = job.training
+    saved, stack = SavedBytes(job.model.parameters()), ExitStack()
+    is_on_gpu = TaskTrainer(job).device.type == "cuda"
+    callbacks = [] if is_on_gpu else [_FirstForward(saved, stack)]
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=print_nothing, is_rehearsal=True)
+    device = trainer.device
+    if is_on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    with put_back(job, device):
+        try:
+            with stack:
+                trainer.train(
+                    Subset(job.train_dataset, longest_rows(job.train_dataset, rows) * num_micro_batches * _UPDATES),
+                    num_epochs=1,
+                    per_device_batch_size=rows,
+                    max_num_train_steps=_UPDATES,
+                    gradient_accumulation_steps=num_micro_batches,
+                    gradient_clip_norm=training.max_grad_norm or None,
+                    train_dataloader_kwargs=loader_options(training, has_workers=False),
+                    collate_fn=job.collate_fn,
+                    seed=training.seed,
+                    mixed_precision=training.mixed_precision,
+                    step_mode="eager",
+                )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows == 1:
+                raise
+            forget_frames(error)
+            return None
+        if is_on_gpu:
+            return _Need(int(torch.cuda.max_memory_allocated(device)), 0)
+        gradients = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+        state = iter_tensors(list(trainer.optimizer.state.values()))
+        return _Need(saved.num_bytes, sum(tensor.nbytes for tensor in (*gradients, *state)))

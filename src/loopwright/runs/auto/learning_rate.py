@@ -1,0 +1,175 @@
+"""Finding the learning rate of a task: `--lr auto`, and what `lw find-lr` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loopwright.lr_finder import create_curve
+from loopwright.results import LearningRateCurve
+from loopwright.run_folder import RunFolder, write_json
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.settings import Settings
+from loopwright.runs.trainer import TaskTrainer
+from loopwright.tasks.base import Job
+
+RATES_FILE = "lr_find.json"
+_ROWS, _COLUMNS = 10, 60
+_HEADROOM = 1.1  # of the plot over the losses before the lowest; what is above is drawn at its top
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a learning rate is looked for.
+
+    Attributes:
+        start, end: the rates of the first and the last update.
+        num_updates: how many.
+    """
+
+    start: float = 1e-7
+    end: float = 10.0
+    num_updates: int = 100
+
+
+def find_rate(
+    job: Job,
+    make_optimizer: Callable[[Job], Any],
+    loader_options: Mapping[str, Any],
+    screen: Screen,
+    search: Search,
+) -> LearningRateCurve:
+    """Return the curve of a job's learning rate, and leave the job as it was.
+
+    Args:
+        job: with its datasets.
+        make_optimizer: makes an optimizer for the job.
+        loader_options: the arguments of the training loader.
+        screen: shows how far it is.
+        search: where to look.
+    """
+    training = job.training
+    optimizer = make_optimizer(job)
+    # The first group may be one that learns slower than the rest, such as a backbone.
+    slower = float(optimizer.param_groups[0]["lr"]) / training.learning_rate if training.learning_rate > 0 else 1.0
+    trainer = TaskTrainer(job, optimizer, is_rehearsal=True)
+    with screen.waiting("finding a learning rate", search.num_updates) as waiting:
+        curve = trainer.find_lr(
+            job.train_dataset,
+            per_device_batch_size=training.train_batch_size,
+            start=search.start * slower,
+            end=search.end * slower,
+            num_updates=search.num_updates,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            gradient_clip_norm=training.max_grad_norm or None,
+            train_dataloader_kwargs=dict(loader_options),
+            collate_fn=job.collate_fn,
+            seed=training.seed,
+            mixed_precision=training.mixed_precision,
+            bad_samples=training.bad_samples,
+            reduction=training.reduction,
+            oom=job.args.oom,
+            on_update=waiting.to,
+        )
+    return create_curve([rate / slower for rate in curve.rates], curve.losses, curve.stop_reason)
+
+
+def choose_rate(
+    job: Job,
+    settings: Settings,
+    make_optimizer: Callable[[Job], Any],
+    loader_options: Mapping[str, Any],
+    run: RunFolder | None,
+    screen: Screen,
+) -> None:
+    """Find the learning rate of a run that was given as "auto", say it, and write it down.
+
+    Where the loss falls at no rate, that of the task is kept.
+
+    Args:
+        job: with its datasets.
+        settings: of the run; they have the rate afterwards.
+        make_optimizer: makes an optimizer for the job.
+        loader_options: the arguments of the training loader.
+        run: the folder; None on processes that write no files.
+        screen: what is said.
+    """
+    curve = find_rate(job, make_optimizer, loader_options, screen, Search())
+    chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
+    settings.choose("learning_rate", chosen)
+    origin = "that of the task" if curve.suggestion is None else "found"
+    first, *others = sentences(curve)
+    screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
+    if run is not None:
+        write_curve(curve, chosen, run)
+        settings.write(run)
+
+
+def rounded(rate: float) -> float:
+    """Return a rate with two digits, as a person would write it."""
+    return float(f"{rate:.2g}")
+
+
+def write_curve(curve: LearningRateCurve, chosen: float, run: RunFolder) -> None:
+    """Write lr_find.json; called once the rate of a run is chosen.
+
+    Args:
+        curve: what was seen.
+        chosen: the rate that the run takes.
+        run: its folder.
+    """
+    told = {name: _plain(value) for name, value in asdict(curve).items()}
+    write_json(run.path / RATES_FILE, {"chosen": chosen, **told})
+
+
+def sentences(curve: LearningRateCurve) -> list[str]:
+    """Return what was found, in words: a line, and another one where it ended early."""
+    seen = f"{len(curve.rates)} updates from {curve.rates[0]:.2g} to {curve.rates[-1]:.2g}"
+    if curve.suggestion is None or curve.steepest is None or curve.lowest is None:
+        found = f"the loss fell at no learning rate in {seen}"
+    else:
+        found = f"in {seen} the loss falls fastest at {curve.steepest:.2g} and is lowest at {curve.lowest:.2g}"
+    return [found, *([f"ended there since {curve.stop_reason}"] if curve.stop_reason else [])]
+
+
+def plot_lines(curve: LearningRateCurve) -> list[str]:
+    """Return the smoothed loss over the learning rate as lines of text; a bar marks the suggestion."""
+    points = [(math.log10(rate), loss) for rate, loss in zip(curve.rates, curve.smoothed, strict=True)]
+    points = [point for point in points if math.isfinite(point[1])]
+    if len(points) < 2:
+        return []
+    low, high = points[0][0], math.log10(curve.rates[-1])
+    bottom = min(loss for _, loss in points)
+    before = [loss for x, loss in points if curve.lowest is None or x <= math.log10(curve.lowest)]
+    top = bottom + (_HEADROOM * (max(before) - bottom) or 1.0)  # the loss may have risen from the start
+
+    def column(x: float) -> int:
+        return round((x - low) / (high - low) * (_COLUMNS - 1))
+
+    cells = [[" "] * _COLUMNS for _ in range(_ROWS)]
+    if curve.suggestion is not None:
+        for row in cells:
+            row[column(math.log10(curve.suggestion))] = "|"
+    for x, loss in points:
+        share = min((loss - bottom) / (top - bottom), 1.0)
+        cells[_ROWS - 1 - round(share * (_ROWS - 1))][column(x)] = "*"
+    names = {0: f"{top:.3g}", _ROWS - 1: f"{bottom:.3g}"}
+    lines = [f"{names.get(place, ''):>8} |{''.join(row).rstrip()}" for place, row in enumerate(cells)]
+    lines.append(f"{'loss':>8} +{'-' * _COLUMNS}")
+    axis = [" "] * (_COLUMNS + 8)
+    for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1):
+        text = f"1e{power}"
+        place = column(power)
+        if all(character == " " for character in axis[max(place - 1, 0) : place + len(text) + 1]):
+            axis[place : place + len(text)] = text
+    lines.append(f"{'lr':>8}  {''.join(axis).rstrip()}")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, where what is not finite is nothing."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,121 @@
+"""What a run says when it is over: where the time went, the best model, its mistakes, the files, what to do next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loopwright.report import summary_of
+from loopwright.run_folder import RunFolder
+from loopwright.runs.clock import TimeSpent
+from loopwright.runs.console.screen import Screen, clock, lasted, metrics_text, visible
+from loopwright.tasks.base import Job
+from loopwright.tasks.scoring import Examples
+
+_TEXT_ROLES = ("text", "question", "source", "sentence", "context", "image")
+_MOST_CHARACTERS = 60
+_MOST_WORDS = 6
+
+
+def say_summary(
+    job: Job,
+    run: RunFolder,
+    result: Mapping[str, Any],
+    examples: Examples,
+    drawn: Sequence[Path],
+    spent: TimeSpent,
+    screen: Screen,
+) -> None:
+    """Say how the run went; called once everything is written.
+
+    Args:
+        job: of the run.
+        run: its folder.
+        result: as result.json has it.
+        examples: the worst and the suspected samples.
+        drawn: pictures that were written.
+        spent: where the time of this process went.
+        screen: what is said.
+    """
+    place = os.path.normpath(run.path)
+    total = time.monotonic() - screen.began
+    trained = lasted(result["seconds"])
+    screen.block("done in", f"{trained} of training; this command took {clock(total)} ({spent.text(total)})")
+    metric = result["metric"]
+    intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
+    floors = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
+    beside = f"   ({', '.join(floors)})" if floors else ""
+    screen.block(
+        "best", f"step {result['update']}  {metrics_text(_first(result['metrics'], metric), intervals)}{beside}"
+    )
+    screen.block("", summary_of(run.path))
+    if "test_metrics" in result:
+        spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
+        screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread))
+    if examples.worst:
+        more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
+        screen.block("worst", f"{in_words(examples.worst[0])}{more}")
+    if examples.suspects:
+        number = len(examples.suspects)
+        what = "1 row looks" if number == 1 else f"{number} rows look"
+        screen.block("", f"{what} mislabelled (model sure, label disagrees): {place}/eval/suspects.csv")
+    screen.block("files", f"{place}/model   {place}/report.html")
+    if drawn:
+        screen.block("", ", ".join(str(path.relative_to(run.path)) for path in drawn))
+    name = shlex.quote(run.id if run.path.name == run.id else place)
+    longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
+    if job.training.max_steps > 0:  # it wins over the epochs
+        longer = f"--max_steps {2 * job.training.max_steps}"
+    commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} {longer}")
+    screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
+    screen.add("end", next=[f"lw {command}" for command in commands])
+
+
+def in_words(sample: Mapping[str, Any]) -> str:
+    """Return a mistake on one line: what it was, what the model said, what is true."""
+    words = []
+    role = next((role for role in _TEXT_ROLES if isinstance(sample.get(role), str)), None)
+    if role is not None:
+        given = Path(sample[role]).name if role == "image" else " ".join(sample[role].split())
+        words.append(f"'{given[:_MOST_CHARACTERS]}{'…' if len(given) > _MOST_CHARACTERS else ''}'")
+    elif isinstance(sample.get("tokens"), list):
+        words.append(f"'{_short(' '.join(map(str, sample['tokens'])))}'")
+    elif "position" in sample:
+        words.append(f"row {sample['position']}")
+    said, true = sample.get("prediction"), sample.get("reference")
+    if isinstance(said, (str, int, float)):
+        words.append(f"→ {_short(said)}{f', true {_short(true)}' if isinstance(true, (str, int, float)) else ''}")
+    sure = sample.get("sure", sample.get("confidence"))
+    if sure is not None:
+        words.append(f"sure {sure:.2f}")
+    if sample.get("loss") is not None:
+        words.append(f"loss {sample['loss']:.3g}")
+    return " · ".join(words).replace(" · → ", " → ")
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return f"{text[:_MOST_CHARACTERS]}…" if len(text) > _MOST_CHARACTERS else text
+
+
+def _first(metrics: Mapping[str, float], name: str) -> dict[str, float]:
+    """Return the metrics with one of them in front."""
+    return {name: metrics[name], **metrics} if name in metrics else dict(metrics)
+
+
+def _input(job: Job) -> str:
+    """Return what can be predicted, as one would type it: a row of the validation data, or a file."""
+    row = job.data.rows("validation")[0]
+    if isinstance(row.get("image"), str):
+        return shlex.quote(os.path.relpath(row["image"]))
+    if isinstance(row.get("text"), str) and "text_pair" not in row:
+        words = row["text"].split()[:_MOST_WORDS]
+        if job.args.task == "masked-lm":  # there must be something to fill in
+            words = [*words[:-1], job.processor.mask_token]
+        return shlex.quote(visible(" ".join(words)) or "a text")
+    file = job.plan.files[-1].path
+    return shlex.quote(os.path.relpath(file)) if Path(file).is_file() else "FILE"

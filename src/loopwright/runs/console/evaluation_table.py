@@ -1,0 +1,90 @@
+"""The evaluations of a run as rows of one table, with a header. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loopwright.runs.console.screen import metric_text
+
+_ROW = "eval"
+_FIRST_WIDTH = 6
+_HEADER_EVERY = 20  # rows, where other lines stand between them
+_BEST = "best"
+
+
+class EvalTable:
+    """Makes the lines of a table of evaluations.
+
+    Args:
+        decisive: the metric that decides, which stands first.
+    """
+
+    def __init__(self, decisive: str) -> None:
+        self._decisive = decisive
+        self._widths: dict[str, int] = {}
+        self._narrow: dict[str, int] = {}
+        self._num_rows = 0
+
+    def lines(
+        self,
+        update: int,
+        epoch: float,
+        metrics: Mapping[str, float],
+        intervals: Mapping[str, tuple[float, float]],
+        seconds: float,
+        *,
+        is_best: bool,
+        columns: int | None = None,
+    ) -> tuple[list[str], list[str]]:
+        """Return the row of an evaluation, with the header above it where it is due.
+
+        Args:
+            update: so many were done.
+            epoch: where in the run that is.
+            metrics: by name; the loss is one.
+            intervals: (low, high) of those that have one.
+            seconds: how long it took.
+            is_best: by the metric that decides, so far.
+            columns: how wide the terminal is; None leaves nothing out, and repeats the header now and then.
+
+        Returns:
+            The lines for the screen, and the whole ones.
+        """
+        names = sorted(metrics, key=lambda name: (name != self._decisive, name == "loss"))
+        cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
+        cells |= {name: metric_text(metrics[name], intervals.get(name)) for name in names}
+        cells["seconds"] = f"{seconds:.1f}"
+        for name, cell in cells.items():
+            self._widths.setdefault(name, max(len(name), len(cell)))
+        has_header = self._num_rows == 0
+        is_repeated = self._num_rows % _HEADER_EVERY == 0
+        self._num_rows += 1
+        whole = self._table(list(cells), cells, self._widths, is_best, has_header or is_repeated)
+        if columns is None:
+            return whole, whole
+        shown, widths = list(cells), self._widths
+        if "loss" in cells and self._decisive != "loss" and _width_of(shown, widths) > columns:
+            cells["loss"] = metric_text(metrics["loss"], None)  # without its interval there may be room for a metric
+            self._narrow.setdefault("loss", max(len("loss"), len(cells["loss"])))
+            widths = {**widths, **self._narrow}
+        dropped = [*reversed([name for name in names if name not in (self._decisive, "loss")]), "epoch", "loss"]
+        while dropped and _width_of(shown, widths) > columns:
+            name = dropped.pop(0)
+            shown = [each for each in shown if each != name]
+        return self._table(shown, cells, widths, is_best, has_header), whole
+
+    def _table(
+        self, names: list[str], cells: Mapping[str, str], widths: Mapping[str, int], is_best: bool, has_header: bool
+    ) -> list[str]:
+        values = (_padded(name, cells[name], widths[name]) for name in names)
+        row = "  ".join([f"{_ROW:<{_FIRST_WIDTH}}", *values, _BEST if is_best else ""])
+        header = "  ".join([" " * _FIRST_WIDTH, *(_padded(name, name, widths[name]) for name in names)])
+        return [*([header.rstrip()] if has_header else []), row.rstrip()]
+
+
+def _width_of(names: list[str], widths: Mapping[str, int]) -> int:
+    return _FIRST_WIDTH + 2 + sum(widths[name] + 2 for name in names) + len(_BEST)
+
+
+def _padded(name: str, text: str, width: int) -> str:
+    return f"{text:>{width}}" if name in ("update", "epoch", "seconds") else f"{text:<{width}}"

@@ -1,0 +1,214 @@
+"""What a run says while it trains: a line that changes on a terminal, plain lines elsewhere, a table of evaluations."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.progress import EVALUATED, TRAINED
+from loopwright.protocols import TrainerLike
+from loopwright.quantities import size
+from loopwright.report import LiveReport
+from loopwright.runs.clock import Pace
+from loopwright.runs.console.evaluation_table import EvalTable
+from loopwright.runs.console.screen import Screen, clock, eval_metrics, metrics_text
+from loopwright.runs.console.status_line import bar_of, fitted
+
+if TYPE_CHECKING:
+    from loopwright.runs.trainer import TaskTrainer
+
+_MUCH_WAITING = 0.2  # of the time
+_NO_LIMIT = 1 << 16
+
+
+class ReportProgress(TrainerCallback):
+    """Says how a run is doing, asks for a save after the best evaluation, and watches for `eval_loss`.
+
+    An update costs it a counter. What it shows comes from the logs, so that the loop never waits for the device.
+
+    Args:
+        screen: what is said.
+        pace: of the run.
+        decisive: the metric that decides which evaluation is the best, as tables name it.
+        logs_first: log the first update too.
+        live: keeps report.html fresh; None on processes that write no files.
+    """
+
+    asks_alike = True
+    graph_safe = True
+
+    def __init__(
+        self, screen: Screen, pace: Pace, decisive: str, logs_first: bool = False, live: LiveReport | None = None
+    ) -> None:
+        self._screen = screen
+        self._pace = pace
+        self._course = pace.course
+        self._table = EvalTable(decisive)
+        self._live = live
+        self._logs_first = logs_first
+        self._line: Any = None
+        self._latest: dict[str, Any] = {}
+        self._speed: dict[str, float] = {}
+        self._evaluated: tuple[int, int | None] | None = None
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Begin to count, and open the line that changes where there can be one."""
+        update = trainer.progress.update
+        self._pace.begin(update)
+        if update > 0:
+            self._say_resumed(cast("TaskTrainer", trainer))
+        if not trainer.job.training.disable_tqdm:  # type: ignore[attr-defined] # a TaskTrainer
+            self._line = self._screen.open_line(self._compose, self._course.updates, update)
+
+    def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Count an update; ask for a log of the first one, where that is wanted."""
+        if self._line is not None:
+            self._line.update(1)
+        if self._logs_first and trainer.progress.update == 1:
+            trainer.request_log()
+
+    def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
+        """Say where the run is, how fast, and how long it will take."""
+        self._latest, self._speed = logs, dict(trainer.speed)  # type: ignore[attr-defined] # of every Trainer
+        self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
+        share = 100 * logs["update"] / max(self._course.updates, 1)
+        line = f"{share:3.0f}%  {' · '.join(text for _, text in self._parts(logs['update']) if text)}"
+        if self._line is None:
+            self._screen.say(line)
+        else:
+            self._screen.log(line)
+            self._line.nudge()
+        self._refresh()
+
+    def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Note the time."""
+        self._pace.begin_evaluation()
+        self._evaluated = (0, _num_batches(trainer.eval_loader))
+
+    def on_eval_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
+    ) -> None:
+        """Count a batch of the evaluation, once however many parts it is run in."""
+        if self._line is not None and self._evaluated is not None:
+            self._evaluated = (step + 1, self._evaluated[1])
+            self._line.nudge()
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Say the metrics; if they are the best so far, ask for a checkpoint of them."""
+        history = trainer.run_history
+        name = "intermediate_eval_loss" if kwargs.get("is_intermediate") else "eval_loss_epoch"
+        history.update_metric("eval_loss", history.get_latest_metric(name))
+        seconds = self._pace.end_evaluation()
+        self._evaluated = None
+        is_best = trainer.improves()  # type: ignore[attr-defined] # a TaskTrainer
+        self._screen.add("evaluation", is_best=is_best)
+        update = trainer.progress.update
+        shown, whole = self._table.lines(
+            update,
+            self._course.epoch_at(update),
+            eval_metrics(history.latest()),
+            getattr(trainer, "intervals", {}),
+            seconds,
+            is_best=is_best,
+            columns=self._screen.columns,
+        )
+        self._screen.say("\n".join(shown), "\n".join(whole))
+        if is_best and kwargs.get("is_intermediate"):
+            trainer.request_save(trainer.checkpoint_path())  # type: ignore[attr-defined] # a TaskTrainer
+        self._refresh()
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Say the metrics on the training data, where they were asked for."""
+        latest = trainer.run_history.latest()
+        if "train_eval_loss" in latest:
+            names = {name.removeprefix("train_"): value for name, value in latest.items() if name.startswith("train_")}
+            shown = {name: value for name, value in names.items() if name not in ("loss_epoch", "eval_loss")}
+            text = metrics_text({**shown, "loss": names["eval_loss"]}, {})
+            self._screen.say(f"on the training data, update {trainer.progress.update}:  {text}")
+
+    def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Say that a run which is stopped is saved first."""
+        self._screen.close_line()
+        self._line = None
+        again = "; a second Ctrl-C drops that" if "SIGINT" in str(kwargs.get("error")) else ""
+        self._screen.say(f"stopped after step {trainer.progress.update:,}, saving{again}")
+
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Stop the clock, and take the line away."""
+        self._pace.end()
+        self._screen.close_line()
+        self._line = None
+
+    def _say_resumed(self, trainer: TaskTrainer) -> None:
+        """Say where a run goes on, and what is as it was."""
+        progress = trainer.progress
+        data = "changed data (--allow_changed_data)" if trainer.job.args.allow_changed_data else "data unchanged"
+        due = f"sample {progress.samples + 1:,}"
+        if progress.stage >= TRAINED:
+            due = "the evaluation" if progress.stage < EVALUATED else "the end"
+        self._screen.say_wrapped(
+            f"resumed at step {progress.update:,} of {self._course.updates:,} · {data} · "
+            f"settings unchanged or named above · {due} of epoch {progress.epoch + 1} is next"
+        )
+
+    # --- words --------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Bring the report up to date, if it is time; a disk that refuses does not end a run."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.refresh()
+
+    def _compose(self, update: int, columns: int | None) -> str:
+        """Return the line that changes, as wide as the terminal allows; with no limit there is a bar beside it."""
+        if columns is None:
+            return fitted(self._parts(update), _NO_LIMIT)
+        share = update / max(self._course.updates, 1)
+        head = f"{100 * share:3.0f}% "
+        parts = self._parts(update)
+        text = fitted(parts, columns - len(head))
+        bar = bar_of(share)
+        has_room = len(text) == len(fitted(parts, _NO_LIMIT)) and len(head) + len(bar) + 2 + len(text) <= columns
+        return f"{head}{bar}  {text}" if has_room else f"{head}{text}"
+
+    def _parts(self, update: int) -> list[tuple[int, str]]:
+        """Return what a line says, each with how much it matters."""
+        logs, speed = self._latest, self._speed
+        waiting, left = speed.get("data_wait"), self._pace.seconds_left(update)
+        parts = [(9, f"step {update:,}/{self._course.updates:,}"), (3, f"epoch {self._course.epoch_at(update):.2f}")]
+        if logs:
+            parts += [(8, f"loss {logs['loss']:.4g}"), (4, f"lr {logs['lr']:.2g}")]
+        if "tokens_per_second" in speed:
+            parts.append((6, f"{speed['tokens_per_second']:,.0f} tokens/s"))
+        elif "samples_per_second" in speed:
+            parts.append((6, f"{speed['samples_per_second']:,.0f} ex/s"))
+        if speed.get("peak_memory_bytes"):
+            parts.append((2, f"mem {size(speed['peak_memory_bytes'])}"))
+        if "padding_waste" in speed:
+            parts.append((1, f"padding {100 * speed['padding_waste']:.0f} %"))
+        if waiting is not None:
+            parts.append((5 if waiting > _MUCH_WAITING else 1, f"data-wait {100 * waiting:.0f} %"))
+        if self._evaluated is not None:
+            done, total = self._evaluated
+            parts.append((8, f"evaluating {done}" + ("" if total is None else f"/{total}")))
+        if left is not None:
+            parts += [(7, f"left {clock(left)}"), (0, f"done {_at(left)}")]
+        return parts
+
+
+def _at(seconds_left: float) -> str:
+    """Return the time of day in so many seconds; with the date, where that is another day."""
+    now = datetime.now()
+    then = now + timedelta(seconds=seconds_left)
+    return f"{then:%H:%M:%S}" if then.date() == now.date() else f"{then:%b %d %H:%M}"
+
+
+def _num_batches(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,0 +1,334 @@
+"""What a run says on the screen and in log.txt: plain lines, and on a terminal one that changes. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TextIO, TypeVar
+
+from loopwright.run_folder import RunFolder
+from loopwright.runs.console.json_events import EventLines
+
+T = TypeVar("T")
+
+_SILENT_SECONDS = 1.0  # what is over by then is not worth a line
+_SECONDS_BETWEEN = 0.1
+_INDENT = 8
+# Data can hold anything, also what a terminal obeys: all but the tab and the end of a line.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_REMARKS = ("note", "warning")  # lines that begin so are told to scripts too
+
+
+class Screen:
+    """Prints lines, and writes them to the run's log.txt once there is one.
+
+    Args:
+        is_main: whether this process prints at all.
+        is_quiet: write to the log only.
+        is_plain: print on a terminal what a pipe gets: whole lines, none that changes.
+        events: of `--json`: what happens is written there for scripts, and nothing is printed for people.
+
+    Attributes:
+        is_plain: no line changes, and none is broken.
+        events: as given; None where nobody listens.
+        began: when it was made, by the monotonic clock: the start of what a person waits for.
+    """
+
+    def __init__(
+        self, is_main: bool = True, is_quiet: bool = False, is_plain: bool = False, events: EventLines | None = None
+    ) -> None:
+        self.began = time.monotonic()
+        self.events = events
+        self._is_main = is_main
+        self._is_quiet = is_quiet or events is not None
+        self.is_plain = is_plain
+        self._run: RunFolder | None = None
+        self._earlier: list[str] = []
+        self._line: Any = None
+
+    @property
+    def run(self) -> RunFolder | None:
+        """The run whose log.txt has what is said; None before there is one."""
+        return self._run
+
+    @property
+    def speaks(self) -> bool:
+        """Whether anything is printed."""
+        return self._is_main and not self._is_quiet
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a line can be written anew: on a terminal, or in a notebook."""
+        from loopwright.runs.console.status_line import is_notebook, is_terminal
+
+        return self.speaks and not self.is_plain and (is_terminal(sys.stdout) or is_notebook())
+
+    @property
+    def columns(self) -> int | None:
+        """How wide the terminal is; None in a pipe, a file or a notebook, where lines may be long."""
+        from loopwright.runs.console.status_line import columns_of, is_terminal
+
+        return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
+
+    def say(self, line: str = "", logged: str | None = None) -> None:
+        """Print a line.
+
+        Args:
+            line: for the screen.
+            logged: for log.txt, if that is another one.
+        """
+        if not self._is_main:
+            return
+        line = visible(line)
+        if self.speaks:
+            try:
+                if self._line is not None:
+                    self._line.clear()
+                _write(sys.stdout, line + "\n")
+                if self._line is not None:
+                    self._line.refresh()
+            except BrokenPipeError:
+                self._fall_silent()
+        self.log(line if logged is None else logged)
+        kind, colon, text = line.partition(": ")
+        if self.events is not None and colon and kind in _REMARKS:
+            self.events.tell("warning", message=text)
+
+    def tell(self, event: str, /, **fields: Any) -> None:
+        """Tell scripts of an event; nothing where nobody listens."""
+        if self.events is not None:
+            self.events.tell(event, **fields)
+
+    def add(self, event: str, /, **fields: Any) -> None:
+        """Keep fields for the next event of a name that scripts are told of."""
+        if self.events is not None:
+            self.events.add(event, **fields)
+
+    def _fall_silent(self) -> None:
+        """Print nothing more, now that whoever read it has gone away; what goes on does so, with log.txt."""
+        self._is_quiet, self._line = True, None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream of the system's
+            # What is left in the buffer must go somewhere when the process ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+    def say_wrapped(self, line: str) -> None:
+        """Print a line; one that is too long for the terminal is broken between words, as it is not in log.txt."""
+        columns = self.columns if self.speaks else None
+        fits = columns is None or "\n" in line or len(line) <= columns
+        self.say(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
+
+    def log(self, line: str) -> None:
+        """Write a line to log.txt alone."""
+        if not self._is_main:
+            return
+        if self._run is None:
+            self._earlier.append(line)
+        else:
+            self._run.append_log(line)
+
+    def block(self, name: str, *lines: str, wraps: bool = True) -> None:
+        """Print lines under a name, as the start block has them.
+
+        Args:
+            name: of the block.
+            lines: what it says.
+            wraps: break lines that are too long for the terminal between words; not of what is to be copied.
+        """
+        columns = self.columns if wraps and self.speaks else None
+        for index, line in enumerate(lines):
+            head = f"{name if index == 0 else '':<{_INDENT}}"
+            parts = [line] if columns is None else _broken(line, columns - _INDENT)
+            self.say(head + f"\n{' ' * _INDENT}".join(parts), head + line)
+
+    def attach(self, run: RunFolder) -> None:
+        """Write what was said so far, and from now on, to the log of a run."""
+        self._run = run
+        for line in self._earlier:
+            run.append_log(line)
+        self._earlier = []
+
+    def open_line(self, compose: Callable[[int, int | None], str], total: int, initial: int = 0) -> Any:
+        """Return a line that counts, below everything that is said, until `close_line`; None where there can be none.
+
+        Args:
+            compose: called with how many are done and the columns that there are, None for no limit; returns the text.
+            total: how many there are.
+            initial: how many were done before.
+        """
+        self.close_line()
+        if self.is_live:
+            from loopwright.runs.console.status_line import NotebookBar, TerminalLine, is_terminal
+
+            is_text = is_terminal(sys.stdout)
+            make = TerminalLine if is_text else NotebookBar
+            self._line = make(compose, total, initial, *([sys.stdout] if is_text else []))
+        return self._line
+
+    def close_line(self) -> None:
+        """Take the line that counts away; called at the end of a training, whatever ended it."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def waiting(self, what: str, total: int | None = None, *, is_one_step: bool = False) -> Waiting:
+        """Return something that shows how far long work has come; a context manager.
+
+        Args:
+            what: it is, such as "tokenising".
+            total: how many steps it has, where that is known.
+            is_one_step: it does not say how far it is: the seconds are shown as they pass.
+        """
+        return Waiting(self, what, total, is_one_step=is_one_step)
+
+
+class Waiting:
+    """How far long work has come. Nothing is shown in its first second; then one line on a terminal that changes.
+
+    Where the error stream is no terminal, one plain line is said when the work is over.
+
+    Args:
+        screen: what is said.
+        what: the work is.
+        total: steps that it has, where that is known.
+        is_one_step: a thread shows the seconds while the block runs, in which nothing may be forked.
+    """
+
+    def __init__(self, screen: Screen, what: str, total: int | None = None, *, is_one_step: bool = False) -> None:
+        self._screen = screen
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._began = time.monotonic()
+        self._next = self._began + _SILENT_SECONDS
+        self._width = 0
+        self._is_one_step = is_one_step
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Waiting:
+        if self._is_one_step and self._screen.speaks and self._has_terminal():
+            self._thread = threading.Thread(target=self._tick, name="loopwright waiting", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(is_over=kind is None)
+
+    def to(self, done: int, total: int | None = None) -> None:
+        """Say how far it is; may be called for every step."""
+        self._done = done
+        if total is not None:
+            self._total = total
+        if not self._is_one_step and time.monotonic() >= self._next:
+            self._show()
+
+    def over(self, things: Iterable[T]) -> Iterator[T]:
+        """Yield the things, counting them."""
+        for done, thing in enumerate(things, 1):
+            yield thing
+            self.to(done)
+
+    def close(self, is_over: bool = True) -> None:
+        """Take the line away; called once, at the end.
+
+        Args:
+            is_over: the work came to its end.
+        """
+        if self._thread is not None:
+            self._is_closed.set()
+            self._thread.join()
+        if self._width:
+            _write(sys.stderr, "\r" + " " * self._width + "\r")
+            self._width = 0
+        seconds = time.monotonic() - self._began
+        if is_over and seconds >= _SILENT_SECONDS:
+            line = f"{self._what}: {f'{self._done:,} in ' if self._done else ''}{seconds:.1f} s"
+            self._screen.log(line) if self._has_terminal() else self._screen.say(line)
+
+    def _has_terminal(self) -> bool:
+        from loopwright.runs.console.status_line import is_terminal
+
+        return is_terminal(sys.stderr) and not self._screen.is_plain
+
+    def _tick(self) -> None:
+        pause = _SILENT_SECONDS
+        while not self._is_closed.wait(pause):
+            self._show()
+            pause = _SECONDS_BETWEEN
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        self._next = now + _SECONDS_BETWEEN
+        if not self._screen.speaks or not self._has_terminal():
+            return
+        from loopwright.runs.console.status_line import columns_of
+
+        share = self._done / self._total if self._total else 0.0
+        left = f" · left {clock((now - self._began) * (1 - share) / share)}" if 0 < share <= 1 else ""
+        if self._is_one_step:
+            far = f"{f'{self._done} of {self._total}, ' if self._total else ''}{now - self._began:.0f} s"
+        else:
+            far = f"{100 * share:.0f} % of {self._total:,}{left}" if self._total else f"{self._done:,}"
+        text = f"{self._what}: {far}"[: columns_of(sys.stderr) - 1]
+        _write(sys.stderr, "\r" + text + " " * max(self._width - len(text), 0))
+        self._width = len(text)
+
+
+def visible(text: str) -> str:
+    """Return a text for a terminal: what would move the cursor, ring or turn the line round is spelt out."""
+    return text.translate(_CONTROLS)
+
+
+def _broken(line: str, columns: int) -> list[str]:
+    """Return a line in parts of so many columns; words stay whole."""
+    return textwrap.wrap(line, max(columns, 20), break_long_words=False, break_on_hyphens=False) or [line]
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write a text; characters that the stream has not got are replaced."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def eval_metrics(latest: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of an evaluation by their short names, out of everything that a history holds."""
+    names = {name.removeprefix("eval_"): value for name, value in latest.items() if name.startswith("eval_")}
+    bounds = {f"{name}{end}" for name in names for end in ("_low", "_high")}
+    return {name: value for name, value in names.items() if name != "loss_epoch" and name not in bounds}
+
+
+def metrics_text(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> str:
+    """Return metrics on one line, each with half the width of its interval where it has one."""
+    return "  ".join(f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items())
+
+
+def metric_text(value: float, interval: tuple[float, float] | None) -> str:
+    """Return a metric with half the width of its interval where it has one."""
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ±{(interval[1] - interval[0]) / 2:.3f}"
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as minutes and seconds, or hours too."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def lasted(seconds: float) -> str:
+    """Return how long something took: with tenths below a minute, so that short runs can be told apart."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)

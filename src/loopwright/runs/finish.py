@@ -1,0 +1,185 @@
+"""The end of a run: the best weights, a last evaluation with everything kept, the model folder, the result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.engine.memory import forget_frames
+from loopwright.engine.sharding import whole_model
+from loopwright.protocols import TrainerLike
+from loopwright.results import TrainResult
+from loopwright.run_folder import RunFolder
+from loopwright.runs.clock import TimeSpent
+from loopwright.runs.console.end import say_summary
+from loopwright.runs.console.screen import Screen, Waiting
+from loopwright.runs.model_card import model_card
+from loopwright.runs.trainer import TaskTrainer
+from loopwright.runs.weights import load_weights
+from loopwright.tasks.adapters import merged
+from loopwright.tasks.base import Job
+from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
+
+
+def finish(
+    job: Job,
+    run: RunFolder,
+    best: tuple[str, str],
+    trained: TrainResult,
+    floors: Mapping[str, Mapping[str, float]],
+    screen: Screen,
+    spent: TimeSpent | None = None,
+) -> None:
+    """Evaluate the best model, write it and the result, and say so; called once a run has trained to its end.
+
+    Args:
+        job: of the run.
+        run: its folder.
+        best: the metric that decides, as the history has it, and "min" or "max".
+        trained: what the training returned.
+        floors: what trivial methods reach.
+        screen: what is said.
+        spent: where the time went so far; the last evaluation is added to it.
+    """
+    spent = TimeSpent() if spent is None else spent
+    checkpoint = load_weights(job, run)
+    began = time.monotonic()
+    with screen.waiting("evaluating the best model") as waiting:
+        metrics, intervals, examples = evaluate(job, job.eval_dataset, run.evaluation, screen.say, waiting)
+    result: dict[str, Any] = {
+        "task": job.task.name,
+        "metric": best[0].removeprefix("eval_"),
+        "direction": best[1],
+        "update": update_of(read_manifest(checkpoint)),
+        **as_json(metrics),
+        "intervals": {name: list(bounds) for name, bounds in intervals.items()},
+        "baselines": {name: dict(values) for name, values in floors.items()},
+        "num_suspects": len(examples.suspects),
+        "updates": trained.updates,
+        "epochs": trained.epochs,
+        "seconds": round(trained.seconds, 1),
+        "stop_reason": trained.stop_reason,
+    }
+    missing = job.data.missing_roles("test", job.task.schema(job.args)) if job.data.has("test") else []
+    if missing:
+        screen.say(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
+    elif job.data.has("test"):
+        dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
+        with screen.waiting("evaluating on the test data") as waiting:
+            tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say, waiting)
+        result |= {f"test_{name}": value for name, value in as_json(tested).items()}
+        result["test_intervals"] = {name: list(bounds) for name, bounds in spread.items()}
+    spent.evaluation += time.monotonic() - began
+    job.model = whole_model(job.model)
+    drawn: list[Path] = []
+    if not os.environ.get("RANK") or os.environ["RANK"] == "0":
+        job.model = merged(job.model)
+        drawn = _illustrate(job, run, examples, screen)
+        replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
+        run.write_result(result)
+        _write_report(run, screen)
+        say_summary(job, run, result, examples, drawn, spent, screen)
+
+
+def evaluate(
+    job: Job, dataset: Any, folder: Path | None, say: Callable[[str], None], waiting: Waiting | None = None
+) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
+    """Evaluate a job's model on a dataset, and write predictions and examples into a folder.
+
+    Args:
+        job: with the model.
+        dataset: as the job's datasets are.
+        folder: for what is written; None writes nothing.
+        say: prints a line.
+        waiting: shows how far it is.
+
+    Returns:
+        The metrics and the loss by name, their intervals, and the worst and the suspected samples.
+    """
+    trainer = TaskTrainer(job, callbacks=[] if waiting is None else [CountBatches(waiting)], say=say)
+    found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
+    bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
+    metrics = {
+        name.removeprefix("eval_"): float(value)
+        for name, value in found.metrics.items()
+        if name.startswith("eval_") and name not in bounds
+    }
+    metrics["loss"] = float(found.metrics["evaluation_loss"])
+    if folder is not None and trainer.is_first:
+        write_lines(folder / "worst.jsonl", _with_places(trainer.examples.worst, dataset))
+        if trainer.examples.suspects:
+            write_table(folder / "suspects.csv", _with_places(trainer.examples.suspects, dataset))
+    return metrics, trainer.intervals, trainer.examples
+
+
+def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:
+    """Return samples with the file and the line that each comes from, where the rows of the dataset know it."""
+    find = getattr(getattr(dataset, "rows", None), "place", None)
+    if find is None:
+        return samples
+    return [{"position": one["position"], "place": find(one["position"]), **one} for one in samples]
+
+
+class CountBatches(TrainerCallback):
+    """Shows how far an evaluation is.
+
+    Args:
+        waiting: told of every batch.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
+    def on_eval_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
+    ) -> None:
+        """Count a batch, once however many parts it is run in."""
+        self._waiting.to(step + 1, len(trainer.eval_loader))
+
+
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder aside, and put it in the place of the one of that name: whoever looks finds the old or the new."""
+    aside, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    for leftover in (aside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        write(aside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) -> list[Path]:
+    """Return what the task has drawn and written; whatever it raises is said, and the model is written all the same."""
+    try:
+        return job.task.illustrate(job, run, examples.worst)
+    except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        forget_frames(error)
+        screen.say(f"note: no pictures and samples at the end ({told})")
+        return []
+
+
+def _write_report(run: RunFolder, screen: Screen) -> None:
+    from loopwright.report import write_report
+
+    try:
+        write_report(run.path)
+    except OSError as error:  # the run itself is safe
+        screen.say(f"note: the report was not written: {error}")
+
+
+def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:
+    job.task.save(job, folder)
+    (folder / "README.md").write_text(model_card(job, run, result), encoding="utf-8")

@@ -1,0 +1,195 @@
+"""The model card: README.md beside the weights. What the model is, how good, on what data, how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loopwright.checkpoint.store import read_manifest, update_of
+from loopwright.models import SmallModel
+from loopwright.run_folder import METRICS, RunFolder, read_json, read_metrics
+from loopwright.runs.console.screen import eval_metrics, metric_text
+from loopwright.runs.data import used_rows
+from loopwright.runs.weights import best_checkpoint
+from loopwright.tasks.base import Job
+
+_MOST_LABELS = 50
+
+
+def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
+    """Return the card; called when the model is written.
+
+    Args:
+        job: of the run.
+        run: its folder.
+        result: as result.json has it.
+    """
+    num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    table = _table("validation", result["metrics"], result["intervals"], result["baselines"])
+    lines = [
+        f"# {job.task.name}: {run.id}",
+        "",
+        f"Trained with loopwright, from {job.args.model or 'random weights'}; {num_parameters:,} parameters. "
+        f"{_chosen(result)}",
+        *(["", *table] if result["metrics"] else []),
+    ]
+    if "test_metrics" in result:
+        lines += ["", *_table("test", result["test_metrics"], result["test_intervals"], {})]
+    lines += ["", "## How to open it", "", *_how_to_open(job)]
+    lines += ["", "## Data", "", *_data(job), "", "## Limits", "", *_limits(job, result), "", "## How it was made", ""]
+    lines += [
+        f"Seed {job.training.seed}, "
+        f"{'' if result['epochs'] is None else _several(result['epochs'], 'epoch') + ', '}"
+        f"{_several(result['updates'], 'update')}, learning rate "
+        f"{job.training.learning_rate:g}, batch {job.training.train_batch_size}, {job.training.mixed_precision} mixed "
+        "precision. All settings are in config.yaml of the run, all figures in report.html.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def card_so_far(job: Job, run: RunFolder) -> str:
+    """Return the card of a run that has not come to its end; called when its best model so far is exported.
+
+    The figures are those of the evaluation after which the weights were saved; there may be none.
+
+    Args:
+        job: of the run, with the weights of its best checkpoint.
+        run: its folder.
+    """
+    checkpoint = best_checkpoint(run)
+    assert checkpoint is not None, "the weights are those of a checkpoint"
+    update = update_of(read_manifest(checkpoint))
+    best = read_json(run.checkpoints / "best.json", {})
+    evaluations = [
+        record
+        for record in (read_metrics(run.path / METRICS) if (run.path / METRICS).is_file() else [])
+        if record["event"] == "evaluation" and record["update"] == update
+    ]
+    latest = evaluations[-1] if evaluations else {}
+    metrics = eval_metrics({name: value for name, value in latest.items() if isinstance(value, float)})
+    intervals = {
+        name: (latest[f"eval_{name}_low"], latest[f"eval_{name}_high"])
+        for name in metrics
+        if f"eval_{name}_low" in latest and f"eval_{name}_high" in latest
+    }
+    reached = run.status.get("update") or update
+    result = {
+        "is_unfinished": True,
+        "metric": str(best.get("metric", "")).removeprefix("eval_"),
+        "direction": best.get("direction"),
+        "update": update,
+        "metrics": metrics,
+        "intervals": intervals,
+        "baselines": read_json(run.path / "baselines.json", {}) if metrics else {},
+        "updates": max(reached, update),
+        "epochs": None,
+        "num_suspects": 0,
+    }
+    return model_card(job, run, result)
+
+
+def _chosen(result: Mapping[str, Any]) -> str:
+    """Return which of the run's models this is."""
+    place = f"after update {result['update']} of {result['updates']}"
+    if result.get("is_unfinished"):
+        place += ", and the run has not come to its end"
+    if not result["metric"]:
+        return f"The model {place}; it was not evaluated."
+    direction = "more is better" if result["direction"] == "max" else "less is better"
+    return f"The best model by {result['metric']} ({direction}) on the validation data, {place}."
+
+
+def _several(count: float, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _how_to_open(job: Job) -> list[str]:
+    """Return the lines of Python that load the model from its folder: they depend on whose model it is."""
+    kind = type(job.model)
+    if isinstance(job.model, SmallModel):
+        told, code = "A small net of loopwright", ["from loopwright import models", "", 'model = models.load("FOLDER")']
+    elif hasattr(kind, "from_pretrained"):
+        told = "A model of transformers"
+        is_text = hasattr(job.processor, "convert_tokens_to_ids")
+        name, opener = ("tokenizer", "AutoTokenizer") if is_text else ("processor", "AutoImageProcessor")
+        code = [
+            f"from transformers import {', '.join(sorted((opener, kind.__name__)))}",
+            "",
+            f'{name} = {opener}.from_pretrained("FOLDER")',
+            f'model = {kind.__name__}.from_pretrained("FOLDER")',
+        ]
+    else:
+        told = "A module of your own: model.safetensors holds its weights, and your code makes it"
+        code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
+    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```", *_form_of_images(job)]
+
+
+def _form_of_images(job: Job) -> list[str]:
+    """Return how images are given to a classifier that has no processor of transformers; nothing for other models."""
+    from loopwright.tasks.vision.models import ImageForm
+
+    form = job.processor
+    if job.task.name != "image-classification" or not isinstance(form, ImageForm):
+        return []
+    part = "all of each image" if form.crop_share is None else f"the middle of each image ({form.crop_share:.0%})"
+    return [
+        "",
+        f"It takes RGB images as float32 of shape (images, 3, {form.height}, {form.width}): {part}, resized, with "
+        f"pixels from 0 to 1, minus {_numbers(form.mean)}, divided by {_numbers(form.std)}. preprocessor_config.json "
+        "says the same.",
+    ]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"({', '.join(f'{value:g}' for value in values)})"
+
+
+def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:
+    rows = [
+        f"| {name} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
+        for name, value in metrics.items()
+    ]
+    rows += [
+        f"| {name} (baseline): {metric} | {value:.4f} | |"
+        for name, values in floors.items()
+        for metric, value in values.items()
+    ]
+    return [f"| {split} | value | 95 % interval |", "|---|---|---|", *rows]
+
+
+def _data(job: Job) -> list[str]:
+    lines = [
+        f"- {Path(file.path).name}, {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}, sha256 {file.sha256}"
+        for file in job.plan.files
+    ]
+    lines.append(f"- rows: {', '.join(f'{name} {len(split):,}' for name, split in job.plan.splits.items())}")
+    if used := used_rows(job.plan, job.args):
+        lines.append(f"- {used}")
+    lines.append(f"- columns: {', '.join(f'{role} = {column}' for role, column in job.plan.columns.items())}")
+    names = list(job.plan.labels.names) if job.plan.labels is not None and job.plan.labels.names else []
+    if names:
+        more = f" and {len(names) - _MOST_LABELS} more" if len(names) > _MOST_LABELS else ""
+        lines.append(f"- labels: {', '.join(map(str, names[:_MOST_LABELS]))}{more}")
+    return lines
+
+
+def _limits(job: Job, result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "- The intervals come from resampling the rows that were evaluated: they say how much chance there is in these "
+        "figures, and nothing about data of another kind.",
+    ]
+    if "test_metrics" not in result:
+        lines.append(
+            "- The model was chosen on the validation data, so its figures there are a little too good; no test data "
+            "was given."
+        )
+    if result["num_suspects"]:
+        what = "1 row looks" if result["num_suspects"] == 1 else f"{result['num_suspects']} rows look"
+        lines.append(f"- In the validation data {what} mislabelled (eval/suspects.csv).")
+    return lines
+
+
+def _interval(bounds: Any) -> str:
+    return "" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"

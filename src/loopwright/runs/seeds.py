@@ -1,0 +1,201 @@
+"""The same run with several seeds: the settings of each, and what their metrics have in common. No torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.run_folder import RunFolder
+from loopwright.runs.console.screen import Screen, metric_text
+from loopwright.runs.provenance import place_facts
+from loopwright.runs.settings import Settings
+
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One of several runs that differ in their seed.
+
+    Attributes:
+        seed: of the run.
+        run: its folder.
+        state: "done", "stopped", "diverged", "preempted" or "failed".
+    """
+
+    seed: int
+    run: RunFolder
+    state: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What result.json says of a run that is done; nothing of another."""
+        return self.run.read_result() if self.state == "done" else {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of its best model."""
+        return dict(self.result.get("metrics", {}))
+
+
+def seeds_of(settings: Settings) -> list[int]:
+    """Return the seeds that the settings ask for, one after the other."""
+    return [settings.training.seed + offset for offset in range(settings.args.seeds)]
+
+
+def with_seed(settings: Settings, seed: int) -> Settings:
+    """Return the settings of the run with one of the seeds; nothing of them is shared with those of another.
+
+    A folder that was named is that of all runs: each has one of its own in it.
+    """
+    several = settings.args.seeds > 1
+    one = copy.deepcopy(settings)
+    one.training.seed = seed
+    one.args.seeds = 1
+    if several and settings.is_given("output_dir"):
+        one.training.output_dir = str(folder_of(settings.training.output_dir or "", seed))
+    return one
+
+
+def folder_of(folder: str | Path, seed: int) -> Path:
+    """Return the folder of a run in the one that several share."""
+    return Path(folder) / f"seed-{seed}"
+
+
+def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None]]:
+    """Return mean, standard deviation (of a sample), smallest and largest value of each metric of the runs that ended.
+
+    A metric that is not finite in one of them is left out of that one.
+    """
+    found: dict[str, list[float]] = {}
+    for each in runs:
+        for name, value in each.metrics.items():
+            if math.isfinite(value):
+                found.setdefault(name, []).append(value)
+    return {
+        name: {
+            "mean": statistics.fmean(values),
+            "std": statistics.stdev(values) if len(values) > 1 else None,
+            "min": min(values),
+            "max": max(values),
+            "runs": len(values),
+        }
+        for name, values in found.items()
+    }
+
+
+def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
+    """Return the run that is the best by the metric that decides; the first of several that are alike, None of none."""
+    scored = [(each, value) for each in runs if (value := each.metrics.get(each.result.get("metric", ""))) is not None]
+    if not scored:
+        return None
+    sign = 1 if scored[0][0].result["direction"] == "max" else -1
+    return max(scored, key=lambda pair: sign * pair[1])[0]
+
+
+def name_of(run: RunFolder) -> str:
+    """Return a run as one would type it."""
+    return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
+
+
+def line_of(each: SeedRun) -> str:
+    """Return a line about a run that has ended."""
+    result = each.result
+    metric = result.get("metric", "")
+    told = ""
+    if metric in each.metrics:
+        bounds = result.get("intervals", {}).get(metric)
+        told = f"{metric} {metric_text(each.metrics[metric], None if bounds is None else tuple(bounds))}   "
+    return f"seed {each.seed}  {each.state}   {told}{os.path.normpath(each.run.path)}"
+
+
+def say_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:
+    """Say how the runs compare; called once the last one has ended.
+
+    Args:
+        runs: those that were begun.
+        commands: what comes next.
+        screen: what is said.
+    """
+    decisive = next((each.result["metric"] for each in runs if each.result), None)
+    rows = [["seed", *([decisive] if decisive else []), "state", "run"]]
+    for each in runs:
+        value = each.metrics.get(decisive) if decisive else None
+        bounds = each.result.get("intervals", {}).get(decisive)
+        shown = _NONE if value is None else metric_text(value, None if bounds is None else tuple(bounds))
+        rows.append([str(each.seed), *([shown] if decisive else []), each.state, os.path.normpath(each.run.path)])
+    screen.say()
+    screen.block("seeds", *_aligned(rows), wraps=False)
+    spread = spread_of(runs)
+    finished = sum(bool(each.metrics) for each in runs)
+    if finished > 1:
+        named = sorted(spread, key=lambda name: (name != decisive, name == "loss"))
+        columns = ("mean", "std", "min", "max")
+        table = [["", *columns], *([name, *(_number(spread[name][column]) for column in columns)] for name in named)]
+        screen.block(f"over {finished}", *_aligned(table), wraps=False)
+    best = best_of(runs)
+    if best is not None and decisive is not None:
+        screen.block("best", f"seed {best.seed}  {decisive} {best.metrics[decisive]:.4f}   {name_of(best.run)}")
+    if commands:
+        screen.block("next", *commands, wraps=False)
+
+
+def seeds_facts(runs: Sequence[SeedRun]) -> dict[str, Any]:
+    """Return what scripts are told of the runs."""
+    best = best_of(runs)
+    return {
+        "runs": [
+            {"seed": each.seed, **place_facts(each.run), "state": each.state, "metrics": each.metrics} for each in runs
+        ],
+        "metrics": spread_of(runs),
+        "best": None if best is None else {"seed": best.seed, **place_facts(best.run)},
+    }
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _number(value: float | int | None) -> str:
+    return _NONE if value is None else f"{value:.4f}"
+
+
+def next_commands(runs: Sequence[SeedRun]) -> list[str]:
+    """Return what to do with runs that have ended: hold them against each other, look at the best."""
+    ended = [each for each in runs if each.metrics]
+    commands = [f"lw compare {' '.join(name_of(each.run) for each in ended)} --open"] if len(ended) > 1 else []
+    best = best_of(runs)
+    return [*commands, *([f"lw report {name_of(best.run)} --open"] if best is not None else [])]
+
+
+def command_of_rest(words: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
+    """Return the command that trains with the seeds that are left.
+
+    Args:
+        words: of the command that began, without `lw`.
+        seeds: that are left, at least one.
+        folder: that was named for all runs, if one was.
+    """
+    added = ["--seed", str(seeds[0]), "--seeds", str(len(seeds))]
+    replaced = {"--seed", "--seeds"}
+    if folder is not None and len(seeds) == 1:  # then it is that of the run itself
+        added += ["--out", str(folder_of(folder, seeds[0]))]
+        replaced |= {"--out", "--output_dir"}
+    kept: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, _ = word.partition("=")
+        if f"--{flag.removeprefix('--').replace('-', '_')}" not in replaced or not flag.startswith("--"):
+            kept.append(word)
+        elif not equals:
+            left = left[1:]
+    return f"lw {shlex.join([*kept, *added])}"

@@ -1,0 +1,361 @@
+"""The Trainer of all tasks: the core's loop, with a task's loss, streaming metrics and worst examples."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from loopwright.callbacks import CallbackHandler
+from loopwright.data.batch_parts import cut_rows
+from loopwright.engine import create_accelerator
+from loopwright.engine.memory import MemorySaving, list_savings
+from loopwright.engine.nested import iter_tensors, num_rows
+from loopwright.engine.processes import gather_objects
+from loopwright.engine.sharding import Sharding
+from loopwright.results import EvaluationResult
+from loopwright.run_folder import RunFolder
+from loopwright.runs.early_signals import left_to_the_loop
+from loopwright.runs.kept_config import kept_config
+from loopwright.stepping.eager import MicroBatchStep
+from loopwright.tasks.base import Job
+from loopwright.tasks.scoring import Examples, PredictionFile, Scorer, finite_intervals
+from loopwright.trainer import Trainer
+from loopwright.training.boundary import Boundary
+from loopwright.training.checkpoints import RunCheckpoints
+from loopwright.training.evaluation import run_eval_epoch, swapped
+from loopwright.training.logbook import Logbook
+from loopwright.training.run import TrainingRun, run_of
+
+TRAIN_LOSS = "train_eval_loss"
+LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
+_NUM_FIRST = 3
+_LENGTHS_OF_RUN = ("num_epochs:", "max_num_train_steps:")
+
+
+class TaskTrainer(Trainer):
+    """Trains and evaluates the model of a job.
+
+    Args:
+        job: the task's model and data.
+        optimizer: None where nothing is trained.
+        callbacks: of the core.
+        say: prints a line.
+        is_rehearsal: leave the training data out of evaluations.
+
+    Attributes:
+        intervals: (low, high) of the metrics of the last evaluation.
+        examples: the worst and the suspected samples of the last `evaluate_fully`.
+        around_saves: called for a context that every save is made in.
+        on_record: called with each record of metrics.jsonl as it is written; None for nobody.
+        first_samples: the first few samples of the last evaluation, as far as this process has scored them.
+        look_at_first_batch: called with the next micro-batch that is trained on, and then forgotten.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        optimizer: Any = None,
+        callbacks: Iterable[Any] = (),
+        say: Callable[[str], None] = print,
+        *,
+        is_rehearsal: bool = False,
+    ) -> None:
+        self.job = job
+        self._evaluates_training = job.args.eval_on_train and not is_rehearsal
+        self.intervals: dict[str, tuple[float, float]] = {}
+        self.examples = Examples()
+        self.first_samples: list[dict[str, Any]] = []
+        self.look_at_first_batch: Callable[[Any], None] | None = None
+        self.around_saves: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.on_record: Callable[[dict[str, Any]], None] | None = None
+        self._say = say
+        self._prefix = "eval_"
+        self._scorer: Scorer = job.task.create_scorer(job)
+        self._file: PredictionFile | None = None
+        self._is_full = False
+        super().__init__(job.model, None, optimizer, callbacks)
+
+    # --- losses -------------------------------------------------------------------------------------------------
+
+    def count_batch_items(self, batch: Any) -> float | None:
+        return self.job.task.count_items(batch)
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        if self.look_at_first_batch is not None:
+            look, self.look_at_first_batch = self.look_at_first_batch, None
+            look(batch)
+        loss, outputs = self.job.task.compute_loss(self.job, self.model, batch)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Return the task's loss, and give the samples to the scorer."""
+        task = self.job.task
+        with torch.no_grad():
+            loss, outputs = task.compute_loss(self.job, self.model, batch)
+            samples = task.score_batch(self.job, batch, outputs) if self.current_rows else []
+        if samples:
+            self._scorer.check_loss(samples, float(loss.mean()))
+        complete = self._scorer.add(samples)
+        self.first_samples += [sample for sample in complete if sample["position"] < _NUM_FIRST]
+        if self._is_full:
+            self._keep(complete)
+        return {"loss": loss, "model_outputs": None, "batch_size": num_rows(batch)}
+
+    def _keep(self, samples: list[dict[str, Any]]) -> None:
+        everyone = [sample for one in gather_objects(samples) for sample in one]
+        task, rows = self.job.task, getattr(self.eval_dataset, "rows", None)
+        readable = []
+        for sample in everyone:
+            row = None if rows is None else rows[sample["position"]]
+            shown = task.readable(self.job, sample, row)
+            readable.append(shown if row is None else {**shown, **task.describe_row(row)})
+        self.examples.add(readable)
+        if self._file is not None:
+            self._file.add(readable)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def eval_epoch_start(self) -> None:
+        """Begin to score."""
+        super().eval_epoch_start()
+        self._scorer = self.job.task.create_scorer(self.job)
+        self.first_samples = []
+
+    def eval_epoch_end(self) -> None:
+        """Put the metrics of all processes together, and into the history."""
+        super().eval_epoch_end()
+        late = self._scorer.finish()
+        if self._is_full:
+            self._keep(late)
+        mine, *others = gather_objects(self._scorer.state_dict()) if self.num_processes > 1 else [None]
+        if mine is not None:
+            self._scorer = self.job.task.create_scorer(self.job)
+            for state in (mine, *others):
+                self._scorer.merge_state(state)
+        self.intervals = finite_intervals(self._scorer.intervals())
+        metrics = self._scorer.compute()
+        for name, value in metrics.items():
+            self.run_history.update_metric(f"{self._prefix}{name}", value)
+        if self._prefix == "eval_":
+            for name, (low, high) in self.intervals.items():
+                self.run_history.update_metric(f"eval_{name}_low", low)
+                self.run_history.update_metric(f"eval_{name}_high", high)
+
+    def training_run_epoch_end(self) -> None:
+        """Evaluate on the training data too, where that is asked for."""
+        super().training_run_epoch_end()
+        if not self._evaluates_training:
+            return
+        run, batch_size = run_of(self), self.job.training.eval_batch_size
+        loader = run.as_loader(
+            DataLoader(self.job.train_dataset, batch_size=batch_size, collate_fn=self.job.collate_fn),
+            is_evaluation=True,
+        )
+        intervals, self._prefix = self.intervals, "train_"
+        try:
+            with swapped(self, self.model, CallbackHandler([]), ""):
+                run_eval_epoch(run, loader, TRAIN_LOSS, is_intermediate=True)
+        finally:
+            self.intervals, self._prefix = intervals, "eval_"
+
+    def evaluate_fully(self, dataset: Any, predictions: Path | None) -> EvaluationResult:
+        """Evaluate with everything that is kept: predictions in a file, the worst and the suspected samples.
+
+        Args:
+            dataset: as the job's datasets are.
+            predictions: the file to write, None for none; only the first process writes.
+        """
+        training = self.job.training
+        self.examples = Examples()
+        self._is_full = True
+        try:
+            with PredictionFile(predictions if self.is_first else None) as self._file:
+                return self.evaluate(
+                    dataset,
+                    per_device_batch_size=training.eval_batch_size,
+                    dataloader_kwargs=loader_options(training),
+                    collate_fn=self.job.collate_fn,
+                )
+        finally:
+            self._is_full, self._file = False, None
+
+    # --- small tools --------------------------------------------------------------------------------------------
+
+    @property
+    def num_graphs(self) -> int:
+        """How many CUDA graphs have been recorded in this run."""
+        return run_of(self).stepper.num_graphs
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process, which writes files."""
+        return run_of(self).engine.rank == 0
+
+    # --- too little memory --------------------------------------------------------------------------------------
+
+    def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
+        """Return some rows of a batch; its lists have an entry per sample."""
+        return cut_rows(batch, rows, start, stop, lists_are_rows=True)
+
+    def why_not_cut(self) -> str | None:
+        return self.job.task.why_not_cut(self.job)
+
+    def remedy_of_policy(self) -> str:
+        return "--oom split"
+
+    def remedies_of_step(self) -> str:
+        return "--optim adafactor   or   --lora   or   a smaller --model"
+
+    def remedies_of_batch(self, rows: int, length: int | None, savings: list[MemorySaving]) -> str:
+        training, args = self.job.training, self.job.args
+        accumulation = training.gradient_accumulation_steps
+        changes = {
+            "half_batch": f"--batch {rows // 2} --gradient_accumulation_steps {2 * accumulation}",
+            "bf16": "--bf16",
+            "checkpointing": "--gradient_checkpointing",
+        }
+        flag = next((name for name in LENGTH_FLAGS if getattr(args, name, None)), None)
+        if flag is not None and length is not None:
+            changes["half_length"] = f"--{flag} {length // 2}"
+        known = [saving for saving in savings if saving.name in changes]
+        return list_savings(changes, known) or "a smaller --batch   or   --bf16   or   --gradient_checkpointing"
+
+    def remedies_of_evaluation(self) -> str:
+        smaller = max(self.job.training.eval_batch_size // 2, 1)
+        return f"--per_device_eval_batch_size {smaller}   or   --bf16   or   shorter samples"
+
+    def remedies_of_unused_parameters(self) -> tuple[str, str]:
+        return "set --ddp_find_unused_parameters", "--freeze with their names"
+
+    # --- its parts ----------------------------------------------------------------------------------------------
+
+    def create_step(self, run: TrainingRun) -> TaskStep:
+        return TaskStep(run)
+
+    def create_boundary(self, run: TrainingRun) -> TaskBoundary:
+        return TaskBoundary(run)
+
+    def create_logbook(self, run: TrainingRun) -> TaskLogbook:
+        return TaskLogbook(run, self)
+
+    def create_checkpoints(self, run: TrainingRun) -> TaskCheckpoints:
+        return TaskCheckpoints(run, self)
+
+    # --- checkpoints and processes ------------------------------------------------------------------------------
+
+    def checkpoint_path(self) -> Path | None:
+        """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
+        saver = run_of(self).checkpoints.saver
+        return None if saver is None else saver.path(self.progress.update)
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """Return the settings of the run, for a config.yaml that is cut off later."""
+        policy = run_of(self).settings.checkpoints
+        folder = None if policy is None else policy.run_folder
+        return {} if folder is None else kept_config(RunFolder(Path(folder)))
+
+    def improves(self) -> bool:
+        """Whether the latest evaluation is better than all before it; asked right after it, a tie is not better.
+
+        The history decides, which a resumed run has too: when a checkpoint was written does not matter.
+        """
+        policy = run_of(self).settings.checkpoints
+        if policy is None or policy.keep_best is None:
+            return False
+        name, direction = policy.keep_best
+        *earlier, latest = [float(value) for value in self.run_history.get_metric_values(name)] or [math.nan]
+        if not math.isfinite(latest):
+            return False
+        is_better = operator.gt if direction == "max" else operator.lt
+        return all(is_better(latest, value) for value in earlier if math.isfinite(value))
+
+    def _create_accelerator(self) -> Any:
+        training = self.job.training
+        sharding = Sharding.parse(training.fsdp, training.fsdp_config)
+        return create_accelerator(training.mixed_precision, training.use_cpu, sharding, training.ddp_options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Say it, once per node."""
+        if run_of(self).engine.accelerator.is_local_main_process:
+            self._say(" ".join(map(str, args)).strip())
+
+
+class TaskStep(MicroBatchStep):
+    """Leaves everything without tensors out of graphs: texts are for scores, and differ each time."""
+
+    def graph_inputs(self, batch: Any, index: int) -> Any:
+        tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
+        return super().graph_inputs(tensors, index)
+
+
+class TaskBoundary(Boundary):
+    """Skips an evaluation by steps that the one at the end of the epoch would only repeat."""
+
+    def request_due(self) -> None:
+        super().request_due()
+        ends_epoch = self.run.progress.batch == self.run.train_loader.num_batches or self.is_complete()
+        if ends_epoch and self.evaluation_is_due():
+            self.run.requests.evaluate = False
+
+
+class TaskLogbook(Logbook):
+    """Hands every record to the trainer's `on_record`, and leaves signals to the loop."""
+
+    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
+        super().__init__(run)
+        self._trainer = trainer
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with left_to_the_loop(), super().recording():
+            self.record.listener = self._trainer.on_record
+            yield
+
+
+class TaskCheckpoints(RunCheckpoints):
+    """Saves inside the trainer's `around_saves`, and announces what another length does to the schedule."""
+
+    def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
+        super().__init__(run)
+        self._trainer = trainer
+
+    def serve(self) -> None:
+        with self._trainer.around_saves() if self.run.requests.saves else nullcontext():
+            super().serve()
+
+    def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+        super().announce(path, changes, that_matter)
+        schedule = self._trainer.job.training.lr_scheduler_type
+        if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
+            self.is_changed = True
+            self._trainer.print(
+                f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
+            )
+
+
+def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that the settings ask for.
+
+    Args:
+        training: the settings.
+        has_workers: False reads in this process, whatever they say.
+    """
+    workers = training.dataloader_num_workers if has_workers else 0
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": training.dataloader_pin_memory and torch.cuda.is_available() and not training.use_cpu,
+    }
+    if workers:
+        options |= {
+            "persistent_workers": training.dataloader_persistent_workers,
+            "prefetch_factor": training.dataloader_prefetch_factor,
+            "multiprocessing_context": training.dataloader_multiprocessing_context,
+        }
+    return options

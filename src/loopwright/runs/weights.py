@@ -1,0 +1,61 @@
+"""The weights of a run: which checkpoint to take them from, and a job with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loopwright.checkpoint import find_newest, read
+from loopwright.checkpoint.store import has_checkpoints
+from loopwright.engine import sharding
+from loopwright.errors import CheckpointError
+from loopwright.run_folder import RunFolder, read_json
+from loopwright.tasks.base import Job
+from loopwright.tasks.weight_average import average_in
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint that can be trusted."""
+
+
+def newest_checkpoint(run: RunFolder) -> Path | None:
+    """Return the checkpoint that a run goes on from; None if it has not saved any.
+
+    Raises:
+        NoCheckpointError: there are checkpoints, but none can be trusted.
+    """
+    if not has_checkpoints(run.checkpoints):
+        return None
+    try:
+        return find_newest(run.checkpoints)[0]
+    except CheckpointError as error:
+        raise NoCheckpointError(str(error)) from error
+
+
+def best_checkpoint(run: RunFolder) -> Path | None:
+    """Return the checkpoint of the best model, else the newest one; None if there is none.
+
+    Raises:
+        NoCheckpointError: there are checkpoints, but none can be trusted.
+    """
+    named = read_json(run.checkpoints / "best.json", {}).get("checkpoint")
+    if named and (run.checkpoints / named).is_dir():
+        return run.checkpoints / str(named)
+    return newest_checkpoint(run)
+
+
+def load_weights(job: Job, run: RunFolder) -> Path:
+    """Give a job's model the best weights of its run, averaged if the run averages them, and return their checkpoint.
+
+    Raises:
+        NoCheckpointError: the run has no checkpoint that can be trusted.
+    """
+    path = best_checkpoint(run)
+    if path is None:
+        raise NoCheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing")
+    try:
+        saved = read(path)
+    except CheckpointError as error:
+        raise NoCheckpointError(str(error)) from error
+    weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
+    sharding.load_weights(job.model, weights)
+    return path

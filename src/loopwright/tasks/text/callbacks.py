@@ -1,0 +1,87 @@
+"""Callbacks that write texts into the run folder: the first training batch, and what the model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.engine.memory import forget_frames, is_out_of_memory, release_memory
+from loopwright.protocols import TrainerLike
+from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.tasks.base import Job
+from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, describe_batch, read, rewrite
+
+
+class FirstBatchText(TrainerCallback):
+    """Writes down the first batch that a run is trained on, decoded.
+
+    It asks the trainer for that batch alone: listening to every step would keep the outputs of all of them.
+
+    Args:
+        job: of the run.
+        run: its folder; a file that is there stays.
+    """
+
+    def __init__(self, job: Job, run: RunFolder) -> None:
+        self._job = job
+        self._path: Path = run.path / "samples" / FIRST_BATCH
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Ask for the batch, if the run is at its start."""
+        if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
+            trainer.look_at_first_batch = self.write  # type: ignore[attr-defined] # a TaskTrainer
+
+    def write(self, batch: Mapping[str, Any]) -> None:
+        """Write the file; called once, with the first micro-batch."""
+        described = describe_batch(self._job, batch)
+        if described:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, described)
+
+
+class SamplesAtEvaluations(TrainerCallback):
+    """Adds what the model writes at each evaluation to eval/samples.jsonl, where the task has something to show.
+
+    Samples are an extra: whatever goes wrong with them is said once, and the run goes on.
+
+    Args:
+        job: of the run.
+        run: its folder.
+    """
+
+    def __init__(self, job: Job, run: RunFolder) -> None:
+        self._job = job
+        self._path = run.evaluation / SAMPLES
+        self._has_told = False
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Forget what was written after the checkpoint from which the run goes on, at an earlier end too."""
+        if self._job.training.process_index == 0 and self._path.exists():
+            done = trainer.progress.update
+            rewrite(self._path, [line for line in read(self._path) if 0 <= _update_of(line) <= done])
+
+    def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Let the task write its samples."""
+        if self._job.training.process_index != 0:
+            return
+        kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer
+        try:
+            add_samples(self._path, trainer.progress.update, self._job.task.written_samples(self._job, kept))
+        except Exception as error:  # noqa: BLE001 - a model that generates may raise anything
+            forget_frames(error)
+            if is_out_of_memory(error):
+                release_memory(trainer.device)
+            if not self._has_told:
+                self._has_told = True
+                trainer.print(f"no samples of what the model writes ({_first_line(error)}): the run goes on")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _update_of(line: Mapping[str, Any]) -> int:
+    """Return the update of some samples; -1 for those of the best model, which were written at an end."""
+    return line["update"] if isinstance(line["update"], int) else -1

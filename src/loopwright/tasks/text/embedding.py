@@ -1,0 +1,554 @@
+"""sentence-embedding: an encoder whose vectors are near for texts that belong together."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import Combined, Metric
+from loopwright.metrics import load as load_metric
+from loopwright.sources import SCHEMAS, DataPlan, Role, Schema
+from loopwright.sources.column_roles import choose_columns
+from loopwright.sources.opening import open_table
+from loopwright.sources.tables import value_at
+from loopwright.sources.values import UnusableValueError, as_text
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.text import models as text
+from loopwright.tasks.text.groups import GroupCollator
+from loopwright.tasks.text.pools import PoolScorer
+
+AUTO_CLASS = "AutoModel"
+_MOST_UNTRAINED = 2_000  # rows that the untrained model is scored on at most: it costs as much as an evaluation
+_NUM_NEAREST = 5
+_WORD = re.compile(r"\w+")
+_WORD_DIMENSIONS = 512
+
+
+@dataclass
+class SentenceEmbeddingArguments(TaskArguments):
+    """The flags of sentence-embedding."""
+
+    text_column: str | None = flag(None, "Column of the first text; guessed where there is no doubt.")
+    text_pair_column: str | None = flag(None, "Column of the text that belongs to it, or is compared with it.")
+    score_column: str | None = flag(None, "Column of how alike the two are; without one, each pair belongs together.")
+    objective: str | None = flag(
+        None,
+        "What is learnt: scores (the cosine is the score), or negatives (each text is nearest to its partner among "
+        "those of the batch); unset looks for a column of scores.",
+        choices=("scores", "negatives"),
+    )
+    temperature: float = flag(0.05, "What cosines are divided by in the loss of negatives.")
+    lowest_score: float | None = flag(None, "The score of texts that have nothing in common; unset looks at the data.")
+    highest_score: float | None = flag(None, "The score of texts that mean the same; unset looks at the data.")
+    pool_size: int = flag(5_000, "Rows among whose partners the right one has to be found in evaluation.")
+    max_length: int | None = flag(None, "Tokens of a text that are kept; unset looks at the data.")
+    candidates: str | None = flag(None, "File of texts: `predict` tells which of them is nearest to each input.")
+
+    max_seq_length = ShortName("max_length", int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature must be above 0, got {self.temperature}")
+        if self.pool_size < 2:
+            raise ConfigError(f"pool_size must be at least 2, got {self.pool_size}")
+
+
+@dataclass(frozen=True)
+class PairSchema(Schema):
+    """The schema of pairs: what is embedded later needs no partner."""
+
+    def for_prediction(self) -> Schema:
+        """Return the schema of texts; with a partner, or with several candidates, they are compared with these."""
+        partner = next(role for role in self.roles if role.name == "text_pair")
+        return replace(
+            self,
+            roles=(
+                *(role for role in self.roles if role.name == "text"),
+                Role("other", names=partner.names, is_required=False, may_be_empty=True),
+                Role("candidates", "texts", names=("candidates",), is_required=False, may_be_empty=True),
+            ),
+        )
+
+
+class SentenceEmbedding(Task):
+    """Fine-tunes one encoder for both texts of a pair."""
+
+    name = "sentence-embedding"
+    summary = "vectors that are near for texts that belong together"
+    explanation = (
+        "data      csv, tsv, json, jsonl or parquet: two columns of text, with or without a column of scores",
+        "scores    the cosine of the two vectors becomes the score (STS-B's 0 to 5 is read as 0 to 1);",
+        "          metric: Spearman's correlation",
+        "pairs     without scores each text has to be nearest to its own partner among those of the batch: larger",
+        "          batches learn more; metric: mean reciprocal rank, recall@1, @5 and @10 among --pool_size rows",
+        "columns   --text_column --text_pair_column --score_column; guessed where there is no doubt",
+        "vector    the mean over the tokens of the last layer, of length 1; transformers' AutoModel opens the encoder",
+        "predict   a text: its vector; two with a tab between: their cosine; more with tabs: which is nearest to the",
+        "          first; a file: a column of texts, and one of partners or of lists called candidates if compared;",
+        "          --candidates FILE: the nearest of the texts in a file to each input",
+    )
+    example = "lw train sentence-embedding --data pairs.csv --model ./minilm --epochs 2 --batch 64 --lr 5e-5"
+    arguments = SentenceEmbeddingArguments
+    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 32})
+    adapter_kind = "FEATURE_EXTRACTION"
+    prediction_flags = ("candidates",)
+    demo = MappingProxyType(
+        {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
+    )
+    demo_note = "the paragraph about a function among 500: recall@1 0.63, mrr 0.73 (untrained 0.53, 0.65), 105 s"
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def schema(self, args: Any) -> Schema:
+        """Return the roles: with a score or without one, where that is said."""
+        roles = SCHEMAS[self.name].roles
+        if args.objective == "negatives":
+            roles = tuple(role for role in roles if role.name != "score")
+        elif args.objective == "scores":
+            roles = tuple(replace(role, is_required=True) for role in roles)
+        return PairSchema(self.name, roles)
+
+    def columns(self, args: Any) -> dict[str, str]:
+        """Return the columns that are named; that of a score is not looked at where none is learnt."""
+        named = super().columns(args)
+        return {role: column for role, column in named.items() if role != "score" or args.objective != "negatives"}
+
+    def preflight(self, args: Any, say: Any = None) -> DataPlan:
+        """Check the data files, and that scores differ."""
+        plan = super().preflight(args, say)
+        if plan.label_range is not None and plan.label_range[0] == plan.label_range[1]:
+            raise InputError(
+                "data.one_class",
+                f"all scores are {plan.label_range[0]:g}: there is nothing to learn",
+                saw=[f"column {plan.columns['score']!r}"],
+                fix="--objective negatives if all pairs belong together, or --score_column with another column",
+            )
+        return plan
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the texts of a row."""
+        return {name: row[name] for name in ("text", "text_pair") if row.get(name)}
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per text; what comes after a tab is compared with what comes before."""
+        rows: list[dict[str, Any]] = []
+        for each in texts:
+            first, *others = each.split("\t")
+            rows.append({"text": first})
+            if others:
+                rows[-1] |= {"other": others[0]} if len(others) == 1 else {"candidates": others}
+        return rows
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what common words reach, and the model before it is trained, where it is not too much to score."""
+        data, args, words = job.data, job.args, WordVectors()
+        for rows in data.batches("train"):
+            words.learn(each for row in rows for each in _pair(row))
+        found = {"word-overlap": _score_rows(data, args, words)}
+        num_rows = min(len(data.rows("validation")), args.max_eval_samples or math.inf)
+        if args.model is None or num_rows > _MOST_UNTRAINED:
+            return found
+        model = job.model.to(job.training.device)
+        was_training = model.training
+        untrained = Embedder(model.eval(), job.processor, args.max_length)
+        try:
+            return {**found, "untrained": _score_rows(data, args, untrained)}
+        finally:
+            model.train(was_training)
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load or make an encoder."""
+        notes = []
+        if not origin.is_run:
+            self._settle(data.plan, args, training)
+            notes.append(_objective_note(args))
+        if origin.path is None:
+            tokenizer = text.train_tokenizer(
+                each for rows in data.batches("train") for row in rows for each in _pair(row)
+            )
+            loaded = text.small_encoder(AUTO_CLASS, tokenizer)
+            model, new = loaded.model, loaded.new
+        else:
+            model, tokenizer, new = _load(origin)
+        text.match_pad_token(model, tokenizer)
+        if not origin.is_run:
+            lengths = text.choose_length(
+                args.max_length,
+                lambda row: max(map(len, tokenizer(list(_pair(row)))["input_ids"])),
+                data.rows("train"),
+                text.longest_allowed(tokenizer, model.config),
+            )
+            args.max_length = lengths.max_length
+            notes.append(lengths.note)
+        collator = GroupCollator(tokenizer, 8 if training.fp16 or training.bf16 else None)
+        return Job(self, data, args, training, model, tokenizer, collator, notes, new)
+
+    def _settle(self, plan: DataPlan, args: Any, training: TaskTrainingArguments) -> None:
+        """Write into the settings what is learnt, and how scores are read."""
+        args.objective = args.objective or ("scores" if "score" in plan.columns else "negatives")
+        if args.objective == "negatives":
+            if training.train_batch_size < 2:
+                raise InputError(
+                    "args.value",
+                    "--batch 1 leaves a text nothing but its own partner, so nothing is learnt",
+                    saw=["without scores, the partners of the other rows of a batch are what is wrong"],
+                    fix="--batch 32",
+                )
+            return
+        assert plan.label_range is not None, "scores are numbers"
+        lowest, highest = plan.label_range
+        if args.lowest_score is None:
+            args.lowest_score = 0.0 if lowest >= 0 else -1.0 if lowest >= -1 and highest <= 1 else lowest
+        if args.highest_score is None:
+            args.highest_score = max(1.0, highest) if args.lowest_score in (0.0, -1.0) else highest
+        if args.lowest_score >= args.highest_score:
+            raise InputError(
+                "args.value",
+                f"--lowest_score {args.lowest_score:g} is not below --highest_score {args.highest_score:g}",
+                saw=[f"scores are from {lowest:g} to {highest:g}"],
+                fix=f"--lowest_score {lowest:g} --highest_score {highest:g}",
+            )
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the rows tokenised, both texts of a pair, or one text of a row to be embedded."""
+        has_score = is_labelled and job.args.objective == "scores"
+        return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all texts of a batch one after the other."""
+        skipped = ("position", "is_text", "labels")
+        return {name: value.flatten(0, 1) for name, value in batch.items() if name not in skipped}
+
+    def why_not_cut(self, job: Job) -> str | None:
+        """Return why pairs stay together: each is told apart from all others of its batch."""
+        if job.args.objective == "scores":
+            return None
+        return "the loss compares each pair with all others of its batch, so that a part of it is another loss"
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the mean loss, and the vectors: (samples, 2, dimensions)."""
+        from torch.nn import functional
+
+        vectors = self._vectors(model, batch)
+        first, second = vectors.unbind(1)
+        if job.args.objective == "scores":
+            targets = _targets(job.args, batch["labels"])
+            return functional.mse_loss((first * second).sum(-1), targets), vectors
+        import torch
+
+        logits = first @ second.T / job.args.temperature
+        logits = logits.masked_fill(_is_no_rival(batch["input_ids"], batch["attention_mask"]), -float("inf"))
+        right = torch.arange(len(logits), device=logits.device)
+        return (functional.cross_entropy(logits, right) + functional.cross_entropy(logits.T, right)) / 2, vectors
+
+    def _vectors(self, model: Any, batch: Mapping[str, Any]) -> Any:
+        """Return the vectors of the texts of each sample, of length 1: (samples, texts, dimensions)."""
+        return _pooled(model, self.model_inputs(batch)).unflatten(0, batch["is_text"].shape)
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return the correlations of scores, or the ranks among the rows of a pool."""
+        from torch import distributed
+
+        from loopwright.engine.processes import gather_objects, is_distributed
+
+        if job.args.objective == "scores":
+            return JointScorer([MetricScorer(_correlations, {"spearmanr": True, "pearsonr": True}), LossInterval()])
+        rank = distributed.get_rank() if is_distributed() else 0
+        return PoolScorer(job.args.pool_size, job.args.temperature, gather_objects, rank)
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return cosine and score of each pair with its loss; or the two vectors, for the pools."""
+        positions = batch["position"].tolist()
+        if job.args.objective == "scores":
+            cosines = (outputs[:, 0] * outputs[:, 1]).sum(-1)
+            losses = (cosines - _targets(job.args, batch["labels"])).square()
+            columns = zip(positions, cosines.tolist(), batch["labels"].tolist(), losses.tolist(), strict=True)
+            names = ("position", "prediction", "reference", "loss")
+            return [dict(zip(names, values, strict=True)) for values in columns]
+        vectors = outputs.cpu().numpy()
+        ids, masks = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
+        return [
+            {
+                "position": position,
+                "first": vectors[index, 0],
+                "second": vectors[index, 1],
+                "keys": [_key(repr(_kept(*each)).encode()) for each in zip(ids[index], masks[index], strict=True)],
+            }
+            for index, position in enumerate(positions)
+        ]
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the vector of each text."""
+        return [{"embedding": vector} for vector in self._vectors(model, batch)[:, 0].tolist()]
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield the vector of each text; or its cosine with another; or the nearest of its candidates."""
+        size = job.training.eval_batch_size
+        if job.args.candidates is not None:
+            yield from self._nearest(job, rows, _texts_of_file(job.args.candidates))
+            return
+        for start in range(0, len(rows), size):
+            some = [rows[index] for index in range(start, min(start + size, len(rows)))]
+            texts = list(dict.fromkeys(each for row in some for each in _compared(row)))
+            found = super().predict_rows(job, [{"text": each} for each in texts])
+            vectors = dict(zip(texts, (each["embedding"] for each in found), strict=True))
+            yield from (_answer(row, vectors) for row in some)
+
+    def _nearest(self, job: Job, rows: Rows, texts: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield for each row the texts that are nearest to its own, the nearest first."""
+        size = job.training.eval_batch_size
+        embedded = super().predict_rows(job, [{"text": each} for each in texts])
+        known = np.asarray([each["embedding"] for each in embedded], dtype=np.float32)
+        for start in range(0, len(rows), size):
+            some = [{"text": rows[index]["text"]} for index in range(start, min(start + size, len(rows)))]
+            for found in super().predict_rows(job, some):
+                cosines = known @ np.asarray(found["embedding"], dtype=np.float32)
+                best = [
+                    {"nearest": texts[place], "place": int(place), "similarity": round(float(cosines[place]), 6)}
+                    for place in np.argsort(-cosines, kind="stable")[:_NUM_NEAREST]
+                ]
+                yield {**best[0], "next": best[1:]}
+
+
+class Encoder:
+    """Makes features of a row; used in loader workers.
+
+    Args:
+        tokenizer: of the model.
+        max_length: tokens of a text that are kept.
+        is_pair: whether rows are pairs, or single texts.
+        has_score: whether pairs have a score.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int, is_pair: bool, has_score: bool) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._is_pair = is_pair
+        self._has_score = has_score
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens of each text, and the score."""
+        texts = list(_pair(row)) if self._is_pair else [row["text"]]
+        features = dict(
+            self._tokenizer(texts, truncation=True, max_length=self._max_length, return_attention_mask=True)
+        )
+        if self._has_score:
+            features["labels"] = float(row["score"])
+        return features
+
+
+class Embedder:
+    """A model that embeds texts outside of a run.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: of the model.
+        max_length: tokens of a text that are kept.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
+        """Return a vector per text."""
+        import torch
+
+        inputs = self._tokenizer(
+            list(texts), truncation=True, max_length=self._max_length, padding=True, return_tensors="pt"
+        )
+        with torch.inference_mode():
+            found = _pooled(self._model, {name: value.to(self._model.device) for name, value in inputs.items()})
+        return np.asarray(found.cpu().numpy())
+
+
+class WordVectors:
+    """Vectors of the words of a text, in whatever order: what two texts have in common without any meaning."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._num_texts = 0
+
+    def learn(self, texts: Iterable[str]) -> None:
+        """Count in how many texts a word occurs; rare words weigh more."""
+        for each in texts:
+            self._counts.update(set(self._places(each)))
+            self._num_texts += 1
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
+        """Return a vector per text."""
+        vectors = np.zeros((len(texts), _WORD_DIMENSIONS), dtype=np.float32)
+        for row, each in enumerate(texts):
+            for place in self._places(each):
+                vectors[row, place] += math.log((1 + self._num_texts) / (1 + self._counts[place])) + 1e-3
+        lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(vectors / lengths)
+
+    def _places(self, words: str) -> list[int]:
+        return [_key(word.encode()) % _WORD_DIMENSIONS for word in _WORD.findall(words.lower())]
+
+
+# ------------------------------------------------------------------------------------------------------- vectors
+
+
+def _load(origin: Origin) -> tuple[Any, Any, list[str]]:
+    """Return the encoder of an origin, its tokenizer, and the names of its new weights.
+
+    Raises:
+        InputError: there is no such model, or it is no encoder.
+    """
+    path = str(origin.path)
+    if text.load_config(path).is_encoder_decoder:
+        raise InputError(
+            "model.task",
+            f"{path} is a model that reads one text and writes another, not an encoder",
+            fix="--model with an encoder, such as a BERT",
+        )
+    tokenizer = text.load_tokenizer(path)
+    loaded = text.load_model(origin, AUTO_CLASS)
+    # A pooler is for the first token; the mean does not use it, and a part without gradients must not be trained.
+    for name, parameter in loaded.model.named_parameters():
+        if name.startswith("pooler."):
+            parameter.requires_grad_(False)
+    return loaded.model, tokenizer, [name for name in loaded.new if not name.startswith("pooler.")]
+
+
+def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the mean over the tokens of each text, without those that only fill up, of length 1."""
+    from torch.nn import functional
+
+    hidden = model(**inputs).last_hidden_state.float()
+    mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    means = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return functional.normalize(means, dim=-1)
+
+
+def _is_no_rival(ids: Any, mask: Any) -> Any:
+    """Return (samples, samples): where the first text or the partner of two samples is the same text."""
+    import torch
+
+    tokens = ids.masked_fill(mask == 0, -1)
+    same = (tokens[:, None] == tokens[None, :]).all(-1).any(-1)
+    return same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
+
+
+def _targets(args: Any, scores: Any) -> Any:
+    """Return scores as cosines: from 0 to 1, or from -1 to 1 where scores go below 0."""
+    shares = (scores.float() - args.lowest_score) / (args.highest_score - args.lowest_score)
+    return 2 * shares - 1 if args.lowest_score < 0 else shares
+
+
+def _kept(ids: list[int], mask: list[int]) -> list[int]:
+    return [token for token, is_kept in zip(ids, mask, strict=True) if is_kept]
+
+
+def _key(content: bytes) -> int:
+    """Return a number of 63 bits for a text, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+# ---------------------------------------------------------------------------------------------------------- rows
+
+
+def _pair(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["text"], row["text_pair"]
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    """Return a text, and the texts that it is compared with."""
+    other = row.get("other") or row.get("text_pair")
+    return [row["text"], *(row.get("candidates") or ([other] if other else []))]
+
+
+def _answer(row: Mapping[str, Any], vectors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return what is told of a row of which all texts are embedded."""
+    first, *others = _compared(row)
+    if not others:
+        return {"embedding": list(vectors[first])}
+    cosines = [round(float(np.dot(vectors[first], vectors[other])), 6) for other in others]
+    if not row.get("candidates"):
+        return {"similarity": cosines[0]}
+    place = int(np.argmax(cosines))
+    return {"nearest": others[place], "place": place, "similarity": cosines[place], "similarities": cosines}
+
+
+def _texts_of_file(path: str) -> list[str]:
+    """Return the texts of a file of candidates: of its only column, or of the one that is called so.
+
+    Raises:
+        InputError: the file cannot be read, or no column of texts can be told.
+    """
+    table = open_table(path, flag="--candidates")
+    role = next(role for role in SCHEMAS["sentence-embedding"].roles if role.name == "text")
+    told = {"text": table.columns[0]} if len(table.columns) == 1 else {}
+    columns, _ = choose_columns(Schema("sentence-embedding", (role,)), table, told)
+    try:
+        texts = [as_text(value_at(row, str(columns["text"]))) for row in table]
+    except UnusableValueError as error:
+        raise InputError(
+            "data.value", f"--candidates {path}: {error}", fix="a txt file with a text per line"
+        ) from error
+    if not any(each.strip() for each in texts):
+        raise InputError("data.empty", f"--candidates {path} has no text in it", fix="a txt file with a text per line")
+    return [each for each in texts if each.strip()]
+
+
+def _objective_note(args: Any) -> str:
+    if args.objective == "scores":
+        return f"the cosine of two texts learns their score, from {args.lowest_score:g} to {args.highest_score:g}"
+    return "each text learns to find its partner among those of the batch"
+
+
+def _correlations() -> Metric:
+    return Combined([load_metric("spearmanr"), load_metric("pearsonr")])
+
+
+def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
+    """Return the metrics of what makes vectors of texts, on the validation rows that the model is evaluated on."""
+    is_scored = args.objective == "scores"
+    metric, pools = _correlations(), PoolScorer(args.pool_size, args.temperature)
+    position, most = 0, args.max_eval_samples or 50_000
+    for rows in data.batches("validation", size=64, most=most):
+        first, second = (embed([row[name] for row in rows]) for name in ("text", "text_pair"))
+        if is_scored:
+            metric.add_batch(predictions=(first * second).sum(-1), references=[row["score"] for row in rows])
+            continue
+        samples = [
+            {
+                "position": position + index,
+                "first": first[index],
+                "second": second[index],
+                "keys": [_key(each.encode()) for each in _pair(row)],
+            }
+            for index, row in enumerate(rows)
+        ]
+        pools.add(samples)
+        position += len(rows)
+    if is_scored:
+        return {name: float(value) for name, value in metric.compute().items() if value == value}
+    pools.finish()
+    return {name: value for name, value in pools.compute().items() if name != "pool_loss"}
+
+
+TASK = SentenceEmbedding()

@@ -1,0 +1,45 @@
+"""Samples of several texts each: the choices of a question, the two texts of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopwright.tasks.text.models import PadsToBuckets
+
+
+class GroupCollator(PadsToBuckets):
+    """Makes batches of the shape (samples, texts, tokens), also of samples that differ in their number of texts.
+
+    A sample has what the tokenizer made of its texts, as lists, and "position"; "labels" if it has any. In a batch,
+    "is_text" tells the texts from the copies that fill up a sample with fewer of them.
+
+    Args:
+        tokenizer: of the model, with a pad token.
+        pad_to_multiple_of: lengths are rounded up to it.
+    """
+
+    def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
+        from loopwright.data.collators import DataCollatorForMultipleChoice
+
+        self._pad = DataCollatorForMultipleChoice(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch."""
+        import torch
+
+        counts = torch.tensor([len(sample["input_ids"]) for sample in features])
+        most = int(counts.max())
+        batch = dict(self._pad([_filled(sample, most) for sample in features]))
+        batch["is_text"] = torch.arange(most) < counts[:, None]
+        batch["position"] = torch.tensor([sample["position"] for sample in features])
+        return batch
+
+
+def _filled(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return a sample with its first text repeated until there are enough; without its position."""
+    return {
+        name: [*value, *[value[0]] * (most - len(value))] if isinstance(value, list) else value
+        for name, value in sample.items()
+        if name != "position"
+    }

@@ -1,0 +1,459 @@
+"""What causal-lm and masked-lm share: flags, the text as one stream of tokens, blocks, batches, scores, floors.
+
+Rows follow one another in one stream, with an end token after each. It is cut into blocks once, over the whole text,
+so nothing is dropped: the last block is shorter. Bytes are counted along with the tokens; an end token counts as one,
+the line break that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.sources import DataPlan
+from loopwright.tasks.arguments import ShortName, TaskArguments, flag
+from loopwright.tasks.base import Rows, Task
+from loopwright.tasks.data import RunData
+from loopwright.tasks.text import models as text
+
+IGNORED = -100
+_ROWS_AT_ONCE = 1_000
+_MOST_LOGITS = 2**26  # numbers of the output that an evaluation holds at a time
+_SMALL_BLOCK = 128
+_LONGEST_SMALL_LINE = 512
+_SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 512, 8_000
+_BYTES_PER_TOKEN_TYPE = 2_000
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass
+class LanguageArguments(TaskArguments):
+    """The flags of both tasks."""
+
+    text_column: str | None = flag(None, "Column of the text; guessed where there is no doubt.")
+    text_unit: str = flag("line", "What a row of a txt file is.", choices=("line", "paragraph"))
+    line_by_line: bool = flag(False, "Each row by itself, cut to --block_size; unset joins all rows and cuts blocks.")
+    block_size: int | None = flag(None, "Tokens of a block; unset is what the model takes, 1024 at most.")
+    vocab_size: int | None = flag(None, "Tokens of the vocabulary that is made where there is no --model.")
+
+    max_length = ShortName("block_size", int)
+    max_seq_length = ShortName("block_size", int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size is not None and self.block_size < 4:
+            raise ConfigError(f"block_size must be at least 4, got {self.block_size}")
+        if self.vocab_size is not None and self.vocab_size < 300:
+            raise ConfigError(f"vocab_size must be at least 300 (the bytes and some more), got {self.vocab_size}")
+        if self.vocab_size is not None and self.model is not None:
+            raise ConfigError("vocab_size is for a model from scratch, and --model has a vocabulary: leave it out")
+
+
+class LanguageTask(Task):
+    """What both tasks do alike."""
+
+    arguments = LanguageArguments
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the text of a row or a block."""
+        return {"text": row["text"]}
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per text."""
+        return [{"text": each} for each in texts]
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens, and the mask where rows are padded: the loss is counted here, not by the model."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        """Return how many tokens are asked for."""
+        return float((batch["labels"] != IGNORED).sum())
+
+
+# -------------------------------------------------------------------------------------------------------- tokens
+
+
+class RowEncoder:
+    """Makes tokens of texts, with an end token after each.
+
+    Args:
+        tokenizer: of the model.
+        end: the end token; None puts a line break into the text.
+        counts_bytes: whether the bytes of each token are wanted.
+    """
+
+    def __init__(self, tokenizer: Any, end: int | None, *, counts_bytes: bool) -> None:
+        self._tokenizer = tokenizer
+        self._end = end
+        self._counts_bytes = counts_bytes
+
+    def __call__(self, texts: Sequence[str]) -> list[tuple[Numbers, Numbers]]:
+        """Return the tokens of each text and the bytes of each token; together these are the text's bytes and one."""
+        whole = list(texts) if self._end is not None else [f"{each}\n" for each in texts]
+        has_offsets = self._counts_bytes and bool(self._tokenizer.is_fast)
+        encoded = self._tokenizer(
+            whole,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=has_offsets,
+            verbose=False,
+        )
+        found = []
+        for index, each in enumerate(whole):
+            ids = np.array(encoded["input_ids"][index], np.int64)
+            ends = [end for _, end in encoded["offset_mapping"][index]] if has_offsets else None
+            sizes = _bytes_of_tokens(each, len(ids), ends)
+            if self._end is not None:
+                ids, sizes = np.append(ids, self._end), np.append(sizes, 1)
+            found.append((ids, sizes))
+        return found
+
+
+def _bytes_of_tokens(whole: str, num_tokens: int, ends: list[int] | None) -> Numbers:
+    """Return the bytes of each token, up to where it ends; the last one has the rest. Without ends they are even."""
+    if num_tokens == 0:
+        return np.zeros(0, np.int64)
+    if ends is None:
+        places = np.arange(1, num_tokens + 1) * len(whole.encode()) // num_tokens
+    else:
+        characters = np.frombuffer(whole.encode("utf-32-le"), np.uint32)
+        sizes = 1 + (characters >= 0x80) + (characters >= 0x800) + (characters >= 0x10000)
+        up_to = np.concatenate([[0], np.cumsum(sizes)])
+        places = up_to[np.maximum.accumulate(np.array(ends, np.int64))]
+        places[-1] = up_to[-1]
+    return np.diff(places, prepend=0).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """The tokens of all rows, one after the other, and the bytes of each."""
+
+    ids: npt.NDArray[np.int32]
+    sizes: npt.NDArray[np.int32]
+
+
+def read_stream(rows: Rows, limit: int | None, encode: RowEncoder, start: int | None = None) -> TokenStream:
+    """Return the tokens of rows.
+
+    Args:
+        rows: by number.
+        limit: take so many rows only.
+        encode: makes tokens.
+        start: a token that the stream begins with.
+
+    Raises:
+        InputError: there is no text in the rows.
+    """
+    ids = [np.array([] if start is None else [start], np.int32)]
+    sizes = [np.zeros(len(ids[0]), np.int32)]
+    has_text = False
+    num_rows = len(rows) if limit is None else min(limit, len(rows))
+    for first in range(0, num_rows, _ROWS_AT_ONCE):
+        texts = [rows[index]["text"] for index in range(first, min(first + _ROWS_AT_ONCE, num_rows))]
+        has_text = has_text or any(each.strip() for each in texts)
+        for row_ids, row_sizes in encode(texts):
+            ids.append(row_ids.astype(np.int32))
+            sizes.append(row_sizes.astype(np.int32))
+    if not has_text:
+        raise InputError(
+            "data.empty",
+            f"there is no text in {num_rows} row{'s' if num_rows != 1 else ''}: all are blank",
+            fix="give rows with text, or name another column: --text_column",
+        )
+    return TokenStream(np.concatenate(ids), np.concatenate(sizes))
+
+
+class BlockRows:
+    """The text of each block, to be shown; decoded when it is asked for.
+
+    Args:
+        tokenizer: of the model.
+        ids: of the stream.
+        size: tokens of a block.
+    """
+
+    def __init__(self, tokenizer: Any, ids: npt.NDArray[np.int32], size: int) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        self._size = size
+
+    def __len__(self) -> int:
+        return -(-len(self._ids) // self._size)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = index * self._size
+        return {"text": self._tokenizer.decode(self._ids[start : start + self._size].tolist())}
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+class PaddingCollator:
+    """Makes a batch of samples of any lengths. No pad token is needed: what is filled up is masked.
+
+    Args:
+        side: where the texts of `predict` are filled up; samples to train on are on the right.
+        before: called with padded arrays (input_ids, attention_mask, others) to change them in place, for samples
+            without labels.
+        pad_id: a token to fill up with.
+
+    Attributes:
+        bucket_lengths: ascending; samples to train on are filled up to the next of these.
+    """
+
+    bucket_lengths: Sequence[int] | None = None
+
+    def __init__(
+        self,
+        side: str = "right",
+        before: Callable[[dict[str, Numbers]], None] | None = None,
+        pad_id: int | None = None,
+    ) -> None:
+        self._side = side
+        self._before = before
+        self._fills = {
+            "input_ids": pad_id or 0,
+            "labels": IGNORED,
+            "special_tokens_mask": 1,
+            "position_ids": 0,
+            "sequence_ids": -1,
+        }
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return input_ids, labels where there are any, position, and the attention mask where rows are padded.
+
+        Packed rows have position_ids and sequence_ids instead of the mask.
+        """
+        import torch
+
+        is_prompt = "text" in features[0]
+        lengths = [len(each["input_ids"]) for each in features]
+        width = max(lengths) if self.bucket_lengths is None else self._bucket_length(max(lengths))
+        is_left = is_prompt and self._side == "left"
+        arrays = {
+            name: _padded([each[name] for each in features], width, fill, is_left)
+            for name, fill in self._fills.items()
+            if name in features[0]
+        }
+        arrays["attention_mask"] = _padded([np.ones(length, np.int64) for length in lengths], width, 0, is_left)
+        if self._before is not None and not is_prompt and "labels" not in arrays:
+            self._before(arrays)
+        arrays.pop("special_tokens_mask", None)
+        if min(lengths) == width or "sequence_ids" in arrays:
+            del arrays["attention_mask"]
+        for name in ("position", "num_bytes"):
+            if name in features[0]:
+                arrays[name] = np.array([each[name] for each in features], np.int64)
+        batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if is_prompt:
+            batch["text"] = [each["text"] for each in features]
+        return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
+
+    def _bucket_length(self, length: int) -> int:
+        from loopwright.data.buckets import bucket_length
+
+        return bucket_length(length, self.bucket_lengths or ())
+
+
+def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numbers:
+    padded = np.full((len(values), width), fill, np.int64)
+    for row, value in zip(padded, values, strict=True):
+        row[width - len(value) if is_left else 0 : width if is_left else len(value)] = value
+    return padded
+
+
+# --------------------------------------------------------------------------------------------------------- models
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the tokenizer of a folder or a Hub id; one without a pad token will do.
+
+    Raises:
+        InputError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return text.load_tokenizer(path)
+    except InputError as error:
+        if error.code != "model.pad_token":
+            raise
+    return AutoTokenizer.from_pretrained(path)
+
+
+def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
+    """Give the model a row for each token of its tokenizer; return a note where it had too few."""
+    rows = num_embeddings(model)
+    if len(tokenizer) <= rows:
+        return []
+    with text.quiet():
+        model.resize_token_embeddings(len(tokenizer))
+    return [f"embeddings: {rows:,} -> {len(tokenizer):,}, as many as the tokenizer has tokens"]
+
+
+def training_texts(data: RunData) -> Iterator[str]:
+    """Yield the texts that a tokenizer is trained on."""
+    for rows in data.batches("train"):
+        for row in rows:
+            yield row["text"]
+
+
+def choose_vocabulary(args: Any, data: RunData) -> int:
+    """Return how many tokens a vocabulary from scratch has, and write it into the settings: more for more text."""
+    if args.vocab_size is None:
+        num_bytes = sum(len(each.encode()) for each in training_texts(data))
+        wanted = num_bytes // _BYTES_PER_TOKEN_TYPE
+        args.vocab_size = max(_SMALLEST_VOCABULARY, min(_LARGEST_VOCABULARY, wanted))
+    return int(args.vocab_size)
+
+
+def choose_block(
+    args: Any, data: RunData, count_tokens: Callable[[Mapping[str, Any]], int], limit: int | None, largest: int
+) -> list[str]:
+    """Choose the tokens of a block or a line, write them into the settings, and return notes.
+
+    Args:
+        args: the settings.
+        data: of the run.
+        count_tokens: of a row by itself.
+        limit: of the model; None where it does not say.
+        largest: block that is chosen unless asked for.
+
+    Raises:
+        InputError: more is asked for than the model allows.
+    """
+    if args.block_size is not None and limit is not None and args.block_size > limit:
+        raise InputError(
+            "model.length",
+            f"--block_size {args.block_size} is longer than the model allows",
+            saw=[f"it has positions for {limit} tokens"],
+            fix=f"--block_size {limit}",
+        )
+    if args.line_by_line:
+        lengths = text.choose_length(args.block_size, count_tokens, data.rows("train"), limit or largest, "block_size")
+        args.block_size = max(4, lengths.max_length)
+        return [lengths.note]
+    if args.block_size is None:
+        args.block_size = min(limit or largest, largest)
+    return [f"rows joined and cut into blocks of {args.block_size} tokens"]
+
+
+def small_largest(args: Any) -> int:
+    """Return the largest block of a model from scratch that is not asked for otherwise."""
+    return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
+
+
+# -------------------------------------------------------------------------------------------------------- scoring
+
+
+def token_losses(logits: Any, labels: Any) -> Any:
+    """Return the loss of each token in nats, 0 where none is asked for."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+
+
+def training_loss(logits: Any, labels: Any) -> Any:
+    """Return the mean loss of the tokens that are asked for."""
+    from torch.nn import functional
+
+    total = functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+def scored_in_slices(
+    forward: Callable[[dict[str, Any]], Any],
+    inputs: Mapping[str, Any],
+    labels: Any,
+    num_outputs: int,
+    score: Callable[[Any, Any], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what `score` makes of logits and labels, a few rows at a time: logits are never held for a whole batch.
+
+    Args:
+        forward: from inputs to logits.
+        inputs: of a batch.
+        labels: of the batch.
+        num_outputs: size of the vocabulary.
+        score: from logits and labels of some rows to small tensors with as many rows.
+    """
+    import torch
+
+    num_rows, width = labels.shape
+    step = max(1, _MOST_LOGITS // (width * num_outputs))
+    parts = []
+    for start in range(0, num_rows, step):
+        piece = {name: value[start : start + step] for name, value in inputs.items()}
+        parts.append(score(forward(piece), labels[start : start + step]))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def num_embeddings(model: Any) -> int:
+    """Return the size of the vocabulary, as the model has it."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
+    """Return the mean loss of a batch from the losses of its tokens."""
+    return (outputs["losses"].double().sum() / (labels != IGNORED).sum().clamp(min=1)).float()
+
+
+def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return position, sum of losses, number of tokens and mean loss of each sample."""
+    sums = outputs["losses"].double().sum(-1).tolist()
+    counts = (batch["labels"] != IGNORED).sum(-1).tolist()
+    positions = batch["position"].tolist()
+    return [
+        {"position": position, "sum": total, "count": count, "loss": total / count if count else None}
+        for position, total, count in zip(positions, sums, counts, strict=True)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- floors
+
+
+def unigram(data: RunData, encode: RowEncoder, vocabulary: int, skipped: Sequence[int] = ()) -> dict[str, float]:
+    """Return what the frequencies of tokens in training reach on the validation data.
+
+    Args:
+        data: of the run.
+        encode: makes tokens.
+        vocabulary: how many there are; each counts once more than it comes.
+        skipped: tokens that do not count.
+
+    Returns:
+        perplexity, bits_per_byte, and token_accuracy of always saying the most frequent one.
+    """
+    counts = {}
+    num_bytes = 0
+    for split in ("train", "validation"):
+        counts[split] = np.zeros(vocabulary, np.int64)
+        for rows in data.batches(split):
+            for ids, sizes in encode([row["text"] for row in rows]):
+                counts[split] += np.bincount(ids, minlength=vocabulary)
+                num_bytes += int(sizes.sum()) if split == "validation" else 0
+        counts[split][list(skipped)] = 0
+    learnt, asked = counts["train"], counts["validation"]
+    total = int(asked.sum())
+    if total == 0:
+        return {}
+    loss = -float((asked * np.log((learnt + 1) / (learnt.sum() + vocabulary))).sum())
+    return {
+        "token_accuracy": float(asked[learnt.argmax()] / total),
+        "perplexity": float(np.exp(loss / total)),
+        "bits_per_byte": loss / np.log(2) / max(1, num_bytes),
+    }

@@ -1,0 +1,392 @@
+"""masked-lm: tokens that were masked, in blocks of the joined text or line by line.
+
+In training each batch has other masks, from the generators that are seeded before it. In an evaluation the masks of a
+sample follow from its place alone: every evaluation, of every batch size, asks for the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import load as load_metric
+from loopwright.tasks.arguments import TaskTrainingArguments, flag
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
+from loopwright.tasks.text import language_model as language
+from loopwright.tasks.text import models as text
+from loopwright.tasks.text.samples import tokens_of
+
+AUTO_CLASS = "AutoModelForMaskedLM"
+_LARGEST_BLOCK = 512
+_MASK_SHARE, _RANDOM_SHARE = 0.8, 0.1
+_EVALUATION_SEED = 20
+_NUM_CANDIDATES = 5
+_WRITTEN_MASK = "[MASK]"
+
+
+@dataclass
+class MaskedArguments(language.LanguageArguments):
+    """The flags of masked-lm."""
+
+    mlm_probability: float = flag(0.15, "Share of the tokens that are asked for.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.mlm_probability < 1:
+            raise ConfigError(f"mlm_probability must be between 0 and 1, got {self.mlm_probability}")
+
+
+class MaskedLanguageModel(language.LanguageTask):
+    """Trains a model that fills in what is masked."""
+
+    name = "masked-lm"
+    summary = "a model that fills in masked tokens, from scratch or fine-tuned"
+    explanation = (
+        "data      txt (a row is a line, or --text_unit paragraph), csv, tsv, json, jsonl or parquet: a column of text",
+        "blocks    all rows are joined, with a separator after each, and cut into blocks of --block_size tokens;",
+        "          nothing is dropped. --line_by_line: each row by itself",
+        "masks     --mlm_probability of the tokens are asked for: 80 % masked, 10 % another token, 10 % as they are;",
+        "          others in each epoch, always the same in evaluations",
+        "model     --model FOLDER, or from scratch: a small ModernBERT with byte pairs trained on the data",
+        "metric    accuracy on the tokens that are asked for, and perplexity over them",
+        "predict   fills each [MASK] of a text",
+    )
+    example = "lw train masked-lm --data book.txt --epochs 3 --batch 16 --lr 1e-3"
+    arguments = MaskedArguments
+    defaults = MappingProxyType(
+        {
+            **COMMON_DEFAULTS,
+            "learning_rate": 5e-4,
+            "per_device_train_batch_size": 16,
+            "per_device_eval_batch_size": 16,
+            "validation_ratio": 0.1,
+        }
+    )
+    demo = MappingProxyType(
+        {
+            "block_size": 128,
+            "vocab_size": 300,
+            "mlm_probability": 0.2,
+            "max_steps": 700,
+            "batch": 16,
+            "lr": 2e-3,
+            "warmup_steps": 0.1,
+            "threads": 1,
+        }
+    )
+    demo_model = ""
+    demo_note = "a small ModernBERT fills in letters of Python's docstrings: accuracy 0.45 (unigram 0.09), 120 s"
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what the frequencies of tokens reach."""
+        tokenizer = job.processor
+        found = language.unigram(job.data, _encoder(tokenizer), len(tokenizer), tokenizer.all_special_ids)
+        return {"unigram": {name: found[name] for name in ("token_accuracy", "perplexity") if name in found}}
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load a model, or make a small one and its tokenizer."""
+        notes: list[str] = []
+        if origin.path is None:
+            tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
+            notes += language.choose_block(args, data, _counter(tokenizer), None, language.small_largest(args))
+            tokenizer.model_max_length = args.block_size
+            loaded = text.small_encoder(AUTO_CLASS, tokenizer)
+        else:
+            tokenizer = language.load_tokenizer(origin.path)
+            loaded = text.load_model(origin, AUTO_CLASS)
+            if not origin.is_run:
+                _check_mask_token(origin.path, tokenizer)
+                notes += language.match_vocabulary(loaded.model, tokenizer)
+                limit = text.longest_allowed(tokenizer, loaded.model.config)
+                notes += language.choose_block(args, data, _counter(tokenizer), limit, _LARGEST_BLOCK)
+        masking = Masking(tokenizer, args.mlm_probability)
+        collator = language.PaddingCollator(before=masking.mask_batch, pad_id=tokenizer.pad_token_id)
+        return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return blocks, or rows by themselves; those to be trained on are masked when they are put in a batch."""
+        tokenizer, size = job.processor, job.args.block_size
+        if not is_labelled:
+            return text.RowDataset(rows, PromptEncoder(tokenizer, size), limit)
+        masking = None if is_training else Masking(tokenizer, job.args.mlm_probability)
+        if job.args.line_by_line:
+            return MaskedDataset(text.RowDataset(rows, LineEncoder(tokenizer, size), limit), masking)
+        stream = language.read_stream(rows, limit, _encoder(tokenizer))
+        return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the mean loss over the tokens asked for; in an evaluation also each one's loss and prediction."""
+        import torch
+
+        inputs, labels = self.model_inputs(batch), batch["labels"]
+        if torch.is_grad_enabled():
+            return language.training_loss(model(**inputs).logits, labels), None
+        outputs = language.scored_in_slices(
+            lambda piece: model(**piece).logits,
+            inputs,
+            labels,
+            language.num_embeddings(job.model),
+            lambda logits, wanted: {
+                "losses": language.token_losses(logits, wanted),
+                "predictions": logits.argmax(-1),
+            },
+        )
+        return language.mean_of(outputs, labels), outputs
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return the accuracy on the tokens asked for, and perplexity and loss over them."""
+        return JointScorer(
+            [
+                MetricScorer(lambda: load_metric("token_accuracy"), {"token_accuracy": True}),
+                MetricScorer(lambda: load_metric("perplexity"), {"perplexity": False}),
+            ]
+        )
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return sums, and the tokens asked for with their predictions, of each block or row."""
+        samples = language.sample_sums(batch, outputs)
+        labels, predictions = batch["labels"].cpu().numpy(), outputs["predictions"].cpu().numpy()
+        for sample, wanted, predicted in zip(samples, labels, predictions, strict=True):
+            is_asked = wanted != language.IGNORED
+            sample |= {"prediction": predicted[is_asked].tolist(), "reference": wanted[is_asked].tolist()}
+        return samples
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the loss, and the tokens asked for and predicted as texts."""
+        tokens = {name: [job.processor.decode([each]) for each in sample[name]] for name in ("prediction", "reference")}
+        return {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"], **tokens}
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return each text with its masks filled, and the likeliest tokens for each mask."""
+        tokenizer = job.processor
+        logits = model(**self.model_inputs(batch)).logits
+        is_mask = batch["input_ids"] == tokenizer.mask_token_id
+        found = []
+        for given, row, places in zip(batch["text"], logits, is_mask, strict=True):
+            shares, ids = row[places].float().softmax(-1).topk(min(_NUM_CANDIDATES, row.shape[-1]))
+            masks = [
+                [
+                    {"token": tokenizer.decode([number]), "score": round(share, 6)}
+                    for number, share in zip(numbers, mask_shares, strict=True)
+                ]
+                for numbers, mask_shares in zip(ids.tolist(), shares.tolist(), strict=True)
+            ]
+            pieces = given.split(tokenizer.mask_token)
+            fills = [each[0]["token"].strip() or each[0]["token"] for each in masks]
+            filled = "".join(piece + fill for piece, fill in zip(pieces, [*fills, ""], strict=True))
+            found.append({"text": filled, "masks": masks})
+        return found
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens with their masks, and those that are asked for."""
+        wanted = [token for token in batch["labels"][index].tolist() if token != language.IGNORED]
+        asked = " · ".join(job.processor.decode([token]) for token in wanted)
+        return [("text", tokens_of(job, batch, index)), (f"{len(wanted)} asked for", asked)]
+
+
+class Masking:
+    """Chooses the tokens that are asked for, and what stands in their place.
+
+    Args:
+        tokenizer: with a mask token.
+        probability: of a token to be asked for; of each sample at least one is.
+    """
+
+    def __init__(self, tokenizer: Any, probability: float) -> None:
+        self._mask_id = int(tokenizer.mask_token_id)
+        self._vocabulary = len(tokenizer)
+        self._probability = probability
+
+    def mask_batch(self, arrays: dict[str, language.Numbers]) -> None:
+        """Mask a batch to train on, in place, by torch's generator."""
+        from loopwright.data.masking import TorchDraws
+
+        is_special = arrays["special_tokens_mask"].astype(np.bool_)
+        arrays["input_ids"], arrays["labels"] = self._mask(arrays["input_ids"], is_special, TorchDraws(None))
+
+    def mask_sample(self, features: Mapping[str, Any], position: int) -> dict[str, Any]:
+        """Return the sample of an evaluation with masks that follow from its place."""
+        from loopwright.data.masking import NumpyDraws
+
+        draws = NumpyDraws(np.random.default_rng((_EVALUATION_SEED, position)))
+        is_special = np.asarray(features["special_tokens_mask"], np.bool_)[None]
+        masked, labels = self._mask(np.asarray(features["input_ids"], np.int64)[None], is_special, draws)
+        return {**features, "input_ids": masked[0], "labels": labels[0]}
+
+    def _mask(
+        self, ids: language.Numbers, is_special: npt.NDArray[np.bool_], draws: Any
+    ) -> tuple[language.Numbers, language.Numbers]:
+        from loopwright.data.masking import Recipe, mask_tokens
+
+        recipe = Recipe(self._probability, _MASK_SHARE, _RANDOM_SHARE, self._mask_id, self._vocabulary)
+        masked, labels = mask_tokens(ids, is_special, None, recipe, draws)
+        is_without = (labels == language.IGNORED).all(1) & ~is_special.all(1)
+        for row in np.flatnonzero(is_without):
+            places = np.flatnonzero(~is_special[row])
+            place = places[draws.tokens(len(places), np.ones(1, np.bool_))[0]]
+            labels[row, place], masked[row, place] = ids[row, place], self._mask_id
+        return masked, labels
+
+
+class MaskedDataset:
+    """Samples of an evaluation with their masks, or of training without.
+
+    Args:
+        dataset: of unmasked samples.
+        masking: None for training.
+
+    Attributes:
+        rows: the texts of the samples.
+    """
+
+    def __init__(self, dataset: Any, masking: Masking | None) -> None:
+        self._dataset = dataset
+        self._masking = masking
+        self.rows = dataset.rows
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        features: dict[str, Any] = self._dataset[position]
+        return features if self._masking is None else self._masking.mask_sample(features, position)
+
+
+class BlockDataset:
+    """Blocks of a stream, each with the special tokens that the tokenizer puts around a text.
+
+    Args:
+        tokenizer: of the model.
+        stream: of tokens.
+        size: tokens of a block, with the special ones.
+
+    Attributes:
+        rows: the texts of the blocks.
+    """
+
+    def __init__(self, tokenizer: Any, stream: language.TokenStream, size: int) -> None:
+        self._ids = stream.ids
+        self._before, self._after = _around(tokenizer)
+        self._size = size - len(self._before) - len(self._after)
+        self._special = np.array(tokenizer.all_special_ids, np.int64)
+        self.rows = language.BlockRows(tokenizer, self._ids, self._size)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < len(self):
+            raise IndexError(position)
+        start = position * self._size
+        ids = np.concatenate([self._before, self._ids[start : start + self._size], self._after]).astype(np.int64)
+        special = np.isin(ids, self._special).astype(np.int64)
+        return {"input_ids": ids, "special_tokens_mask": special, "position": position}
+
+
+class LineEncoder:
+    """Makes features of one row; used in loader workers.
+
+    Args:
+        tokenizer: of the model.
+        size: tokens that are kept.
+    """
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self._tokenizer = tokenizer
+        self._special = np.array(tokenizer.all_special_ids, np.int64)
+        self._size = size
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens, and which are special."""
+        ids = np.array(self._tokenizer(row["text"], truncation=True, max_length=self._size)["input_ids"], np.int64)
+        return {"input_ids": ids, "special_tokens_mask": np.isin(ids, self._special).astype(np.int64)}
+
+
+class PromptEncoder:
+    """Makes tokens of a text with masks.
+
+    Args:
+        tokenizer: of the model.
+        size: tokens that the model takes.
+    """
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self._tokenizer = tokenizer
+        self._size = size
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens and the text, with the tokenizer's own mask."""
+        mask = self._tokenizer.mask_token
+        given = row["text"].replace(_WRITTEN_MASK, mask)
+        if mask not in given:
+            raise InputError(
+                "args.value",
+                f"there is no {_WRITTEN_MASK} to fill in this text",
+                saw=[repr(given[:80])],
+                fix=f"put {_WRITTEN_MASK} where a token is to be filled in: 'the {_WRITTEN_MASK} of Python'",
+            )
+        ids = self._tokenizer(given, verbose=False)["input_ids"]
+        if len(ids) > self._size:
+            raise InputError(
+                "model.length",
+                f"a text of {len(ids)} tokens is longer than the blocks that the model was trained on",
+                saw=[repr(given[:80]), f"blocks have {self._size} tokens"],
+                fix="give the sentences around the mask only",
+            )
+        return {"input_ids": ids, "text": given}
+
+
+def train_tokenizer(texts: Any, vocabulary: int) -> Any:
+    """Return byte pairs trained on texts. A mask takes the blank before it along, as the tokens of words do."""
+    from tokenizers import AddedToken
+
+    tokenizer = text.train_tokenizer(texts, vocabulary, lowercase=False)
+    has_words = any(token.startswith("Ġ") and len(token) > 1 for token in tokenizer.get_vocab())
+    if has_words:
+        tokenizer.add_special_tokens({"mask_token": AddedToken(tokenizer.mask_token, lstrip=True, special=True)})
+    return tokenizer
+
+
+def _check_mask_token(path: str, tokenizer: Any) -> None:
+    if tokenizer.mask_token_id is None:
+        raise InputError(
+            "model.mask_token",
+            f"the tokenizer of {path} has no mask token",
+            saw=[f"its special tokens are {', '.join(tokenizer.all_special_tokens) or 'none'}"],
+            fix='set "mask_token" in its tokenizer_config.json   or   train it with causal-lm',
+        )
+
+
+def _encoder(tokenizer: Any) -> language.RowEncoder:
+    end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    return language.RowEncoder(tokenizer, end, counts_bytes=False)
+
+
+def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
+    """Return the special tokens that the tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next(index for index in range(len(whole)) if whole[index : index + len(plain)] == plain)
+    return np.array(whole[:start], np.int64), np.array(whole[start + len(plain) :], np.int64)
+
+
+def _counter(tokenizer: Any) -> Any:
+    """Return what counts the tokens of a row by itself."""
+    return lambda row: len(tokenizer(row["text"], verbose=False)["input_ids"])
+
+
+TASK = MaskedLanguageModel()

@@ -1,0 +1,257 @@
+"""From rows of question-answering to features and batches: windows of a context, or a text to generate from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loopwright.tasks.base import Rows
+from loopwright.tasks.text import models as text
+
+IGNORED = -100
+TARGETS = ("start_positions", "end_positions")
+_ROWS_AT_ONCE = 256
+
+
+def answers_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the answers of a row; blanks alone are none."""
+    return [words for words in row["answers"]["text"] if words.strip()]
+
+
+def _placed_answers(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return first character and end of each answer of a row; blanks alone are no answer."""
+    answers = row["answers"]
+    return [
+        (start, start + len(words))
+        for words, start in zip(answers["text"], answers["answer_start"], strict=True)
+        if words.strip()
+    ]
+
+
+class WindowEncoder:
+    """Makes the features of a row: one for each window of its context; used in loader workers.
+
+    Args:
+        tokenizer: a fast one.
+        max_length: tokens of a feature.
+        stride: tokens that two windows share.
+        is_labelled: whether rows have answers.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int, stride: int, is_labelled: bool) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._stride = stride
+        self._is_labelled = is_labelled
+        self._room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
+        marks = (tokenizer.cls_token_id, tokenizer.bos_token_id)
+        self._mark = next((mark for mark in marks if mark is not None), None)
+
+    def counts(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return how many features each row has."""
+        samples = self._encode(rows)["overflow_to_sample_mapping"]
+        return np.bincount(np.asarray(samples), minlength=len(rows)).tolist()  # type: ignore[no-any-return]
+
+    def __call__(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the features of a row.
+
+        "offsets" has the first character and the end of each token that an answer can have, (-1, -1) for the others.
+        "null_index" is where the model says that a window has no answer: at the token that stands for the whole.
+        """
+        encoded = self._encode([row])
+        names = [name for name in self._tokenizer.model_input_names if name in encoded]
+        answers = _placed_answers(row) if self._is_labelled else []
+        features = []
+        for number, ids in enumerate(encoded["input_ids"]):
+            offsets = [
+                [start, end] if part == 1 and start < end else [-1, -1]
+                for (start, end), part in zip(
+                    encoded["offset_mapping"][number], encoded.sequence_ids(number), strict=True
+                )
+            ]
+            null_index = ids.index(self._mark) if self._mark in ids else 0
+            feature = {name: encoded[name][number] for name in names}
+            feature |= {"offsets": offsets, "null_index": null_index, "context": row["context"]}
+            feature |= {"window": number, "num_windows": len(encoded["input_ids"])}
+            if self._is_labelled:
+                place = token_span(offsets, *answers[0]) if answers else None
+                feature |= dict(zip(TARGETS, place or (null_index, null_index), strict=True))
+                feature["reference"] = answers_of(row)
+            features.append(feature)
+        return features
+
+    def _encode(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        return self._tokenizer(
+            [self._question(row) for row in rows],
+            [row["context"] for row in rows],
+            truncation="only_second",
+            max_length=self._max_length,
+            stride=self._stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+
+    def _question(self, row: Mapping[str, Any]) -> str:
+        """Return the question, cut where nothing would be left for the context. Blanks before it are no part of it."""
+        question: str = row["question"].strip()
+        most = self._room - self._stride - 1
+        if len(question.encode()) <= most:  # no tokenizer makes more tokens of it
+            return question
+        offsets = self._offsets(question)
+        if len(offsets) <= most or len(offsets) + len(self._offsets(row["context"])) <= self._room:
+            return question
+        for kept in range(most, 0, -1):  # what is cut can have more tokens than it had as a part
+            question = question[: offsets[kept - 1][1]]
+            offsets = self._offsets(question)
+            if len(offsets) <= most:
+                break
+        return question
+
+    def _offsets(self, words: str) -> list[tuple[int, int]]:
+        encoded = self._tokenizer(words, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoded["offset_mapping"]  # type: ignore[no-any-return]
+
+
+def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[int, int] | None:
+    """Return the first and the last token of the characters from `start` to `end`; None if they are not all there.
+
+    Args:
+        offsets: first character and end of each token; (-1, -1) for tokens that are not of the context.
+        start: the first character.
+        end: the one after the last.
+    """
+    inside = [index for index, place in enumerate(offsets) if place[0] >= 0]
+    if not inside or offsets[inside[0]][0] > start or offsets[inside[-1]][1] < end:
+        return None
+    touched = [index for index in inside if offsets[index][1] > start and offsets[index][0] < end]
+    return (touched[0], touched[-1]) if touched else None
+
+
+class WindowDataset:
+    """Rows as features, one after the other; a row has as many as its context needs.
+
+    Args:
+        rows: dicts by role.
+        encode: makes the features of a row.
+        size: take so many rows.
+
+    Attributes:
+        rows: the rows; "position" of a feature is the place of its row.
+    """
+
+    def __init__(self, rows: Rows, encode: WindowEncoder, size: int) -> None:
+        self.rows = rows
+        self._encode = encode
+        self._last: tuple[int, list[dict[str, Any]]] = (-1, [])
+        counts: list[int] = []
+        for start in range(0, size, _ROWS_AT_ONCE):
+            counts += encode.counts([rows[index] for index in range(start, min(start + _ROWS_AT_ONCE, size))])
+        self._ends = np.cumsum(counts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        position = int(np.searchsorted(self._ends, index, side="right"))
+        if self._last[0] != position:
+            self._last = (position, self._encode(self.rows[position]))
+        features = self._last[1]
+        return {**features[index - int(self._ends[position]) + len(features)], "position": position}
+
+
+class SpanCollator(text.PadsToBuckets):
+    """Makes a batch of features, on whichever side the tokenizer pads.
+
+    Args:
+        tokenizer: of the model.
+        multiple: lengths are rounded up to it.
+    """
+
+    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
+        from loopwright.data.collators import DataCollatorWithPadding
+
+        self._pad = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple)
+        self._names = tuple(tokenizer.model_input_names)
+        self._is_left = tokenizer.padding_side == "left"
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch: tensors, and the texts as lists."""
+        import torch
+
+        batch = dict(self._pad([{name: each[name] for name in self._names if name in each} for each in features]))
+        width = batch["input_ids"].shape[1]
+        offsets = torch.full((len(features), width, 2), -1, dtype=torch.long)
+        shifts = [width - len(each["input_ids"]) if self._is_left else 0 for each in features]
+        for row, (each, shift) in enumerate(zip(features, shifts, strict=True)):
+            offsets[row, shift : shift + len(each["offsets"])] = torch.tensor(each["offsets"])
+        batch["offsets"] = offsets
+        for name in ("null_index", *TARGETS):
+            if name in features[0]:
+                places = [each[name] + shift for each, shift in zip(features, shifts, strict=True)]
+                batch[name] = torch.tensor(places)
+        for name in ("position", "window", "num_windows"):
+            batch[name] = torch.tensor([each[name] for each in features])
+        for name in ("context", "reference"):
+            if name in features[0]:
+                batch[name] = [each[name] for each in features]
+        return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {**super().padded_dimensions(batch), "offsets": 1}
+
+
+class TextEncoder:
+    """Makes the features of a row whose answer is generated; used in loader workers.
+
+    Args:
+        tokenizer: of the model.
+        max_length: tokens of question and context that are kept.
+        max_answer_length: tokens of the answer that are kept.
+        is_labelled: whether rows have answers.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int, max_answer_length: int, is_labelled: bool) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._max_answer_length = max_answer_length
+        self._is_labelled = is_labelled
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens of question and context, and those of the first answer: only an end if there is none."""
+        prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
+        features = dict(self._tokenizer(prompt, truncation=True, max_length=self._max_length))
+        if self._is_labelled:
+            answers = answers_of(row)
+            target = self._tokenizer(
+                text_target=answers[0] if answers else "", truncation=True, max_length=self._max_answer_length
+            )
+            features["labels"] = target["input_ids"] or [self._tokenizer.eos_token_id]
+            features["reference"] = answers
+        return features
+
+
+class TextCollator(text.PadsToBuckets):
+    """Makes a batch of questions with their answers as texts.
+
+    Args:
+        tokenizer: of the model.
+        multiple: lengths are rounded up to it.
+    """
+
+    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
+        from loopwright.data.collators import DataCollatorForSeq2Seq
+
+        self._pad = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch: tensors, and the references as lists of texts."""
+        batch = self._pad([{name: each[name] for name in each if name != "reference"} for each in features])
+        return {
+            **batch,
+            **({"reference": [each["reference"] for each in features]} if "reference" in features[0] else {}),
+        }

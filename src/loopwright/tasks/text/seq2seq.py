@@ -1,0 +1,465 @@
+"""What summarization and translation share: a text is read, another is written and compared with the one expected.
+
+An encoder-decoder is trained on the tokens of the target, and evaluated on what it generates by itself. The loss is a
+mean over target tokens: padding (-100) counts neither in the sum nor in the number.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from loopwright.baselines import Predictor, score
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import Metric
+from loopwright.sources import DataPlan
+from loopwright.sources.tables import value_at
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.base import Job, Origin, Rows, Task
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.text import models as text
+
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
+IGNORED = -100
+_BASELINE_ROWS = 5_000
+_TOKENIZER_ROWS = 50_000
+_NOT_FOR_THE_MODEL = ("position", "reference")
+# Settings of generating at random, which transformers refuses to save beside do_sample=False.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# As T5 has them: the first is also what the decoder starts with.
+_SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@dataclass
+class SequenceToSequenceArguments(TaskArguments):
+    """The flags that summarization and translation share."""
+
+    source_column: str | None = flag(None, "Column of the text to read; guessed where there is no doubt.")
+    target_column: str | None = flag(None, "Column of the text to write.")
+    source_prefix: str | None = flag(None, "What is put before each source; unset is what the model's config says.")
+    max_source_length: int | None = flag(None, "Tokens of a source that are kept; unset looks at the data.")
+    max_target_length: int | None = flag(None, "Tokens of a target that are learnt; unset looks at the data.")
+    generation_max_length: int | None = flag(None, "Tokens that are generated at most; unset is max_target_length.")
+    num_beams: int | None = flag(None, "Beams to generate with; unset is the model's own, which is mostly 1.")
+    tokenizer_unit: str = flag(
+        "subwords", "What the tokens of a model from scratch are.", choices=("subwords", "characters")
+    )
+    vocabulary_size: int = flag(8_000, "Different tokens of a model from scratch, at most.")
+
+    prefix = ShortName("source_prefix", str)
+    max_length = ShortName("max_source_length", int)
+    val_max_target_length = ShortName("generation_max_length", int)
+    max_new_tokens = ShortName("generation_max_length", int)
+    generation_num_beams = ShortName("num_beams", int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_source_length", "max_target_length", "generation_max_length", "num_beams"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.vocabulary_size <= len(_SPECIAL_TOKENS):
+            raise ConfigError(f"vocabulary_size must be above {len(_SPECIAL_TOKENS)}, got {self.vocabulary_size}")
+
+
+class SequenceToSequence(Task):
+    """Fine-tunes an encoder-decoder; a subclass says what is compared how.
+
+    Attributes:
+        output: the name of what is generated, in a prediction.
+        directions: of the metric's results, the one that decides first.
+    """
+
+    output: ClassVar[str]
+    directions: ClassVar[Mapping[str, bool]]
+    adapter_kind = "SEQ_2_SEQ_LM"
+    prediction_flags = ("generation_max_length", "max_new_tokens", "num_beams")
+    demo_model = ""
+
+    @abstractmethod
+    def create_metric(self, args: Any) -> Metric:
+        """Return a new metric of texts."""
+
+    @abstractmethod
+    def rivals(self) -> dict[str, Predictor]:
+        """Return what a model must beat, by name."""
+
+    def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
+        """Return what a pretrained model wants before each source, by the `task_specific_params` of its config."""
+        return ""
+
+    def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
+        """Tell a tokenizer and a model of many languages which to use; nothing for others."""
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the source."""
+        return {"source": row["source"]}
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per text."""
+        return [{"source": each} for each in texts]
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what methods without a model reach, on the rows that are evaluated (up to a limit)."""
+        args = job.args
+        most = min(args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
+        found = {}
+        for name, rival in self.rivals().items():
+            pairs = (
+                ([row["source"] for row in rows], [row["target"] for row in rows])
+                for rows in job.data.batches("validation", most=most)
+            )
+            found[name] = {key: float(value) for key, value in score(rival, pairs, self.create_metric(args)).items()}
+        return found
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load an encoder-decoder, or make a small one for the texts of the data."""
+        if origin.path is None:
+            tokenizer = train_tokenizer(_texts(data), args.tokenizer_unit, args.vocabulary_size)
+            loaded = small_model(tokenizer)
+        else:
+            tokenizer = text.load_tokenizer(origin.path)
+            loaded = _load_model(origin)
+        model, notes = loaded.model, []
+        text.match_pad_token(model, tokenizer)
+        if not origin.is_run:
+            num_rows = model.get_input_embeddings().weight.shape[0]
+            if len(tokenizer) > num_rows:
+                model.resize_token_embeddings(len(tokenizer))
+                notes.append(f"the tokenizer has {len(tokenizer) - num_rows} tokens that are new to the model")
+        self.set_languages(model, tokenizer, args)
+        _check_start(origin, model)
+        if not origin.is_run:
+            if args.source_prefix is None:
+                args.source_prefix = self.own_prefix(getattr(model.config, "task_specific_params", None) or {}, args)
+            if args.source_prefix:
+                notes.append(f"each source begins with {args.source_prefix!r}")
+            notes += _choose_lengths(args, tokenizer, model.config, data.rows("train"))
+        notes += _set_generation(model, tokenizer, args)
+        multiple = 8 if training.fp16 or training.bf16 else None
+        return Job(self, data, args, training, model, tokenizer, PairCollator(tokenizer, multiple), notes, loaded.new)
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the sources tokenised; with targets as labels, and as texts to compare with."""
+        args = job.args
+        target_length = args.max_target_length if is_labelled else None
+        encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
+        return text.RowDataset(rows, encoder, limit)
+
+    def save_skeleton(self, job: Job, folder: Path) -> None:
+        """Write config and tokenizer, and how the model generates: a resumed run has to do it in the same way."""
+        super().save_skeleton(job, folder)
+        inner = job.model.get_base_model() if job.args.lora else job.model
+        inner.generation_config.save_pretrained(folder)
+
+    # --- loss and scores ----------------------------------------------------------------------------------------
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens, and the labels if there are any."""
+        return {name: value for name, value in batch.items() if name not in _NOT_FOR_THE_MODEL}
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the model's loss, a mean over target tokens; keys and values are kept for generation only."""
+        outputs = model(**self.model_inputs(batch), use_cache=False)
+        return outputs.loss, outputs
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        """Return the number of target tokens."""
+        return float((batch["labels"] != IGNORED).sum())
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return the task's metric of texts."""
+        scorer = MetricScorer(lambda: self.create_metric(job.args), self.directions)
+        return JointScorer([scorer, LossInterval()])
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return what is generated, what was expected, and the mean loss of the target's tokens with their number.
+
+        What is expected is the whole text of the file, also where the labels are cut to `max_target_length`.
+        """
+        import torch
+        from torch.nn import functional
+
+        losses = torch.stack(
+            [
+                functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED)
+                for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
+            ]
+        )
+        columns = {
+            "position": batch["position"].tolist(),
+            "prediction": self.generate(job, job.model, batch),
+            "reference": batch["reference"],
+            "loss": losses.tolist(),
+            "num_target_tokens": (batch["labels"] != IGNORED).sum(-1).tolist(),
+        }
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the first texts of the evaluation, which are generated already."""
+        rows = job.eval_dataset.rows
+        return [
+            {
+                "source": rows[sample["position"]]["source"],
+                "written": sample["prediction"],
+                "true": sample["reference"],
+            }
+            for sample in sorted(samples, key=lambda sample: int(sample["position"]))
+        ]
+
+    def generate(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[str]:
+        """Return the text that the model writes for each row, by beams or greedily: nothing is drawn at random."""
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with text.quiet():
+            tokens = model.generate(**inputs, do_sample=False)
+        written = job.processor.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return [each.strip() for each in written]
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield what is generated for each row.
+
+        Raises:
+            InputError: a row given in Python has no source.
+        """
+        if isinstance(rows, list):
+            rows = [self._with_source(job.plan, row) for row in rows]
+        yield from super().predict_rows(job, rows)
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the generated texts."""
+        return [{self.output: each} for each in self.generate(job, model, batch)]
+
+    def _with_source(self, plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
+        column = str(plan.columns["source"])
+        found = row["source"] if "source" in row else value_at(dict(row), column)
+        if not isinstance(found, str):
+            raise InputError(
+                "data.column",
+                f"a row to predict has no text as its {column!r}",
+                saw=[f"it has {', '.join(row) or 'nothing'}"],
+                fix=f"give rows with 'source' or {column!r}",
+            )
+        return {"source": found}
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+class PairEncoder:
+    """Makes features of a row; used in loader workers.
+
+    Args:
+        tokenizer: of the model.
+        prefix: put before each source.
+        source_length: tokens of a source that are kept.
+        target_length: tokens of a target that are kept; None for rows without targets.
+    """
+
+    def __init__(self, tokenizer: Any, prefix: str, source_length: int, target_length: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._prefix = prefix
+        self._source_length = source_length
+        self._target_length = target_length
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens of the source; and of the target, and its whole text."""
+        read = self._tokenizer(self._prefix + row["source"], truncation=True, max_length=self._source_length)
+        features = {name: read[name] for name in ("input_ids", "attention_mask")}
+        if self._target_length is not None:
+            target = row["target"]
+            written = self._tokenizer(text_target=target, truncation=True, max_length=self._target_length)
+            features |= {"labels": written["input_ids"], "reference": target.strip()}
+        return features
+
+
+class PairCollator(text.PadsToBuckets):
+    """Pads sources and targets, each to the longest of the batch, labels with -100; the texts to compare come along.
+
+    Args:
+        tokenizer: of the model.
+        multiple: lengths are rounded up to it.
+    """
+
+    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
+        from loopwright.data.collators import DataCollatorForSeq2Seq
+
+        self._pad = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a batch."""
+        batch = dict(self._pad(features))
+        if "reference" in features[0]:
+            batch["reference"] = [each["reference"] for each in features]
+        return batch
+
+
+# ------------------------------------------------------------------------------------------------- making a model
+
+
+def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
+    """Return a tokenizer trained on texts, with T5's special tokens; the same texts give the same tokenizer.
+
+    Args:
+        texts: sources and targets.
+        unit: "subwords", which lose nothing of any text; or "characters", of which those not in the texts are unknown.
+        vocabulary: most tokens; of characters the most frequent ones are taken.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    special = list(_SPECIAL_TOKENS.values())
+    some = islice(texts, _TOKENIZER_ROWS)
+    if unit == "characters":
+        known = [*special, *_frequent_characters(some, vocabulary - len(special))]
+        tokenizer = Tokenizer(
+            models.WordLevel({token: number for number, token in enumerate(known)}, unk_token=special[-1])
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(some, trainer)
+    end = _SPECIAL_TOKENS["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=512,
+        model_input_names=["input_ids", "attention_mask"],
+        **_SPECIAL_TOKENS,
+    )
+
+
+def _frequent_characters(texts: Iterable[str], most: int) -> list[str]:
+    from collections import Counter
+
+    counts: Counter[str] = Counter()
+    for each in texts:
+        counts.update(each)
+    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
+
+
+def small_model(tokenizer: Any) -> text.Loaded:
+    """Return a small encoder-decoder of T5's shape with random weights, for data without a pretrained model."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=96,
+        d_kv=24,
+        d_ff=192,
+        num_layers=2,
+        num_heads=4,
+        relative_attention_max_distance=64,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    return text.Loaded(T5ForConditionalGeneration(config))
+
+
+def _load_model(origin: Origin) -> text.Loaded:
+    """Return the model of an origin; that of a run generates as it did."""
+    from transformers import GenerationConfig
+
+    path = str(origin.path)
+    loaded = text.load_model(origin, AUTO_CLASS)
+    if origin.is_run and (Path(path) / "generation_config.json").is_file():
+        loaded.model.generation_config = GenerationConfig.from_pretrained(path)
+    return loaded
+
+
+def _check_start(origin: Origin, model: Any) -> None:
+    """Refuse a model whose decoder has nothing to start with."""
+    starts = (getattr(model.config, "decoder_start_token_id", None), model.generation_config.decoder_start_token_id)
+    if all(start is None for start in starts):
+        raise InputError(
+            "model.folder",
+            f"{origin.path}: its config.json does not say which token the decoder starts with",
+            saw=["decoder_start_token_id is not set"],
+            fix='set "decoder_start_token_id" in its config.json',
+        )
+
+
+def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[str]:
+    """Set the lengths that were not asked for, and return lines about what is cut.
+
+    Raises:
+        InputError: more is asked for than the model has positions for.
+    """
+    positions = getattr(config, "max_position_embeddings", None)  # models like T5 have none, and no limit
+    limit = text.longest_allowed(tokenizer, config)
+    counts: dict[str, Callable[[Mapping[str, Any]], int]] = {
+        "max_source_length": lambda row: len(tokenizer(args.source_prefix + row["source"])["input_ids"]),
+        "max_target_length": lambda row: len(tokenizer(text_target=row["target"])["input_ids"]),
+    }
+    notes = []
+    with text.quiet():
+        for name, count in counts.items():
+            asked = getattr(args, name)
+            found = text.choose_length(asked, count, rows, limit if asked is None else positions, name)
+            setattr(args, name, found.max_length)
+            notes.append(f"{name[4:10]} {found.note}")
+    if args.generation_max_length is None:
+        args.generation_max_length = args.max_target_length
+    elif positions is not None and args.generation_max_length > positions:
+        raise InputError(
+            "model.length",
+            f"--generation_max_length {args.generation_max_length} is longer than the model allows",
+            saw=[f"it has positions for {positions} tokens"],
+            fix=f"--generation_max_length {positions}",
+        )
+    return notes
+
+
+def _set_generation(model: Any, tokenizer: Any, args: Any) -> list[str]:
+    """Tell a model how to generate, so that it does so wherever its folder is opened; return lines about it."""
+    settings = model.generation_config
+    # The token that the decoder starts with is not counted, as it is not in labels.
+    settings.max_new_tokens, settings.max_length = args.generation_max_length, None
+    settings.do_sample, settings._from_model_config = False, False  # what is set here holds, not what the config says
+    for name in _SAMPLING:
+        if getattr(settings, name, None) is not None:
+            setattr(settings, name, None)
+    if settings.pad_token_id is None:
+        settings.pad_token_id = tokenizer.pad_token_id
+    if args.num_beams is not None:
+        settings.num_beams = args.num_beams
+    if settings.num_beams in (None, 1):
+        settings.early_stopping = settings.length_penalty = None
+    notes = []
+    if (settings.min_length or 0) > args.generation_max_length:
+        notes.append(f"the model's min_length {settings.min_length} is longer than what is generated: set to 0")
+        settings.min_length = 0
+    return notes
+
+
+def _texts(data: RunData) -> Iterator[str]:
+    for rows in data.batches("train"):
+        for row in rows:
+            yield row["source"]
+            yield row["target"]

@@ -1,0 +1,542 @@
+"""token-classification: a tag for each word of a sentence, such as the names of persons and places."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from loopwright.baselines import MostFrequentTags, score
+from loopwright.errors import InputError
+from loopwright.metrics import Metric
+from loopwright.metrics import load as load_metric
+from loopwright.metrics.spans import OUTSIDE, as_iob2
+from loopwright.sources import DataPlan
+from loopwright.sources.values import UnusableValueError, as_tokens
+from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.text import models as text
+from loopwright.tasks.text.samples import tokens_of
+from loopwright.tasks.text.tag_order import is_in_order, likeliest
+
+AUTO_CLASS = "AutoModelForTokenClassification"
+IGNORED = -100
+"""The label of tokens that the loss leaves out."""
+_SURE = 0.9  # how sure a model has to be for a tag that it contradicts to be suspected
+_NO_WORD = -1
+_ORDER_ROWS = 10_000  # rows that are looked at for the order of their tags
+_LETTERS = ("B-", "I-", "E-", "S-", "L-", "U-", "M-")
+
+
+@dataclass
+class TokenClassificationArguments(TaskArguments):
+    """The flags of token-classification."""
+
+    tokens_column: str | None = flag(None, "Column of the words; guessed where there is no doubt.")
+    tags_column: str | None = flag(None, "Column of the tags, one for each word.")
+    label_all_tokens: bool = flag(
+        False, "Train on all tokens of a word, and not on its first alone; after B-X comes I-X."
+    )
+    ordered_tags: bool | None = flag(
+        None, "Predict I-X only after B-X or I-X; unset does so where the training data has no other I-X."
+    )
+    max_length: int | None = flag(None, "Tokens of a sentence that are kept; unset looks at the data.")
+
+    text_column_name = ShortName("tokens_column", str)
+    label_column_name = ShortName("tags_column", str)
+    max_seq_length = ShortName("max_length", int)
+
+
+class TokenClassification(Task):
+    """Fine-tunes a tagger of words."""
+
+    name = "token-classification"
+    summary = "a tag for each word of a sentence: names of persons and places, parts of speech"
+    explanation = (
+        "data      json, jsonl or parquet: a column of lists of words, one of lists of tags; csv: the same with blanks",
+        "          between words and between tags; conll, iob2: a word and its tag per line, blank lines between",
+        "tags      O, B-PER, I-PER, ... (IOB2, IOB1, BIOES, BILOU are read); others, as NOUN, are tags of words alone",
+        "columns   --tokens_column --tags_column; guessed where there is no doubt",
+        "numbers   --label_map 0=O 1=B-PER 2=I-PER names tags that are written as numbers",
+        "metric    F1 of entities whose type and both ends are right; precision, recall, accuracy of tags;",
+        "          token_accuracy where tags are no entities",
+    )
+    example = "lw train token-classification --data ner.jsonl --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
+    arguments = TokenClassificationArguments
+    defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
+    adapter_kind = "TOKEN_CLS"
+    demo = MappingProxyType({"freeze": "3", "epochs": 2, "batch": 4, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1})
+    demo_note = "which words of a docstring are parameters, exceptions, values: F1 0.72 (usual tag 0.49), 115 s"
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
+        """Check the data, and that what the metric needs is installed."""
+        plan = super().preflight(args, say)
+        _create_metric(_names(plan))
+        return plan
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the words of a row."""
+        return {"tokens": row["tokens"]}
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per text, which is cut into words at its blanks."""
+        return [{"tokens": each.split()} for each in texts]
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what the most frequent tag of all reaches, and the most frequent tag of each word."""
+        data, names = job.data, _names(job.plan)
+
+        def pairs(split: str, *, is_blind: bool) -> Iterator[tuple[list[list[str]], list[list[str]]]]:
+            for rows in data.batches(split):
+                words = [[""] * len(row["tokens"]) if is_blind else row["tokens"] for row in rows]
+                yield words, [[names[number] for number in row["tags"]] for row in rows]
+
+        found = {}
+        for name, is_blind in (("majority", True), ("usual-tag", False)):
+            rival = MostFrequentTags()
+            for words, tags in pairs("train", is_blind=is_blind):
+                rival.learn(words, tags)
+            scores = score(rival, pairs("validation", is_blind=is_blind), _create_metric(names))
+            found[name] = {key: float(value) for key, value in scores.items() if value == value}
+        return found
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load or make a tagger with as many outputs as there are tags."""
+        names = _names(data.plan)
+        changes = {
+            "num_labels": len(names),
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
+        notes = []
+        if origin.path is None:
+            sentences = (" ".join(row["tokens"]) for rows in data.batches("train") for row in rows)
+            tokenizer = text.train_tokenizer(sentences, lowercase=False)
+            loaded = text.small_encoder(AUTO_CLASS, tokenizer, **changes)
+        else:
+            tokenizer = _load_tokenizer(origin.path)
+            before = text.load_config(origin.path)
+            loaded = text.load_model(origin, AUTO_CLASS, **changes)
+            if not origin.is_run:
+                notes += _match_head(loaded.model, before, names)
+        text.match_pad_token(loaded.model, tokenizer)
+        if not origin.is_run:
+            encode = Encoder(tokenizer, None, None)
+            limit = text.longest_allowed(tokenizer, loaded.model.config)
+            with text.quiet():
+                lengths = text.choose_length(
+                    args.max_length, lambda row: len(encode(row)["input_ids"]), data.rows("train"), limit
+                )
+            args.max_length = lengths.max_length
+            notes.append(lengths.note)
+            if args.ordered_tags is None:
+                args.ordered_tags = _has_entities(names) and is_in_order(islice(_tag_rows(data, names), _ORDER_ROWS))
+            if all(name.isdecimal() for name in names):
+                notes.append("tags are numbers, so entities are not known: --label_map 0=O 1=B-PER ... names them")
+        collator = Collator(tokenizer, 8 if training.fp16 or training.bf16 else None)
+        return Job(self, data, args, training, loaded.model, tokenizer, collator, notes, loaded.new)
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the rows as tokens, with the labels of their words."""
+        names = _names(job.plan)
+        inner = None
+        if is_labelled:
+            inner = _inner_labels(names) if job.args.label_all_tokens else [IGNORED] * len(names)
+        return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, inner), limit)
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the model takes; the loss is computed here."""
+        left_out = ("position", "words", "tags", "labels")
+        return {name: value for name, value in batch.items() if name not in left_out}
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the mean loss of the labelled tokens; 0 for a batch without any."""
+        outputs = model(**self.model_inputs(batch))
+        is_counted = batch["labels"] != IGNORED
+        return _token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        """Return how many tokens have a label."""
+        return float((batch["labels"] != IGNORED).sum())
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return the metrics of entities, or of tags that are none."""
+        names = _names(job.plan)
+        results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
+        scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
+        return JointScorer([scorer, LossInterval()])
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return the tags of all words, those that were given, the loss, and what looks mislabelled.
+
+        Words that the model has not seen, since they are beyond `max_length`, count as if nothing was found there.
+        """
+        names = _names(job.plan)
+        labels = batch["labels"]
+        num_tokens = (labels != IGNORED).sum(-1)
+        losses = _token_losses(outputs.logits, labels).sum(-1) / num_tokens.clamp(min=1)
+        given = [[names[tag] for tag in row if tag != IGNORED] for row in batch["tags"].tolist()]
+        counts = [len(row) for row in given]
+        found = _tags_of_words(outputs.logits, batch["words"], counts, names, is_ordered=bool(job.args.ordered_tags))
+        samples = []
+        for position, loss, number, tags, (predicted, shares) in zip(
+            batch["position"].tolist(), losses.tolist(), num_tokens.tolist(), given, found, strict=True
+        ):
+            sample = {"position": position, "prediction": predicted, "reference": tags, "loss": loss}
+            sample["num_target_tokens"] = number
+            wrong = [index for index, tag in enumerate(tags) if predicted[index] != tag and shares[index] >= _SURE]
+            if wrong:
+                surest = max(wrong, key=lambda index: shares[index])
+                sample |= {"sure": shares[surest], "word": surest, "tag": tags[surest], "better": predicted[surest]}
+            samples.append(sample)
+        return samples
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the sample with its entities, those found and those expected."""
+        if not _has_entities(_names(job.plan)):
+            return dict(sample)
+        words = [] if row is None else row["tokens"]
+        spans = {
+            name: [
+                {"label": label, "text": " ".join(words[start:end]), "start": start, "end": end}
+                for label, start, end in entities(sample[column])
+            ]
+            for name, column in (("entities", "prediction"), ("expected", "reference"))
+        }
+        return {**sample, **spans}
+
+    # --- predicting ---------------------------------------------------------------------------------------------
+
+    def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
+        """Return the tokens, and the words that have a tag with theirs."""
+        names = _names(job.plan)
+        pieces: dict[int, tuple[list[int], int]] = {}
+        columns = (batch[name][index].tolist() for name in ("input_ids", "words", "labels"))
+        for token, word, label in zip(*columns, strict=True):
+            if word != _NO_WORD:
+                entry = pieces.setdefault(word, ([], label))
+                entry[0].append(token)
+        tagged = [
+            f"{job.processor.decode(tokens).strip()}/{names[label]}"
+            for tokens, label in pieces.values()
+            if label != IGNORED and names[label] != OUTSIDE
+        ]
+        return [("text", tokens_of(job, batch, index)), ("tags", "  ".join(tagged) or "none")]
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the tag and the score of each word of pieces of text that fit the model."""
+        counts = [max(row) + 1 for row in batch["words"].tolist()]
+        logits, is_ordered = model(**self.model_inputs(batch)).logits, bool(job.args.ordered_tags)
+        found = _tags_of_words(logits, batch["words"], counts, _names(job.plan), is_ordered=is_ordered)
+        return [{"tags": tags, "scores": shares} for tags, shares in found]
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield the entities and the tags of each row; what is too long is tagged in pieces, cut between words."""
+        size, names = job.training.eval_batch_size, _names(job.plan)
+        encode = Encoder(job.processor, None, None)
+        num_tokens = job.args.max_length - job.processor.num_special_tokens_to_add()
+        for start in range(0, len(rows), size):
+            sentences = [_words(rows[index]) for index in range(start, min(start + size, len(rows)))]
+            pieces = [
+                (number, piece)
+                for number, words in enumerate(sentences)
+                for piece in _pieces(words, encode, num_tokens)
+            ]
+            found: list[tuple[list[str], list[float]]] = [([], []) for _ in sentences]
+            tagged = super().predict_rows(job, [{"tokens": piece} for _, piece in pieces])
+            for (number, piece), part in zip(pieces, tagged, strict=True):
+                # Words at the end that have no token of their own are not in the answer.
+                missing = len(piece) - len(part["tags"])
+                found[number][0].extend([*part["tags"], *[_nothing(names)] * missing])
+                found[number][1].extend([*part["scores"], *[0.0] * missing])
+            for words, (tags, shares) in zip(sentences, found, strict=True):
+                yield _prediction(words, tags, shares, _has_entities(names))
+
+
+# ------------------------------------------------------------------------------------------------------ features
+
+
+class Encoder:
+    """Makes features of a row; used in loader workers.
+
+    Features have "words": for the first token of each word its number, and -1 for all other tokens.
+
+    Args:
+        tokenizer: of the model; a fast one.
+        max_length: tokens that are kept; None for all.
+        inner: for each label, the label of the further tokens of a word; None for rows without labels.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None, inner: Sequence[int] | None) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._inner = inner
+        self._blank = " " if _lacks_blanks(tokenizer) else ""
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tokens of the words, and the labels."""
+        encoded = self._tokenize(row["tokens"], truncation=self._max_length is not None, max_length=self._max_length)
+        numbers = encoded.word_ids()
+        features = dict(encoded)
+        is_first = [
+            number is not None and (place == 0 or number != numbers[place - 1]) for place, number in enumerate(numbers)
+        ]
+        features["words"] = [
+            number if is_start else _NO_WORD for number, is_start in zip(numbers, is_first, strict=True)
+        ]
+        if self._inner is not None:
+            tags = row["tags"]
+            features["tags"] = tags
+            features["labels"] = [
+                IGNORED if number is None else tags[number] if is_start else self._inner[tags[number]]
+                for number, is_start in zip(numbers, is_first, strict=True)
+            ]
+        return features
+
+    def count_tokens(self, words: Sequence[str]) -> list[int]:
+        """Return how many tokens each word has."""
+        with text.quiet():
+            counts = Counter(self._tokenize(words, add_special_tokens=False).word_ids())
+        return [counts[number] for number in range(len(words))]
+
+    def _tokenize(self, words: Sequence[str], **options: Any) -> Any:
+        return self._tokenizer([f"{self._blank}{word}" for word in words], is_split_into_words=True, **options)
+
+
+class Collator(text.PadsToBuckets):
+    """Pads tokens and labels, the numbers of words with -1, and the tags of words with -100.
+
+    Args:
+        tokenizer: says on which side tokens are padded.
+        multiple: lengths are rounded up to it.
+    """
+
+    def __init__(self, tokenizer: Any, multiple: int | None) -> None:
+        from loopwright.data.collators import DataCollatorForTokenClassification
+
+        self._tokenizer = tokenizer
+        self._pad = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=multiple)
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of some rows."""
+        import torch
+
+        from loopwright.data.columns import pad_lists, padding_side
+
+        ours = ("words", "tags")
+        plain = [{name: value for name, value in row.items() if name not in ours} for row in features]
+        batch = dict(self._pad(plain))
+        width, side = batch["input_ids"].shape[1], padding_side(self._tokenizer)
+        batch["words"] = torch.tensor(pad_lists([row["words"] for row in features], width, _NO_WORD, side))
+        if "tags" in features[0]:
+            longest = max(len(row["tags"]) for row in features)
+            longest = longest if self.bucket_lengths is None else max(longest, width)  # few shapes here too
+            batch["tags"] = torch.tensor(pad_lists([row["tags"] for row in features], longest, IGNORED, "right"))
+        return batch
+
+    def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        """Return which dimension of each value of a batch is a length, by name."""
+        return {**super().padded_dimensions(batch), "words": 1, "tags": 1}
+
+
+def _inner_labels(names: Sequence[str]) -> list[int]:
+    """Return for each label that of the further tokens of a word: I-X after B-X where there is an I-X."""
+    places = {name: number for number, name in enumerate(names)}
+    return [
+        places.get(f"I-{name[2:]}", number) if name.startswith("B-") else number for number, name in enumerate(names)
+    ]
+
+
+def _load_tokenizer(path: str) -> Any:
+    """Return the tokenizer of a model, so that words have a blank before them as they have in a text.
+
+    Raises:
+        InputError: it cannot say of which word a token is.
+    """
+    tokenizer = text.load_tokenizer(path)
+    if not tokenizer.is_fast:
+        raise InputError(
+            "model.tokenizer",
+            f"the tokenizer of {path} cannot say which word a token belongs to",
+            saw=[f"{type(tokenizer).__name__} is written in Python"],
+            fix="--model with a tokenizer.json, which is that of a fast tokenizer",
+        )
+    return text.load_tokenizer(path, add_prefix_space=True) if _lacks_blanks(tokenizer) else tokenizer
+
+
+def _lacks_blanks(tokenizer: Any) -> bool:
+    """Whether a tokenizer takes a word by itself for the rest of the one before: byte pairs without a blank added."""
+    splitter = tokenizer.backend_tokenizer.pre_tokenizer
+    if splitter is None:
+        return False
+    state = json.loads(splitter.__getstate__())
+    parts = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    return any(part["type"] == "ByteLevel" and not part["add_prefix_space"] for part in parts)
+
+
+def _match_head(model: Any, config: Any, names: list[str]) -> list[str]:
+    """Put the outputs of a model that was trained on the same tags in our order; return a note on what was found."""
+    import torch
+
+    old = [config.id2label[number] for number in sorted(config.id2label)]
+    is_tagger = any(kind.endswith("ForTokenClassification") for kind in config.architectures or ())
+    if not is_tagger or old == names:
+        return []
+    if sorted(old) != sorted(names):
+        return [f"the model was trained on other tags ({', '.join(old[:5])}, ...): its head starts from them"]
+    backbone = {id(parameter) for parameter in model.base_model.parameters()}
+    head = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear) and id(module.weight) not in backbone
+    ][-1]
+    order = [old.index(name) for name in names]
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(parameter[order].clone())
+    return ["the model was trained on the same tags: its head is kept, in our order"]
+
+
+# ------------------------------------------------------------------------------------------------------- scoring
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the label, the first word and the word after the last of each entity, as the metric reads tags."""
+    found: list[tuple[str, int, int]] = []
+    for place, tag in enumerate(as_iob2(tags)):
+        if tag == OUTSIDE:
+            continue
+        letter, _, label = tag.partition("-")
+        if letter == "I" and found and found[-1][2] == place and found[-1][0] == label:
+            found[-1] = (label, found[-1][1], place + 1)
+        else:
+            found.append((label, place, place + 1))
+    return found
+
+
+def _names(plan: DataPlan) -> list[str]:
+    assert plan.labels is not None, "the schema has tags"
+    return list(plan.labels.names)
+
+
+def _tag_rows(data: RunData, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the tags of the training rows by name."""
+    return ([names[number] for number in row["tags"]] for rows in data.batches("train") for row in rows)
+
+
+def _has_entities(names: Sequence[str]) -> bool:
+    """Whether tags mark entities, rather than say something of each word by itself, such as its part of speech."""
+    return OUTSIDE in names or any(name.startswith(_LETTERS) for name in names)
+
+
+def _nothing(names: Sequence[str]) -> str:
+    """Return the tag of a word that the model has not seen."""
+    return OUTSIDE if _has_entities(names) else ""
+
+
+def _create_metric(names: Sequence[str]) -> Metric:
+    return load_metric("entities" if _has_entities(names) else "token_accuracy")
+
+
+def _token_losses(logits: Any, labels: Any) -> Any:
+    """Return the loss of each token, 0 for those without a label; in 32 bits."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+
+
+def _tags_of_words(
+    logits: Any, words: Any, counts: Sequence[int], names: Sequence[str], *, is_ordered: bool
+) -> list[tuple[list[str], list[float]]]:
+    """Return the tags of the words of each row, by their first tokens, and how sure the model is of them.
+
+    Args:
+        logits: of tokens.
+        words: for each token the number of the word it begins, or -1.
+        counts: how many words each row has.
+        names: of the tags.
+        is_ordered: whether what is inside an entity comes after its beginning only.
+    """
+    shares, scores = (each.cpu().numpy() for each in (logits.float().softmax(-1), logits.float().log_softmax(-1)))
+    found = []
+    for count, numbers, row, logarithms in zip(counts, words.cpu().numpy(), shares, scores, strict=True):
+        row_tags, row_shares = [_nothing(names)] * count, [0.0] * count
+        places = (numbers != _NO_WORD).nonzero()[0]
+        tags = likeliest(logarithms[places], names) if is_ordered else row[places].argmax(-1).tolist()
+        for place, tag in zip(places, tags, strict=True):
+            row_tags[numbers[place]], row_shares[numbers[place]] = names[tag], float(row[place, tag])
+        found.append((row_tags, row_shares))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- predicting
+
+
+def _words(row: Mapping[str, Any]) -> list[str]:
+    """Return the words of a row to predict: a list, or a text that is cut at blanks.
+
+    Raises:
+        InputError: there are none, or they are something else.
+    """
+    given = row.get("tokens", row.get("text"))
+    if given is None:
+        raise InputError(
+            "data.missing",
+            "a row to predict has no words",
+            saw=[f"it has {', '.join(map(repr, row)) or 'nothing'}"],
+            fix='{"tokens": ["Ada", "Lovelace"]}   or   {"text": "Ada Lovelace"}',
+        )
+    try:
+        return as_tokens(given)
+    except UnusableValueError as error:
+        raise InputError(
+            "data.value", f"a row to predict is unusable: {error}", fix='{"tokens": ["Ada", "Lovelace"]}'
+        ) from error
+
+
+def _pieces(words: list[str], encode: Encoder, num_tokens: int) -> Iterator[list[str]]:
+    """Yield the words in pieces of so many tokens at most; a word that is longer by itself is a piece of its own."""
+    piece: list[str] = []
+    num_used = 0
+    for word, count in zip(words, encode.count_tokens(words), strict=True):
+        if piece and num_used + count > num_tokens:
+            yield piece
+            piece, num_used = [], 0
+        piece.append(word)
+        num_used += count
+    if piece:
+        yield piece
+
+
+def _prediction(words: list[str], tags: list[str], shares: list[float], has_entities: bool) -> dict[str, Any]:
+    """Return a prediction as it is printed: entities with their words, and the tags of all words."""
+    if not has_entities:
+        return {"tags": tags, "scores": [round(share, 6) for share in shares], "tokens": words}
+    found = [
+        {
+            "label": label,
+            "text": " ".join(words[start:end]),
+            "start": start,
+            "end": end,
+            "score": round(sum(shares[start:end]) / (end - start), 6),
+        }
+        for label, start, end in entities(tags)
+    ]
+    return {"entities": found, "tags": tags, "tokens": words}
+
+
+TASK = TokenClassification()

@@ -1,0 +1,391 @@
+"""What the tasks with images share: their flags, images in, datasets, pictures out. `VisionTask` is their base.
+
+A task module adds what is true of it alone. It defines `build` (with `vision_models.load_vision_model`), transforms
+(`train_transform`, `eval_transform`), features where `SceneFeatures` are not enough, scoring, `predict_batch`, and
+`draw`, a picture of one prediction. torch, Pillow and transformers are imported inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.run_folder import RunFolder
+from loopwright.sources import DataPlan
+from loopwright.sources.images.folders import list_images
+from loopwright.sources.images.reading import IMAGE_ENDINGS, is_image_name
+from loopwright.tasks.arguments import ShortName, TaskArguments, flag
+from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
+from loopwright.tasks.optional_imports import import_object, is_object_name
+from loopwright.tasks.scoring import MetricScorer
+
+if TYPE_CHECKING:
+    from loopwright.data.images import Scene, Transform
+    from loopwright.tasks.vision.models import ImageForm
+
+STRENGTHS = ("none", "light", "standard", "strong")
+HANDED_OVER = "python:"
+"""What `model` of config.yaml begins with if a module was handed over in Python."""
+VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {**COMMON_DEFAULTS, "per_device_train_batch_size": 32, "warmup_steps": 0.05}
+)
+# Images smaller than this are decoded faster than a worker process hands them over.
+_LEAST_SIDE_FOR_WORKERS = 128
+_MOST_WORKERS = 8
+
+
+@dataclass
+class VisionArguments(TaskArguments):
+    """The flags of every task with images."""
+
+    image_column: str | None = flag(None, "Column of the images, of data that is a table.")
+    image_dir: str | None = flag(None, "Folder from which the paths in a data file go, if it is not that of the file.")
+    bad_images: str = flag(
+        "refuse", "What is done about images that are missing or damaged.", choices=("refuse", "drop")
+    )
+    image_size: int | None = flag(None, "Height and width of the images the model sees; unset asks model and data.")
+    augmentation: str = flag("standard", "How much training images are changed.", choices=STRENGTHS)
+    flip: bool = flag(True, "Mirror training images; off where left and right mean something, as in digits.")
+    augment_with: str | None = flag(
+        None, "package.module:function that changes training images instead: of (scene, rng), or of an image."
+    )
+    workers: int | None = flag(None, "Processes that decode images; unset looks at the images and the cores.")
+    channels_last: bool | None = flag(None, "Keep channels next to each other in memory; unset does so on a GPU.")
+    ema: float | None = flag(None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.")
+    backbone_lr_factor: float = flag(1.0, "Learning rate of everything below the head, as a share of the head's.")
+    overlays: str | None = flag(None, "predict: a folder to draw the predictions into, an image each.")
+
+    train_dir = ShortName("train_file", str)
+    validation_dir = ShortName("validation_file", str)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"image_size must be at least 1, got {self.image_size}")
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"workers must be 0 or more, got {self.workers}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ConfigError(f"ema must be between 0 and 1, got {self.ema}")
+        if self.backbone_lr_factor <= 0:
+            raise ConfigError(
+                f"backbone_lr_factor must be above 0, got {self.backbone_lr_factor}: use --freeze backbone for 0"
+            )
+
+
+class VisionTask(Task):
+    """A task with images.
+
+    Attributes:
+        sheet_columns: how many of its pictures stand side by side on samples/predictions.png.
+        sheet_size: the longer side of a picture there.
+    """
+
+    arguments = VisionArguments
+    defaults = VISION_DEFAULTS
+    needs = MappingProxyType({"PIL": "vision"})
+    prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
+    takes_modules = True
+    demo_model = ""
+    sheet_columns = 6
+    sheet_size = 160
+
+    # --- before torch is imported -------------------------------------------------------------------------------
+
+    def find_model(self, name: str) -> str:
+        """Return the folder, Hub id or "package.module:function" that a `--model` means."""
+        if name.startswith(HANDED_OVER):
+            raise handed_over(name)
+        return name if is_object_name(name) else super().find_model(name)
+
+    def check_model(self, name: str) -> None:
+        """Refuse a model that cannot be opened."""
+        if is_object_name(name):
+            import_object(name, "model")
+            return
+        from loopwright.tasks.vision.models import is_ours
+
+        if not is_ours(name):
+            super().check_model(name)
+
+    def is_input(self, path: str) -> bool:
+        """Whether a path is an image."""
+        return is_image_name(path)
+
+    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per image: of the paths that were typed, and of all images in folders among them."""
+        return [{"image": path} for text in texts for path in _images_at(text)]
+
+    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the path of the image and its id, where it has them."""
+        shown = {"image": row["image"]} if isinstance(row.get("image"), str) else {}
+        return shown | ({"image_id": row["image_id"]} if row.get("image_id") else {})
+
+    # --- datasets -----------------------------------------------------------------------------------------------
+
+    def form(self, job: Job) -> ImageForm:
+        """Return how images are given to the model: size, mean, standard deviation."""
+        from loopwright.tasks.vision.models import form_of
+
+        return form_of(job.processor)
+
+    def train_transform(self, job: Job) -> Transform:
+        """Return what training images go through, in the strength of `--augmentation`; override it."""
+        return self.eval_transform(job)
+
+    def eval_transform(self, job: Job) -> Transform:
+        """Return what images to evaluate and to predict go through."""
+        return self.form(job).eval_transform()
+
+    def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
+        """Return what makes a scene of a row; picklable. Without labels it reads the image and nothing else."""
+        from loopwright.data.images import load_scene
+
+        return load_scene if is_labelled else load_image
+
+    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
+        """Return what makes features of a transformed scene and its row; picklable."""
+        from loopwright.data.images import SceneFeatures
+
+        form = self.form(job)
+        features = SceneFeatures(form.mean, form.std)
+        return features if is_labelled else ImageFeatures(features)
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the images as tensors, with what the model is trained on."""
+        from loopwright.data.images import Compose, ImageDataset, as_transform
+
+        transform = self.eval_transform(job)
+        if is_training and job.args.augment_with is not None:
+            own = as_transform(import_object(job.args.augment_with, "augment_with"))
+            transform = Compose([own, transform])
+        elif is_training:
+            transform = self.train_transform(job)
+        chosen: Any = rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
+        return ImageDataset(chosen, self.load_scene(job, is_labelled), transform, self.to_features(job, is_labelled))
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `model_inputs` in the way this model wants them: use it wherever the model is called."""
+        from loopwright.tasks.vision.models import forward_options
+
+        inputs = {**self.model_inputs(batch), **forward_options(job.model, self.form(job))}
+        if job.args.channels_last:
+            import torch
+
+            inputs["pixel_values"] = inputs["pixel_values"].contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the model's own loss and its outputs."""
+        outputs = model(**self.inputs_for(job, batch))
+        return outputs.loss, outputs
+
+    def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
+        """Return the weights, those below the head with a learning rate of their own where that is asked for."""
+        from loopwright.tasks.vision.models import backbone_groups
+
+        groups = super().parameter_groups(job)
+        factor = job.args.backbone_lr_factor
+        return groups if factor == 1 else backbone_groups(job.model, groups, job.training.learning_rate, factor)
+
+    def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
+        """Return what draws the first batch, and what averages the weights if that is asked for."""
+        from loopwright.tasks.vision.pictures import FirstBatchPicture
+        from loopwright.tasks.weight_average import AverageWeights
+
+        averages = [] if job.args.ema is None else [AverageWeights(job.args.ema)]
+        return [*averages, FirstBatchPicture(self, job, run.path / "samples" / "train_batch0.png")]
+
+    def save(self, job: Job, folder: Path) -> None:
+        """Write the model and how it wants its images."""
+        from loopwright.tasks.vision.models import save_model
+
+        save_model(job.model, folder)
+        job.processor.save_pretrained(folder)
+
+    def save_skeleton(self, job: Job, folder: Path) -> None:
+        """Write what a run needs to make its model again."""
+        from loopwright.tasks.vision.models import save_config
+
+        save_config(job.model, folder)
+        job.processor.save_pretrained(folder)
+
+    # --- predictions and pictures -------------------------------------------------------------------------------
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield a prediction for each image, with its path, and draw it where that is asked for.
+
+        What `predict_batch` returned under names that begin with _ is for `draw`, and is left out.
+
+        Raises:
+            InputError: an image cannot be read.
+        """
+        from loopwright.data.images import UnreadableSampleError
+
+        try:
+            yield from self._predict_and_draw(job, rows)
+        except UnreadableSampleError as error:
+            raise InputError("data.image", str(error), fix="give whole images only") from error
+
+    def _predict_and_draw(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        folder = None if job.args.overlays is None else Path(job.args.overlays)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        taken: set[str] = set()
+        for index, prediction in enumerate(super().predict_rows(job, rows)):
+            row = rows[index]
+            shown = self.describe_row(row)
+            shown |= {name: value for name, value in prediction.items() if not name.startswith("_")}
+            if folder is not None:
+                path = folder / f"{_name_of(row, index, taken)}.png"
+                self.save_overlay(job, row, prediction, path)
+                shown["overlay"] = str(path)
+            yield shown
+
+    def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
+        """Write the picture of a prediction."""
+        from loopwright.data.pictures import encode, sheet
+        from loopwright.run_folder import write_atomically
+
+        picture, caption = self.draw(job, row, prediction)
+        write_atomically(path, encode(sheet([picture], [caption], size=max(224, *picture.size))))
+
+    def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return a picture of a prediction, beside the truth where the row has it, and a caption; override it.
+
+        Args:
+            job: of the run.
+            row: by role; one to be predicted has an image and nothing else.
+            prediction: as `predict_batch` returned it.
+        """
+        from loopwright.data.images import decode_image
+
+        return decode_image(row["image"]), ""
+
+    def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
+        """Return a picture of one sample of a training batch, as the model sees it, and a caption; override it."""
+        from loopwright.data.images import denormalize
+
+        form = self.form(job)
+        return denormalize(batch["pixel_values"][index], form.mean, form.std), ""
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Write samples/predictions.png and samples/worst.png."""
+        from loopwright.tasks.vision.pictures import write_prediction_sheets
+
+        return write_prediction_sheets(self, job, run, worst)
+
+
+class ImageScorer(MetricScorer):
+    """Scores by a metric whose columns are arrays, such as images or maps of classes: they are dropped at once."""
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the samples to the metric, and return them without the arrays."""
+        super().add(samples)
+        dropped = {name.removesuffix("s") for name in self._make().columns}
+        return [{name: value for name, value in sample.items() if name not in dropped} for sample in samples]
+
+
+class FirstRows:
+    """The first rows of a split, without copying them.
+
+    Args:
+        rows: by number.
+        size: how many.
+    """
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self._rows = rows
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        return self._rows[index]
+
+    def place(self, index: int) -> str:
+        """Return where a row comes from, in words."""
+        return str(self._rows.place(index))
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Makes features of images without labels.
+
+    Attributes:
+        features: makes those of a scene and a row.
+    """
+
+    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+
+    def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features of the scene, as if the row said nothing about it."""
+        return self.features(scene, {})
+
+
+def load_image(row: Mapping[str, Any]) -> Scene:
+    """Return the scene of a row with its image alone."""
+    from loopwright.data.images import load_scene
+
+    return load_scene({"image": row["image"]})
+
+
+def choose_workers(args: Any, training: Any, plan: DataPlan) -> None:
+    """Settle how many processes decode images, and note it in both settings; called once, by `build`."""
+    if args.workers is None:
+        args.workers = training.dataloader_num_workers
+        if args.workers == 0 and image_side(plan) >= _LEAST_SIDE_FOR_WORKERS:
+            cores = (os.cpu_count() or 1) // max(1, int(os.environ.get("WORLD_SIZE", "1")))
+            args.workers = min(_MOST_WORKERS, max(0, cores - 1))
+    training.dataloader_num_workers = args.workers
+
+
+def image_side(plan: DataPlan) -> int:
+    """Return the shorter side of the usual image of the data."""
+    return min((side["p50"] for side in plan.images["sizes"].values()), default=1)
+
+
+def handed_over(name: str) -> InputError:
+    """Return the error for a model that was given as a module and is now needed again."""
+    kind = name.removeprefix(HANDED_OVER)
+    return InputError(
+        "model.folder",
+        f"the model of the run was a module of Python ({kind}), which no file can make again",
+        fix="give it again: loopwright.resume(run, model=module), predict and evaluate likewise",
+    )
+
+
+def _images_at(text: str) -> list[str]:
+    path = Path(text).expanduser()
+    if path.is_file():
+        return [str(path.absolute())]
+    if not path.is_dir():
+        raise InputError("data.file", f"{text} does not exist", fix="give the path of an image or of a folder of them")
+    found = [str((path / name).absolute()) for name in list_images(path)[0] if (path / name).is_file()]
+    if not found:
+        raise InputError(
+            "data.folder", f"{text} holds no images", saw=[f"looked for {', '.join(IMAGE_ENDINGS)}"], fix="give another"
+        )
+    return found
+
+
+def _name_of(row: Mapping[str, Any], index: int, taken: set[str]) -> str:
+    """Return a file name for the picture of a row that no other row has."""
+    image = row.get("image")
+    stem = Path(image).stem if isinstance(image, str) else str(row.get("image_id") or f"{index:06}")
+    name = stem.replace("/", "_")
+    if name in taken:
+        name = f"{name}_{index:06}"
+    taken.add(name)
+    return name

@@ -1,0 +1,285 @@
+"""image-classification: a class for an image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from loopwright.baselines import MostFrequent, score
+from loopwright.errors import ConfigError
+from loopwright.metrics import Combined, Metric
+from loopwright.metrics import load as load_metric
+from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.tasks.arguments import TaskTrainingArguments, flag
+from loopwright.tasks.base import Job, Origin
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision.base import VISION_DEFAULTS, VisionArguments, VisionTask
+
+if TYPE_CHECKING:
+    from loopwright.data.images import Transform
+
+AUTO_CLASS = "AutoModelForImageClassification"
+_SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
+_NUM_SHOWN = 5  # classes of a prediction
+_MOST_CLASSES_DRAWN = 200
+
+
+@dataclass
+class ImageClassificationArguments(VisionArguments):
+    """The flags of image-classification."""
+
+    label_column: str | None = flag(None, "Column of the class, of data that is a table.")
+    loss: str = flag("ce", "Cross-entropy, or focal, which looks away from what is easy.", choices=("ce", "focal"))
+    label_smoothing: float = flag(0.0, "Share of the target that is spread over all classes.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        if self.label_smoothing and self.loss != "ce":
+            raise ConfigError(f"label_smoothing={self.label_smoothing} is of the loss ce, and loss is {self.loss!r}")
+
+
+class ImageClassification(VisionTask):
+    """Trains a classifier of images."""
+
+    name = "image-classification"
+    summary = "a class for an image"
+    explanation = (
+        "data      a folder with a folder per class, or with train and validation folders of these;",
+        "          csv, tsv, json, jsonl or parquet with a column of paths and one of classes; a Hub id",
+        "models    none: a small net of convolutions; a folder or Hub id of transformers (ViT, Swin, ResNet, ...);",
+        "          package.module:function that makes any module of PyTorch",
+        "metric    accuracy, accuracy of the first 5, F1 (macro for more than two classes)",
+        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/",
+    )
+    example = "lw train image-classification --data photos/ --model ./vit --epochs 3 --batch 32 --lr 5e-5"
+    arguments = ImageClassificationArguments
+    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-5})
+    demo = MappingProxyType(
+        {
+            **{"augmentation": "none", "epochs": 6, "batch": 64, "lr": 3e-3, "weight_decay": 0.01, "threads": 1},
+            **{"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
+        }
+    )
+    demo_variants = MappingProxyType({"fashion": MappingProxyType({"epochs": 2, "per_device_eval_batch_size": 256})})
+    demo_note = "digits of writers that training has not seen, by a small net: accuracy 0.97 (chance 0.10), 9 s"
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what the most frequent class reaches."""
+        names = label_names(job)
+        rival = MostFrequent()
+        for rows in job.data.batches("train"):
+            rival.learn(rows, [row["label"] for row in rows])
+        pairs = ((rows, [row["label"] for row in rows]) for rows in job.data.batches("validation"))
+        return {"majority": {name: float(value) for name, value in score(rival, pairs, _metric(len(names))).items()}}
+
+    def train_transform(self, job: Job) -> Transform:
+        """Return a random part of the image, mirrored, in other colours."""
+        from loopwright.data.images import classification_train
+
+        form = self.form(job)
+        if job.args.augmentation == "none":
+            return form.eval_transform()
+        return classification_train((form.height, form.width), job.args.augmentation, job.args.flip)
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load or make a classifier with as many outputs as there are classes."""
+        from loopwright.data.images import collate_images
+        from loopwright.tasks.vision.models import load_vision_model
+
+        assert data.plan.labels is not None, "the schema has a label"
+        loaded = load_vision_model(
+            origin,
+            args,
+            training,
+            data.plan,
+            auto_class=AUTO_CLASS,
+            small="conv_net",
+            labels=data.plan.labels.names,
+            criterion=_cross_entropy,
+        )
+        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the model's own loss, or the one that is asked for."""
+        if _is_plain(job.args):
+            return super().compute_loss(job, model, batch)
+        from torch.nn import functional
+
+        from loopwright.models import create_loss
+
+        inputs = self.inputs_for(job, batch)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if job.args.loss == "focal":
+            return create_loss("focal")(outputs.logits, labels).loss, outputs
+        smoothing = job.args.label_smoothing
+        return functional.cross_entropy(outputs.logits.float(), labels, label_smoothing=smoothing), outputs
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return accuracy and F1, and with more than five classes whether the right one is among the first five."""
+        number = len(label_names(job))
+        parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
+        if number > _NUM_SHOWN:
+            parts.append(TopScorer())
+        return JointScorer([*parts, LossInterval("loss" if _is_plain(job.args) else "image_loss")])
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return prediction, label, loss and, where the model is sure of another class, how sure.
+
+        "loss" is the plain one; where another one is trained on, that is "image_loss".
+        """
+        from torch.nn import functional
+
+        from loopwright.models import sample_losses
+
+        args, logits, labels = job.args, outputs.logits.float(), batch["labels"]
+        confidence, predicted = logits.softmax(-1).max(-1)
+        columns = {
+            "position": batch["position"],
+            "prediction": predicted,
+            "reference": labels,
+            "loss": functional.cross_entropy(logits, labels, reduction="none"),
+            "confidence": confidence,
+            "rank": _ranks(logits, labels),
+        }
+        if args.loss == "focal":
+            columns["image_loss"] = sample_losses("focal", logits, labels).loss
+        elif not _is_plain(args):
+            smoothing = args.label_smoothing
+            columns["image_loss"] = functional.cross_entropy(
+                logits, labels, reduction="none", label_smoothing=smoothing
+            )
+        lists = [column.tolist() for column in columns.values()]
+        samples = [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
+        for sample in samples:
+            if sample["prediction"] != sample["reference"] and sample["confidence"] >= _SURE:
+                sample["sure"] = sample["confidence"]
+        return samples
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the sample with the names of its classes."""
+        names = label_names(job)
+        return {**sample, **{key: names[sample[key]] for key in ("prediction", "reference")}}
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the likeliest class of each image with its score, and the next ones with theirs."""
+        logits = model(**self.inputs_for(job, batch)).logits.float()
+        names = label_names(job)
+        shares, numbers = logits.softmax(-1).topk(min(_NUM_SHOWN, len(names)))
+        found = []
+        for row_shares, row_numbers in zip(shares.tolist(), numbers.tolist(), strict=True):
+            scores = {names[number]: round(share, 6) for number, share in zip(row_numbers, row_shares, strict=True)}
+            found.append({"label": names[row_numbers[0]], "score": round(row_shares[0], 6), "scores": scores})
+        return found
+
+    # --- pictures -----------------------------------------------------------------------------------------------
+
+    def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the image; the caption has the predicted class and, where that is wrong, the true one."""
+        picture, _ = super().draw(job, row, prediction)
+        caption = f"{prediction['label']} {prediction['score']:.2f}"
+        truth = None if row.get("label") is None else label_names(job)[row["label"]]
+        return picture, caption if truth in (None, prediction["label"]) else f"{caption}\nnot {truth}"
+
+    def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
+        """Return the image as the model sees it, and its class."""
+        picture, _ = super().draw_sample(job, batch, index)
+        return picture, label_names(job)[int(batch["labels"][index])]
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Write sheets of predictions, eval/confusion.json and samples/confusion.png."""
+        from loopwright.data.pictures import confusion_picture, encode
+
+        written = super().illustrate(job, run, worst)
+        names = list(label_names(job))
+        matrix = confusion(run.evaluation / "predictions.jsonl", names)
+        written.append(run.evaluation / "confusion.json")
+        write_json(written[-1], {"labels": names, "matrix": matrix})
+        if len(names) <= _MOST_CLASSES_DRAWN:
+            written.append(run.path / "samples" / "confusion.png")
+            write_atomically(written[-1], encode(confusion_picture(matrix, names)))
+        return written
+
+
+class TopScorer(MetricScorer):
+    """Whether the right class is among the first five, by the "rank" of samples: how many classes came before it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: load_metric("accuracy"), {"top_5_accuracy": True})
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Count the samples whose rank is below five as right."""
+        hits = [{**sample, "prediction": int(sample["rank"] < _NUM_SHOWN), "reference": 1} for sample in samples]
+        super().add(hits)
+        return samples
+
+    def compute(self) -> dict[str, float]:
+        """Return the share of hits."""
+        return {"top_5_accuracy": super().compute()["accuracy"]}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the interval of the share of hits."""
+        return {"top_5_accuracy": super().intervals()["accuracy"]}
+
+
+def label_names(job: Job) -> Sequence[str]:
+    """Return the names of the classes by number."""
+    assert job.plan.labels is not None, "the schema has a label"
+    return job.plan.labels.names
+
+
+def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
+    """Return how often each class was taken for each: a row per true class, a column per predicted one.
+
+    Args:
+        predictions: the file of an evaluation, read line by line.
+        names: of the classes.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    matrix = [[0] * len(names) for _ in names]
+    with predictions.open(encoding="utf-8") as file:
+        for line in file:
+            sample = json.loads(line)
+            matrix[numbers[sample["reference"]]][numbers[sample["prediction"]]] += 1
+    return matrix
+
+
+def _ranks(logits: Any, labels: Any) -> Any:
+    """Return how many classes come before the right one; of equal scores the lower number, of nan all of them."""
+    import torch
+
+    own = logits.gather(1, labels[:, None])
+    numbers = torch.arange(logits.shape[1], device=logits.device)
+    return (~(logits <= own) | ((logits == own) & (numbers < labels[:, None]))).sum(1)
+
+
+def _metric(num_labels: int) -> Metric:
+    f1 = load_metric("f1") if num_labels == 2 else load_metric("f1", average="macro")
+    return Combined([load_metric("accuracy"), f1])
+
+
+def _is_plain(args: Any) -> bool:
+    """Whether the loss is the cross-entropy, or what the model has for it."""
+    return bool(args.loss == "ce" and not args.label_smoothing)
+
+
+def _cross_entropy(logits: Any, labels: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits.float(), labels)
+
+
+TASK = ImageClassification()

@@ -1,0 +1,433 @@
+"""What object-detection and instance-segmentation share: targets, found objects in pixels of the file, scores.
+
+A detector sees images fitted into a square. What it finds there is moved back to the image of the file before it is
+scored, printed or drawn; `found_objects` is the module for that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from loopwright.errors import ConfigError, InputError
+from loopwright.metrics import load as load_metric
+from loopwright.run_folder import RunFolder, write_json
+from loopwright.tasks.arguments import TaskTrainingArguments, flag
+from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
+from loopwright.tasks.vision.base import VISION_DEFAULTS, VisionArguments, VisionTask
+from loopwright.tasks.vision.predicted_objects import (
+    Found,
+    class_table,
+    count_hits,
+    decoder_of,
+    draw_objects,
+    f1_of,
+    found_objects,
+    in_file,
+    named,
+    objects_of,
+    plain,
+    rounded,
+    seen_objects,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from loopwright.data.images import Scene, Transform
+
+_LEAST_SCORE = 0.01  # of what is scored: average precision looks at every threshold
+_THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the peaks of the small net are lower
+_SIZES = ("small", "medium", "large")
+_NOT_FOR_MODEL = ("position", "reference", "full_size", "matrix")
+DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
+    {
+        **{"augmentation": "light", "flip": False, "epochs": 10, "batch": 8, "lr": 3e-3, "weight_decay": 0.01},
+        **{"warmup_steps": 0.2, "lr_scheduler_type": "cosine", "threads": 1},
+        "max_detections": 20,  # a scene has four digits at most, and each object that is found costs time to score
+    }
+)
+"""The flags of the demos."""
+
+
+@dataclass
+class DetectionArguments(VisionArguments):
+    """The flags of the tasks that find objects."""
+
+    objects_column: str | None = flag(None, "Column of the objects, of data that is a table.")
+    threshold: float | None = flag(
+        None,
+        "How sure the model must be of an object for it to be printed and drawn; unset is 0.5, 0.4 for the small net.",
+    )
+    max_detections: int = flag(100, "Objects of an image at most.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ConfigError(f"threshold must be from 0 to 1, got {self.threshold}")
+        if self.max_detections < 1:
+            raise ConfigError(f"max_detections must be at least 1, got {self.max_detections}")
+
+
+class DetectionTask(VisionTask):
+    """Trains a model that finds objects.
+
+    Attributes:
+        has_masks: whether objects have masks beside their boxes.
+        auto_class: the class of transformers.
+    """
+
+    has_masks: ClassVar[bool] = False
+    auto_class: ClassVar[str]
+    arguments = DetectionArguments
+    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 8})
+    needs = MappingProxyType({"PIL": "vision", "scipy": "vision", "faster_coco_eval": "vision"})
+    prediction_flags = ("overlays", "threshold", "max_detections")
+    sheet_columns = 3
+    sheet_size = 576
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what finding nothing reaches."""
+        return {"nothing": {name: 0.0 for name in list(self._directions())[:3]}}
+
+    def train_transform(self, job: Job) -> Transform:
+        """Return the whole image in a square, shifted, scaled and turned there."""
+        from loopwright.data.images import Compose, detection_train
+
+        moved = detection_train(self.form(job).height, job.args.augmentation, job.args.flip)
+        return Compose([*squeezing(job.processor), *moved.transforms])
+
+    def eval_transform(self, job: Job) -> Transform:
+        """Return the whole image fitted into a square, or squeezed into it where the model's processor does that."""
+        from loopwright.data.images import Compose, detection_eval
+
+        return Compose([*squeezing(job.processor), *detection_eval(self.form(job).height).transforms])
+
+    def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
+        """Return what reads an image and its objects."""
+        from loopwright.data.images import load_scene
+
+        if not is_labelled:
+            return super().load_scene(job, is_labelled)
+        return partial(load_scene, with_masks=self.has_masks)
+
+    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
+        """Return what makes tensors and targets."""
+        form = self.form(job)
+        return ObjectFeatures(form.mean, form.std, is_labelled, self.has_masks)
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the images as tensors; those that are not trained on with the objects as they lie in the files."""
+        from loopwright.data.images import as_transform
+
+        dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
+        if not is_training:
+            dataset.to_features = FullSizeObjects(dataset.transform, dataset.to_features, is_labelled)
+            dataset.transform = as_transform(None)
+        return dataset
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load or make a detector with as many classes as there are."""
+        from loopwright.data.images import collate_images
+        from loopwright.models import SmallModel
+        from loopwright.tasks.vision.models import load_vision_model
+
+        assert data.plan.labels is not None, "the schema has objects"
+        loaded = load_vision_model(
+            origin,
+            args,
+            training,
+            data.plan,
+            auto_class=self.auto_class,
+            small="center_point",
+            small_config=lambda side: {"num_prototypes": 8 if self.has_masks else 0},
+            labels=data.plan.labels.names,
+        )
+        processor = in_square(loaded.processor, args.image_size)
+        check_detector(loaded.model, processor, self.has_masks)
+        if args.threshold is None:
+            args.threshold = _SMALL_THRESHOLD if isinstance(loaded.model, SmallModel) else _THRESHOLD
+        return Job(self, data, args, training, loaded.model, processor, collate_images, [], loaded.new)
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the images and, where there are any, the targets.
+
+        There is no "pixel_mask": boxes are shares of the square, and with a mask the models of DETR's family would
+        take them for shares of the image in it.
+        """
+        return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
+
+    def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs; some models take the masks and classes of their targets apart."""
+        inputs = super().inputs_for(job, batch)
+        if "labels" in inputs and "mask_labels" in forward_parameters(job.model):
+            labels = inputs.pop("labels")
+            inputs["mask_labels"] = [each["masks"] for each in labels]
+            inputs["class_labels"] = [each["class_labels"] for each in labels]
+        return inputs
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def _directions(self) -> dict[str, bool]:
+        prefix = "mask_" if self.has_masks else ""
+        names = [f"{prefix}{name}" for name in ("map", "map_50", "map_75", "mar_100")]
+        return dict.fromkeys([*names, *(["map", "map_50"] if self.has_masks else [])], True)
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return average precision and recall of boxes, or of masks and boxes."""
+        return JointScorer([LossInterval("image_loss"), DetectionScorer(lambda: self._metric(job), self._directions())])
+
+    def _metric(self, job: Job) -> Any:
+        kinds = ("segm", "bbox") if self.has_masks else ("bbox",)
+        return load_metric("coco_ap", iou_types=kinds, labels=list(label_names(job)))
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return what was found and what is there; hits and misses by class; and 1 - F1 as "loss", for the worst.
+
+        "image_loss" is what is trained on, where the model says it of each image: most divide the sum over a batch by
+        the objects of the batch.
+        """
+        samples: list[dict[str, Any]] = []
+        found = self.found(job, outputs, batch, _LEAST_SCORE)
+        references = batch.get("reference")
+        if references is None:  # of training data, which is scored as the model sees it
+            size = tuple(batch["pixel_values"].shape[-2:])
+            references = [seen_objects(labels, size) for labels in batch["labels"]]
+        for position, prediction, reference in zip(batch["position"].tolist(), found, references, strict=True):
+            counts = count_hits(taken(prediction, prediction["scores"] >= job.args.threshold), reference)
+            f1 = f1_of(counts)
+            samples.append(
+                {
+                    "position": position,
+                    "prediction": prediction,
+                    "reference": reference,
+                    "objects": plain(prediction),
+                    "truth": plain(reference),
+                    "counts": counts,
+                    "f1": f1,
+                    "loss": 1 - f1,
+                }
+            )
+        losses = getattr(outputs, "image_losses", None)
+        for sample, loss in zip(samples, [] if losses is None else losses.tolist(), strict=False):
+            sample["image_loss"] = loss
+        return samples
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the sample with the names of the classes."""
+        names = label_names(job)
+        shown = {**sample, "counts": {names[int(number)]: counts for number, counts in sample["counts"].items()}}
+        return shown | {side: named(sample[side], names) for side in ("objects", "truth")}
+
+    def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[Found]:
+        """Return the objects that a model found in each image of a batch, in pixels of the files.
+
+        Those of training images are in pixels of what the model was given.
+        """
+        size: tuple[int, int] = tuple(batch["pixel_values"].shape[-2:])
+        raw = found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
+        if "full_size" not in batch:
+            return [in_file(each, np.eye(3), size) for each in raw]
+        matrices = batch["matrix"].cpu().numpy()
+        return [
+            in_file(each, matrix, (int(full_size[0]), int(full_size[1])))
+            for each, matrix, full_size in zip(raw, matrices, batch["full_size"], strict=True)
+        ]
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the objects of each image: label, score, box, and the mask as run lengths where there are masks."""
+        outputs = model(**self.inputs_for(job, batch))
+        return [
+            {"objects": named(rounded(plain(found)), label_names(job)), "_found": found}
+            for found in self.found(job, outputs, batch, job.args.threshold)
+        ]
+
+    # --- pictures -----------------------------------------------------------------------------------------------
+
+    def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the image with what was found, right of what is there where that is known."""
+        from loopwright.data.images import load_scene
+        from loopwright.data.pictures import side_by_side
+        from loopwright.tasks.vision.base import load_image
+
+        scene = load_scene(row, with_masks=self.has_masks) if row.get("objects") is not None else load_image(row)
+        found = prediction["_found"]
+        names, caption = label_names(job), f"{len(found['boxes'])} found"
+        if scene.boxes is None:
+            return draw_objects(scene.image, found, names, found["scores"]), caption
+        picture = draw_objects(scene.image, found, names, found["scores"], most=self.sheet_size // 2)
+        single = scene if scene.crowd is None else scene.with_objects(~scene.crowd)
+        truth = draw_objects(scene.image, vars(single), names, most=self.sheet_size // 2)
+        return side_by_side(truth, picture), f"{caption}, {single.num_objects} there"
+
+    def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
+        """Return the image as the model sees it, with its targets."""
+        picture, _ = super().draw_sample(job, batch, index)
+        seen = seen_objects(batch["labels"][index], picture.shape[:2])
+        return draw_objects(picture, seen, label_names(job)), ""
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Write sheets of predictions, and eval/classes.json: average precision, precision, recall of each class."""
+        written = super().illustrate(job, run, worst)
+        written.append(run.evaluation / "classes.json")
+        table = class_table(run.evaluation / "predictions.jsonl", label_names(job), self._metric(job))
+        write_json(written[-1], table)
+        return written
+
+
+class DetectionScorer(MetricScorer):
+    """Scores by average precision; boxes and masks of a sample are dropped once the metric has them."""
+
+    def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the samples to the metric, and return them without what was found and what is there."""
+        super().add(samples)
+        return [
+            {name: value for name, value in sample.items() if name not in ("prediction", "reference")}
+            for sample in samples
+        ]
+
+    def compute(self) -> dict[str, float]:
+        """Return what a model can be chosen by, and the precision of small, medium and large objects."""
+        first = next(iter(self.directions))
+        shown = {*self.directions, *(f"{first}_{size}" for size in _SIZES)}
+        return {name: value for name, value in super().compute().items() if name in shown}
+
+
+# -------------------------------------------------------------------------------------------------------- features
+
+
+@dataclass(frozen=True)
+class ObjectFeatures:
+    """Makes the tensors of a scene and, with labels, its targets in the form that DETR gave them; used in workers.
+
+    Attributes:
+        mean: of each channel.
+        std: of each channel.
+        is_labelled: whether there are targets.
+        has_masks: whether these have masks.
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    is_labelled: bool
+    has_masks: bool
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return "pixel_values", "matrix" (where a point of the file lies now), and "labels"; crowds are no targets."""
+        import torch
+
+        from loopwright.data.images import normalize, to_tensor
+
+        features: dict[str, Any] = {
+            "pixel_values": normalize(to_tensor(scene.image), self.mean, self.std),
+            "matrix": torch.from_numpy(scene.matrix.copy()),
+        }
+        if not self.is_labelled:
+            return features
+        assert scene.boxes is not None and scene.classes is not None, "the row has objects"
+        kept = scene.with_objects(~scene.crowd) if scene.crowd is not None else scene
+        height, width = kept.size
+        boxes = np.asarray(kept.boxes, dtype=np.float32).reshape(-1, 4)
+        shares = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
+        shares = shares / np.array([width, height, width, height], dtype=np.float32)
+        labels = {
+            "class_labels": torch.from_numpy(np.array(kept.classes, dtype=np.int64)),
+            "boxes": torch.from_numpy(shares.astype(np.float32)),
+        }
+        if self.has_masks:
+            labels["masks"] = torch.from_numpy(np.array(kept.masks, dtype=np.float32).reshape(-1, height, width))
+        return {**features, "labels": labels}
+
+
+@dataclass(frozen=True)
+class FullSizeObjects:
+    """Makes features of a scene that is not transformed yet, and keeps its objects as they lie in the file.
+
+    Attributes:
+        transform: from the scene of the file to the one that the model sees.
+        features: makes the tensors.
+        is_labelled: whether objects are known.
+    """
+
+    transform: Callable[[Any, Any], Any]
+    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    is_labelled: bool
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features, "full_size" (height, width) and, with labels, "reference"."""
+        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
+        features["full_size"] = scene.size
+        if self.is_labelled:
+            features["reference"] = objects_of(scene)
+        return features
+
+
+# --------------------------------------------------------------------------------------------------------- models
+
+
+def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    """Return what a model can be called with, also where peft is around it."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inspect.signature(inner.forward).parameters
+
+
+def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
+    """Refuse a model of which it is not known how it is trained or how it says what it found.
+
+    Raises:
+        InputError: it says which models are taken.
+    """
+    if decoder_of(model) is not None:
+        return
+    takes = forward_parameters(model)
+    if has_masks and "mask_labels" in takes and "task_inputs" not in takes:
+        return
+    if not has_masks and hasattr(processor, "post_process_object_detection"):
+        return
+    inner = getattr(model, "module", model)
+    kinds = "Mask2Former, MaskFormer and EoMT" if has_masks else "DETR and its family"
+    parts = "boxes, scores, classes and masks" if has_masks else "boxes, scores and classes"
+    raise InputError(
+        "model.task",
+        f"{type(inner).__name__} does not say which objects it found",
+        saw=[f"models of transformers for this task are {kinds}"],
+        fix=f"give a module a method decode(outputs, threshold, max_detections) that returns {parts} of each image",
+    )
+
+
+def in_square(processor: Any, side: int) -> Any:
+    """Return a processor of transformers that says what the model is trained on: images fitted into a square."""
+    if not hasattr(processor, "to_dict"):
+        return processor
+    values = processor.to_dict()
+    values["size"] = {name: side for name, length in dict(values["size"]).items() if length}
+    return type(processor).from_dict(values)
+
+
+def squeezing(processor: Any) -> list[Any]:
+    """Return what makes images square before they are fitted: with a processor that squeezes them, as RT-DETR's."""
+    from loopwright.data.images import Resize
+
+    size = dict(getattr(processor, "size", None) or {})
+    is_squeezed = bool(size.get("height")) and not getattr(processor, "do_pad", False)
+    return [Resize(exact=int(size["height"]))] if is_squeezed else []
+
+
+def label_names(job: Job) -> Sequence[str]:
+    """Return the names of the classes by number."""
+    assert job.plan.labels is not None, "the schema has objects"
+    return job.plan.labels.names

@@ -1,0 +1,428 @@
+"""Models of images for the tasks: the small ones of this library, those of transformers, and any module of PyTorch.
+
+`load_vision_model` gives all three the same face: called with `pixel_values` and `labels` they return an object with
+`loss` and `logits`, they have `save_pretrained`, and a processor beside them says how they want their images.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from loopwright import models
+from loopwright.data.images import Resize, Transform, classification_eval
+from loopwright.errors import CheckpointError, ConfigError, InputError
+from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
+from loopwright.run_folder import read_json, write_atomically, write_json
+from loopwright.run_folder.files import give_usual_mode
+from loopwright.sources import DataPlan
+from loopwright.tasks.adapters import backbone_parameters
+from loopwright.tasks.base import Origin
+from loopwright.tasks.optional_imports import import_object, is_object_name
+from loopwright.tasks.text.models import Loaded, load_model, quiet
+from loopwright.tasks.vision.base import HANDED_OVER, choose_workers, handed_over, image_side
+
+MODULE_KEY = "loopwright_module"
+_FORM_KEY = "loopwright_image_form"
+_PROCESSOR_FILE = "preprocessor_config.json"
+_MOST_SIDE = 128  # of images for a small model, unless more is asked for
+_USUAL_SIDE = 224
+_LEAST_WHOLE_SIDE = 384  # of ConvNeXt's processor: larger images are squeezed, not cropped
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+# ---------------------------------------------------------------------------------------------- the form of images
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """How images are given to a model; saved beside a model that has no processor of transformers.
+
+    Attributes:
+        height: of the image.
+        width: of the image.
+        mean: of each channel, which is subtracted; pixels go from 0 to 1.
+        std: of each channel, by which is divided.
+        crop_share: how much of the shorter side the middle takes that is kept; None squeezes the whole image.
+    """
+
+    height: int
+    width: int
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    crop_share: float | None = 1.0
+
+    def eval_transform(self) -> Transform:
+        """Return the transform that makes an image of this form out of any other."""
+        size = (self.height, self.width)
+        return Resize(exact=size) if self.crop_share is None else classification_eval(size, self.crop_share)
+
+    def with_side(self, side: int | None) -> ImageForm:
+        """Return the form of square images of this side; None changes nothing."""
+        return self if side is None else replace(self, height=side, width=side)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write it into the folder of a model."""
+        write_json(Path(folder) / _PROCESSOR_FILE, {_FORM_KEY: asdict(self)})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ImageForm:
+        """Return what `save_pretrained` wrote.
+
+        Raises:
+            InputError: there is none in the folder.
+        """
+        found = read_json(Path(folder) / _PROCESSOR_FILE, {}).get(_FORM_KEY)
+        if found is None:
+            raise InputError(
+                "model.folder",
+                f"{folder} has no {_PROCESSOR_FILE} of this library, so how its images look is not known",
+                fix="--model with the model folder of a run",
+            )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+        }
+        return cls(**values)
+
+
+def form_of(processor: Any) -> ImageForm:
+    """Return how images are given to a model, by its processor."""
+    if isinstance(processor, ImageForm):
+        return processor
+    size = {name: int(side) for name, side in dict(processor.size).items() if side}
+    crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
+    height, width = size.get("height"), size.get("width")
+    share: float | None = None
+    if crop:
+        height, width = int(crop["height"]), int(crop["width"])
+        share = min(1.0, min(height, width) / size["shortest_edge"]) if "shortest_edge" in size else None
+    elif height is None or width is None:
+        height = width = size.get("shortest_edge") or size.get("longest_edge") or _USUAL_SIDE
+        share = getattr(processor, "crop_pct", 1.0) if height < _LEAST_WHOLE_SIDE else None
+    is_normalized = getattr(processor, "do_normalize", True)
+    mean, std = (tuple(map(float, getattr(processor, name))) for name in ("image_mean", "image_std"))
+    if not is_normalized:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return ImageForm(height, width, mean, std, share)  # type: ignore[arg-type]
+
+
+def load_processor(path: str, config: Any, side: int | None = None) -> Any:
+    """Return the image processor of a transformers model, on Pillow; a usual one for its kind where it has none.
+
+    Args:
+        path: a folder or a Hub id.
+        config: of the model.
+        side: of the images, where another one is wanted than the processor says.
+    """
+    import transformers
+
+    with quiet():
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        except (OSError, ValueError):
+            mapping = transformers.IMAGE_PROCESSOR_MAPPING
+            kind = mapping[type(config)]["pil"] if type(config) in mapping else transformers.ViTImageProcessorPil
+            processor, own = kind(), getattr(config, "image_size", None)
+            side = side or (own if isinstance(own, int) else None)
+    return processor if side is None else _with_side(processor, side)
+
+
+def _with_side(processor: Any, side: int) -> Any:
+    values = processor.to_dict()
+    share = form_of(processor).crop_share or 1.0
+    shorter = round(side / share) if values.get("crop_size") else side
+    sides = {"shortest_edge": shorter}
+    for name in ("size", "crop_size"):
+        if values.get(name):
+            values[name] = {key: sides.get(key, side) for key, value in dict(values[name]).items() if value}
+    return type(processor).from_dict(values)
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclass
+class VisionModel(Loaded):
+    """A model that was loaded or made, and what says how it wants its images.
+
+    Attributes:
+        processor: an image processor of transformers, or an `ImageForm`.
+    """
+
+    processor: Any = field(default=None, kw_only=True)
+
+
+def load_vision_model(
+    origin: Origin,
+    args: Any,
+    training: Any,
+    plan: DataPlan,
+    *,
+    auto_class: str,
+    small: str,
+    small_config: Callable[[int], Mapping[str, Any]] = lambda side: {},
+    labels: Sequence[str] | None = None,
+    criterion: Criterion | None = None,
+    **changes: Any,
+) -> VisionModel:
+    """Return the model of an origin; called once, by a task's `build`.
+
+    It writes `image_size`, `workers` and `channels_last` into the settings, where they are unset.
+
+    Args:
+        origin: where from.
+        args: of the task.
+        training: of the run.
+        plan: of the data.
+        auto_class: the class of transformers, such as "AutoModelForImageClassification".
+        small: the name of the model in `loopwright.models` that is made where none is given.
+        small_config: from the side of the images to what the small model is made with, beside the labels.
+        labels: the names of the classes; None for a task without.
+        criterion: the loss of a module that has none: from logits and labels to a mean.
+        changes: of the config of a transformers model, beside the labels.
+
+    Raises:
+        InputError: there is no such model, or it does not fit; it says why and what to do.
+    """
+    path = origin.path
+    if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
+        found = _load_module(origin, args, plan, labels, criterion)
+    elif path is None or _holds(path, NAME_KEY):
+        found = _load_small(origin, args, plan, small, small_config, labels)
+    else:
+        if labels is not None:
+            names = dict(enumerate(labels))
+            numbers = {name: number for number, name in names.items()}
+            changes = {"num_labels": len(names), "id2label": names, "label2id": numbers, **changes}
+        loaded = load_model(origin, auto_class, **changes)
+        processor = load_processor(path, loaded.model.config, args.image_size)
+        found = VisionModel(loaded.model, loaded.new, processor=processor)
+    if not origin.is_run:
+        args.image_size = form_of(found.processor).height
+        choose_workers(args, training, plan)
+        if args.channels_last is None:
+            args.channels_last = training.device.type == "cuda"
+    training.dataloader_num_workers = args.workers
+    if args.channels_last:
+        found.model.to(memory_format=torch.channels_last)
+    return found
+
+
+def is_ours(path: str) -> bool:
+    """Whether a folder holds a model that is not one of transformers."""
+    return _holds(path, NAME_KEY) or _holds(path, MODULE_KEY)
+
+
+def _holds(path: str, key: str) -> bool:
+    file = Path(path) / CONFIG_FILE
+    try:
+        return file.is_file() and key in json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+
+
+def _load_small(
+    origin: Origin,
+    args: Any,
+    plan: DataPlan,
+    small: str,
+    small_config: Callable[[int], Mapping[str, Any]],
+    labels: Sequence[str] | None,
+) -> VisionModel:
+    if origin.path is None:
+        side = args.image_size or min(_MOST_SIDE, image_side(plan))
+        made = models.create(small, labels, **small_config(side))
+        side = made.config.get("image_size", side)
+        return VisionModel(made, processor=ImageForm(side, side))
+    folder = Path(origin.path)
+    values = read_json(folder / CONFIG_FILE, {})
+    name, known = values.pop(NAME_KEY), values.pop("labels", None)
+    if name != small:
+        raise InputError(
+            "model.task",
+            f"{folder} holds a {name}, and this task needs a {small}",
+            fix="--model with a run of this task, or leave it out",
+        )
+    form = ImageForm.load(folder).with_side(args.image_size)
+    if "image_size" in values:
+        values["image_size"] = form.height
+    if labels is not None:
+        values["num_labels"] = len(labels)
+    made = models.create(name, labels, **values)
+    if origin.is_run and not (folder / WEIGHTS_FILE).is_file():
+        return VisionModel(made, processor=form)
+    # Of other classes than before the head is new.
+    new = _load_fitting(made, folder, keeps_head=labels is None or list(labels) == known)
+    return VisionModel(made, new, processor=form)
+
+
+def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
+    """Load the weights that fit, and return the names of those that do not."""
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except Exception as error:
+        raise CheckpointError(f"the model in {folder} is damaged: {error}") from error
+    own = model.state_dict()
+    fitting = {name: tensor for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
+    if not keeps_head:
+        heads = [name for name in fitting if "head" in name.split(".")[0]]
+        fitting = {name: tensor for name, tensor in fitting.items() if name not in heads}
+    model.load_state_dict(fitting, strict=False)
+    return sorted(set(own) - set(fitting))
+
+
+# ------------------------------------------------------------------------------------------------------- modules
+
+
+class ModuleAdapter(nn.Module):
+    """Any module of PyTorch with the face of the other models.
+
+    Args:
+        module: called with the images, and with `labels` if it takes them. It returns logits, or an object, dict or
+            tuple with "logits" (or first) and perhaps "loss".
+        criterion: the loss, where the module returns none.
+        name: "package.module:function" that makes it; None if it was handed over.
+        labels: the names of the classes.
+    """
+
+    def __init__(
+        self, module: nn.Module, criterion: Criterion | None, name: str | None, labels: Sequence[str] | None
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.config = {MODULE_KEY: name, "labels": None if labels is None else list(labels)}
+        self._criterion = criterion
+        self._takes_labels = "labels" in inspect.signature(module.forward).parameters
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **others: Any) -> Any:
+        """Return an object with `loss`, where labels are given, and `logits`."""
+        if labels is not None and self._takes_labels:
+            others["labels"] = labels
+        answer = self.module(pixel_values, **others)
+        if isinstance(answer, Tensor):
+            output: Any = ModelOutput(logits=answer)
+        elif isinstance(answer, Mapping):
+            output = SimpleNamespace(**{"loss": None, "logits": None, **answer})
+        elif isinstance(answer, tuple):
+            output = ModelOutput(logits=answer[0])
+        else:
+            output = answer
+        if labels is not None and output.loss is None:
+            if self._criterion is None:
+                raise ConfigError(
+                    f"{type(self.module).__name__} returned no loss: for this task a module takes pixel_values and "
+                    "labels and returns an object with loss"
+                )
+            output.loss = self._criterion(output.logits, labels)
+        return output
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the module's weights under its own names, and what makes it."""
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.module.state_dict().items()}
+        write_atomically(Path(folder) / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_json(Path(folder) / CONFIG_FILE, self.config)
+
+
+def _load_module(
+    origin: Origin, args: Any, plan: DataPlan, labels: Sequence[str] | None, criterion: Criterion | None
+) -> VisionModel:
+    folder = Path(origin.path) if origin.path is not None and not is_object_name(origin.path) else None
+    name = origin.path if folder is None else read_json(folder / CONFIG_FILE, {})[MODULE_KEY]
+    module = origin.module
+    if module is None:
+        if name is None:
+            raise handed_over(str(args.model))
+        module = _call(import_object(name, "model"), labels)
+    else:
+        args.model = f"{HANDED_OVER}{type(module).__name__}"
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            "model.task",
+            f"--model {name or type(module).__name__} is a {type(module).__name__}, expected a torch.nn.Module",
+            fix="name a function that returns a module, or a class of modules",
+        )
+    adapter = ModuleAdapter(module, criterion, name, labels)
+    if folder is None:
+        side = args.image_size or min(_USUAL_SIDE, image_side(plan))
+        return VisionModel(adapter, processor=ImageForm(side, side))
+    new = _load_fitting(module, folder) if (folder / WEIGHTS_FILE).is_file() else []
+    return VisionModel(adapter, new, processor=ImageForm.load(folder).with_side(args.image_size))
+
+
+def _call(make: Any, labels: Sequence[str] | None) -> Any:
+    """Return what a function makes, told the number of classes or their names where it asks for them."""
+    if isinstance(make, nn.Module):
+        return make
+    wanted = inspect.signature(make).parameters
+    known = {} if labels is None else {"num_labels": len(labels), "num_classes": len(labels), "labels": list(labels)}
+    return make(**{name: value for name, value in known.items() if name in wanted})
+
+
+# ------------------------------------------------------------------------------------------------- using and saving
+
+
+def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
+    """Return what else a model must be told: to stretch its positions, for images of another size than its own."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = getattr(inner.config, "image_size", None)
+    is_own = own is None or not isinstance(own, int) or own == form.height
+    if is_own or "interpolate_pos_encoding" not in inspect.signature(inner.forward).parameters:
+        return {}
+    return {"interpolate_pos_encoding": True}
+
+
+def backbone_groups(
+    model: nn.Module, groups: Sequence[Mapping[str, Any]], lr: float, factor: float
+) -> list[dict[str, Any]]:
+    """Return parameter groups split into those of the head, which come first, and those below it with a lower rate.
+
+    Raises:
+        InputError: the model has no part that could be called its head.
+    """
+    backbone = {id(parameter) for parameter in backbone_parameters(model)}
+    split: list[dict[str, Any]] = []
+    for is_below in (False, True):
+        for group in groups:
+            chosen = [parameter for parameter in group["params"] if (id(parameter) in backbone) == is_below]
+            if chosen:
+                split.append({**group, "params": chosen, **({"lr": lr * factor} if is_below else {})})
+    if not backbone or not any(id(one) not in backbone for group in groups for one in group["params"]):
+        raise InputError(
+            "args.value",
+            f"--backbone_lr_factor {factor:g}: the model has no head beside its backbone",
+            fix="leave --backbone_lr_factor out",
+        )
+    return split
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write the weights and the config of a model."""
+    if isinstance(model, (SmallModel, ModuleAdapter)):
+        model.save_pretrained(folder)
+        return
+    model.to(memory_format=torch.contiguous_format)
+    with quiet():
+        model.save_pretrained(folder)
+    give_usual_mode(folder)
+
+
+def save_config(model: Any, folder: Path) -> None:
+    """Write what makes a model again, without its weights."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if isinstance(inner, SmallModel):
+        write_json(folder / CONFIG_FILE, {NAME_KEY: inner.name, "labels": inner.labels, **inner.config})
+    elif isinstance(inner, ModuleAdapter):
+        write_json(folder / CONFIG_FILE, inner.config)
+    else:
+        inner.config.architectures = [type(inner).__name__]
+        inner.config.save_pretrained(folder)

@@ -1,0 +1,92 @@
+"""Pictures in the run folder: the first training batch as the model sees it, and predictions beside the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopwright.callbacks import TrainerCallback
+from loopwright.data.pictures import encode, sheet
+from loopwright.engine.nested import to_device
+from loopwright.protocols import TrainerLike
+from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.tasks.base import Job
+
+if TYPE_CHECKING:
+    from loopwright.tasks.vision.base import VisionTask
+
+_NUM_SHOWN = 24
+_NUM_ROWS = 6
+
+
+class FirstBatchPicture(TrainerCallback):
+    """Draws the first batch that a run is trained on.
+
+    Args:
+        task: draws a sample.
+        job: of the run.
+        path: the file; one that is there stays.
+    """
+
+    graph_safe = True  # the first update is never a graph, and others it does not look at
+
+    def __init__(self, task: VisionTask, job: Job, path: Path) -> None:
+        self._task = task
+        self._job = job
+        self._path = path
+        self._is_done = False
+
+    def on_train_step_end(
+        self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
+    ) -> None:
+        """Draw it, if it is the first of the run."""
+        if self._is_done:
+            return
+        self._is_done = True
+        if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
+            number = min(_NUM_SHOWN, len(batch["position"]))
+            write_sheet(self._path, [self._task.draw_sample(self._job, batch, index) for index in range(number)], 8)
+
+
+def write_prediction_sheets(
+    task: VisionTask, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]
+) -> list[Path]:
+    """Write samples/predictions.png, of rows from all over the validation data, and samples/worst.png; return both."""
+    number = min(_NUM_SHOWN, _NUM_ROWS * task.sheet_columns)
+    num_rows = len(job.eval_dataset)
+    places = {
+        "predictions": sorted({index * num_rows // number for index in range(number)}),
+        "worst": [int(sample["position"]) for sample in worst[:number]],
+    }
+    written = []
+    for name, positions in places.items():
+        pictures = _pictures(task, job, positions)
+        if pictures:
+            written.append(run.path / "samples" / f"{name}.png")
+            write_sheet(written[-1], pictures, task.sheet_columns, task.sheet_size)
+    return written
+
+
+def write_sheet(path: Path, pictures: Sequence[tuple[Any, str]], columns: int, size: int = 160) -> None:
+    """Write pictures with their captions onto one sheet, each as large as fits into a square of this side."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images, captions = zip(*pictures, strict=True)
+    write_atomically(path, encode(sheet(images, captions, columns=columns, size=size)))
+
+
+def _pictures(task: VisionTask, job: Job, positions: list[int]) -> list[tuple[Any, str]]:
+    rows = job.eval_dataset.rows
+    dataset = task.create_dataset(job, rows, is_labelled=False)
+    size, device = job.training.eval_batch_size, next(job.model.parameters()).device
+    job.model.eval()
+    drawn = []
+    for start in range(0, len(positions), size):
+        chosen = positions[start : start + size]
+        features = [dataset[position] for position in chosen]
+        with torch.inference_mode():
+            predictions = task.predict_batch(job, job.model, to_device(job.collate_fn(features), device))
+        drawn += [task.draw(job, rows[position], each) for position, each in zip(chosen, predictions, strict=True)]
+    return drawn

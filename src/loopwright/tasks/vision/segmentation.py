@@ -1,0 +1,541 @@
+"""semantic-segmentation: the class of each pixel of an image."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwright.errors import DataError
+from loopwright.metrics import load as load_metric
+from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
+from loopwright.tasks.base import Job, Origin, Rows
+from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
+from loopwright.tasks.data import RunData
+from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
+from loopwright.tasks.vision.base import VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
+
+if TYPE_CHECKING:
+    from loopwright.data.images import Scene, Transform
+
+AUTO_CLASS = "AutoModelForSemanticSegmentation"
+_LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
+_SMALL_LOSS = "ce+dice"
+_BACKGROUND = "background"
+_MASKS = "masks"  # the folder of predicted masks in that of the overlays
+# What of a batch is not for the model.
+_NOT_FOR_MODEL = ("position", "num_items", "full_size", "full_mask")
+_NUM_NAMED = 3  # classes in the caption of a picture
+_MOST_CLASSES_DRAWN = 200
+
+ClassMap = NDArray[Any]
+"""The class of each pixel: whole numbers, (height, width)."""
+Pairs = list[tuple[int, int, int]]
+"""True class, predicted class, and how many pixels of an image have both."""
+
+
+@dataclass
+class SemanticSegmentationArguments(VisionArguments):
+    """The flags of semantic-segmentation."""
+
+    mask_column: str | None = flag(None, "Column of the masks, of data that is a table.")
+    id2label: str | None = flag(None, "File with the names of the classes by number; unset looks for id2label.json.")
+    ignore_index: int = flag(255, "The number in masks that is no class: such pixels count nowhere.")
+    reduce_labels: bool = flag(False, "Read 0 in masks as no class, and other numbers as one too high.")
+    loss: str | None = flag(
+        None, "Loss; unset is the model's own, and ce+dice for the small model from scratch.", choices=_LOSSES
+    )
+    class_weights: list[str] = flag_list(
+        "How much a pixel of each class counts in ce and focal: a number per class, or balanced (rare ones count more)."
+    )
+
+
+class SemanticSegmentation(VisionTask):
+    """Trains a model that says of which class each pixel is."""
+
+    name = "semantic-segmentation"
+    summary = "the class of each pixel of an image"
+    explanation = (
+        "data      a folder with images and masks folders, or with train and validation folders of these, matched by",
+        "          name; csv, tsv, json, jsonl or parquet with columns of image and mask paths; a Hub id",
+        "masks     PNGs with one number per pixel, grey or with a palette; 255 is no class (--ignore_index);",
+        '          their names in id2label.json: {"0": "sky", "1": "tree"}; --reduce_labels where 0 is no class',
+        "models    none: a small U-shaped net; a folder or Hub id of transformers (SegFormer, UperNet, BEiT, ...);",
+        "          package.module:function that makes any module of PyTorch",
+        "loss      --loss model, ce, dice, focal, ce+dice or focal+dice; --class_weights balanced, or one per class",
+        "metric    mean IoU of the classes, their mean accuracy, overall accuracy of the pixels: all at the size of",
+        "          the masks, whatever the model sees; the IoU of each class is in eval/classes.json",
+        "predict   lw predict RUN a.jpg b.png photos/ --overlays drawn/   (masks in drawn/masks/)",
+    )
+    example = "lw train semantic-segmentation --data scenes/ --model ./segformer --epochs 20 --batch 8 --lr 6e-5"
+    arguments = SemanticSegmentationArguments
+    defaults = MappingProxyType({**VISION_DEFAULTS, "learning_rate": 6e-5, "per_device_train_batch_size": 8})
+    demo = MappingProxyType(
+        {
+            **{"epochs": 16, "batch": 4, "lr": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
+            **{"weight_decay": 0.2, "ema": 0.99, "augmentation": "none", "class_weights": ["0.2", *["1"] * 10]},
+            "threads": 1,
+        }
+    )
+    demo_note = "which pixels of a photo belong to which digit: mean IoU 0.71 (most common class 0.08), 125 s"
+    sheet_columns = 4
+    sheet_size = 320
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def baselines(self, job: Job) -> dict[str, dict[str, float]]:
+        """Return what the most common class of the training pixels reaches."""
+        learnt, scored = (pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
+        if not sum(scored):
+            return {}
+        majority = max(range(len(learnt)), key=learnt.__getitem__)
+        pairs = [(number, majority, count) for number, count in enumerate(scored)]
+        scores = _filled_metric(job, confusion([pairs], len(scored))).compute()
+        return {"majority": {name: float(value) for name, value in scores.items()}}
+
+    def train_transform(self, job: Job) -> Transform:
+        """Return a random part of the image and its mask, mirrored, in other colours."""
+        from loopwright.data.images import segmentation_train
+
+        form, args = self.form(job), job.args
+        return segmentation_train((form.height, form.width), args.augmentation, args.flip, args.ignore_index)
+
+    def eval_transform(self, job: Job) -> Transform:
+        """Return the whole image squeezed to the size that the model sees."""
+        from loopwright.data.images import segmentation_eval
+
+        form = self.form(job)
+        return segmentation_eval((form.height, form.width))
+
+    def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
+        """Return what reads an image and its mask."""
+        if not is_labelled:
+            return super().load_scene(job, is_labelled)
+        return _reader(job)
+
+    def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
+        """Return what makes tensors, and counts what the loss is a mean of."""
+        features = super().to_features(job, is_labelled)
+        if not is_labelled:
+            return features
+        is_of_images = "dice" in job.args.loss
+        return MaskFeatures(features, job.args.ignore_index, is_of_images, numbers_of(job.args.class_weights))
+
+    def create_dataset(
+        self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
+    ) -> Any:
+        """Return the images as tensors; those that are not trained on with the masks, or sizes, of the files."""
+        from loopwright.data.images import as_transform
+
+        dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
+        if not is_training:
+            dataset.to_features = FullSizeFeatures(dataset.transform, dataset.to_features)
+            dataset.transform = as_transform(None)
+        return dataset
+
+    # --- model --------------------------------------------------------------------------------------------------
+
+    def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
+        """Load or make a model with a score for each class, and settle the loss."""
+        from loopwright.data.images import collate_images
+        from loopwright.models import SmallModel
+        from loopwright.tasks.vision.models import load_vision_model
+
+        assert data.plan.labels is not None, "the schema has a mask"
+        names = data.plan.labels.names
+        if not origin.is_run:
+            args.class_weights = settle_weights(args, data)
+        weights = numbers_of(args.class_weights)
+        small_loss = _SMALL_LOSS if args.loss in (None, MODEL_LOSS) else args.loss
+        loaded = load_vision_model(
+            origin,
+            args,
+            training,
+            data.plan,
+            auto_class=AUTO_CLASS,
+            small="u_net",
+            small_config=lambda side: {
+                "loss": small_loss,
+                "ignore_index": args.ignore_index,
+                "class_weights": weights,
+            },
+            labels=names,
+            criterion=CrossEntropy(args.ignore_index),
+            semantic_loss_ignore_index=args.ignore_index,
+            loss_ignore_index=args.ignore_index,
+        )
+        if isinstance(loaded.model, SmallModel):
+            args.loss = small_loss
+        elif args.loss is None:
+            args.loss = "ce" if weights else MODEL_LOSS
+        check_weights(args)
+        return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
+
+    def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the images and, where there are any, the labels."""
+        return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
+
+    def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the model's own loss, or the one of a name on scores as large as the labels."""
+        import torch
+
+        from loopwright.models import create_loss
+
+        args, inputs = job.args, self.inputs_for(job, batch)
+        if args.loss == MODEL_LOSS:
+            # A mean over no pixels is not a number. Such a batch weighs nothing, so that any labels will do.
+            has_items = batch["num_items"].sum() > 0
+            inputs["labels"] = torch.where(has_items, inputs["labels"], 0)
+            outputs = model(**inputs)
+            return outputs.loss, outputs
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = create_loss(args.loss, args.ignore_index, numbers_of(args.class_weights))
+        return loss(enlarged(outputs.logits, labels.shape[-2:]), labels).loss, outputs
+
+    def count_items(self, batch: Mapping[str, Any]) -> float | None:
+        """Return how many pixels, or how much weight of pixels, the loss is a mean of; of dice how many images."""
+        return float(batch["num_items"].sum())
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def create_scorer(self, job: Job) -> Scorer:
+        """Return mean IoU and accuracies."""
+        directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
+        scorer = ImageScorer(lambda: _create_metric(job), directions)
+        return JointScorer([LossInterval("image_loss", "num_items"), scorer])
+
+    def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+        """Return the classes at the size of the mask, which of them were taken for which, and the IoU of the image.
+
+        "loss" is 1 - IoU: by it the worst images are found. "image_loss" is what is trained on, and "num_items" how
+        much of that the image has.
+        """
+        references = batch["full_mask"] if "full_mask" in batch else batch["labels"].cpu().numpy()
+        lists = [each.tolist() for each in (batch["position"], _image_losses(job, batch, outputs), batch["num_items"])]
+        samples = []
+        for position, loss, num_items, scores, reference in zip(*lists, outputs.logits, references, strict=True):
+            prediction = class_map(scores, reference.shape)
+            pixels = count_pairs(reference, prediction, job.args.ignore_index)
+            sample = {"position": position, "prediction": prediction, "reference": reference, "pixels": pixels}
+            sample |= {"image_loss": loss, "num_items": num_items}
+            iou = image_iou(pixels)
+            samples.append(sample if iou is None else {**sample, "iou": iou, "loss": 1 - iou})
+        return samples
+
+    def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the sample with the pixels by the names of their true and their predicted classes."""
+        names = label_names(job)
+        pixels: dict[str, dict[str, int]] = {}
+        for true, predicted, count in sample["pixels"]:
+            pixels.setdefault(names[true], {})[names[predicted]] = count
+        return {**sample, "pixels": pixels}
+
+    def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return for each image its classes with their share of the pixels, and the class of each pixel."""
+        names = label_names(job)
+        logits = model(**self.inputs_for(job, batch)).logits
+        found = []
+        for scores, size in zip(logits, batch["full_size"], strict=True):
+            prediction = class_map(scores, size)
+            counts = np.bincount(prediction.ravel(), minlength=len(names))
+            shares = {
+                names[number]: round(float(counts[number]) / prediction.size, 6) for number in np.argsort(-counts)
+            }
+            found.append({"classes": {name: share for name, share in shares.items() if share}, "_map": prediction})
+        return found
+
+    def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Yield the classes of each image with their shares, and the paths of what was written with `--overlays`."""
+        for shown in super().predict_rows(job, rows):
+            if "overlay" in shown:
+                shown["mask"] = str(_mask_beside(Path(shown["overlay"])))
+            yield shown
+
+    # --- pictures -----------------------------------------------------------------------------------------------
+
+    def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the image with its classes in colour, right of the truth where there is one, and the largest ones."""
+        from loopwright.data.images import decode_image
+
+        image = np.asarray(decode_image(row["image"]))
+        shares = [(name, share) for name, share in prediction["classes"].items() if name != _BACKGROUND]
+        caption = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares[:_NUM_NAMED]) or "nothing"
+        painted = _painted(job, image, prediction["_map"])
+        if row.get("mask") is None:
+            return painted, caption
+        truth = _reader(job)(row).semantic
+        assert truth is not None, "the reader has made sure"
+        iou = image_iou(count_pairs(truth, prediction["_map"], job.args.ignore_index))
+        gap = np.full((image.shape[0], max(2, image.shape[1] // 32), 3), 255, np.uint8)
+        both = np.concatenate([np.asarray(_painted(job, image, truth)), gap, np.asarray(painted)], axis=1)
+        return both, caption if iou is None else f"IoU {iou:.2f}: {caption}"
+
+    def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
+        """Return the image as the model sees it, with the classes of its labels in colour."""
+        picture, _ = super().draw_sample(job, batch, index)
+        return _painted(job, picture, batch["labels"][index].cpu().numpy()), ""
+
+    def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
+        """Write the picture of a prediction, and its mask with the numbers that the masks of the data have."""
+        super().save_overlay(job, row, prediction, path)
+        mask = _mask_beside(path)
+        mask.parent.mkdir(exist_ok=True)
+        write_atomically(mask, mask_file(prediction["_map"].astype(np.int32) + int(job.args.reduce_labels)))
+
+    def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Write sheets of predictions, eval/classes.json, eval/confusion.json and samples/confusion.png."""
+        from loopwright.data.pictures import confusion_picture, encode
+
+        written = super().illustrate(job, run, worst)
+        names = list(label_names(job))
+        matrix = confusion(pairs_in(run.evaluation / "predictions.jsonl", names), len(names))
+        written += [run.evaluation / "classes.json", run.evaluation / "confusion.json"]
+        write_json(written[-2], _filled_metric(job, matrix).table())
+        write_json(written[-1], {"labels": names, "matrix": matrix.tolist()})
+        if len(names) <= _MOST_CLASSES_DRAWN:
+            written.append(run.path / "samples" / "confusion.png")
+            write_atomically(written[-1], encode(confusion_picture(matrix, names)))
+        return written
+
+
+# -------------------------------------------------------------------------------------------------------- features
+
+
+@dataclass(frozen=True)
+class MaskReader:
+    """Makes a scene of a row with an image and a mask; used in loader workers.
+
+    Attributes:
+        num_classes: how many classes there are.
+        reduce_labels: 0 in masks is no class, other numbers are one too high.
+        ignore_index: the number of pixels that count nowhere.
+    """
+
+    num_classes: int
+    reduce_labels: bool
+    ignore_index: int
+
+    def __call__(self, row: Mapping[str, Any]) -> Scene:
+        """Return the scene.
+
+        Raises:
+            DataError: a file cannot be read, or the mask has a class that there is not: of many masks not all were
+                looked at before.
+        """
+        from loopwright.data.images import load_scene
+
+        scene = load_scene(row, reduce_labels=self.reduce_labels, ignore_index=self.ignore_index)
+        assert scene.semantic is not None, "the row has a mask"
+        is_wrong = ((scene.semantic < 0) | (scene.semantic >= self.num_classes)) & (scene.semantic != self.ignore_index)
+        if is_wrong.any():
+            named = row["mask"] if isinstance(row["mask"], str) else "of an image"
+            number = int(scene.semantic[is_wrong][0]) + int(self.reduce_labels)
+            raise DataError(
+                f"the mask {named} has the class {number}, where {self.num_classes} classes are known, and "
+                f"{self.ignore_index} for none. Mend it, or name the class in id2label.json."
+            )
+        return scene
+
+
+@dataclass(frozen=True)
+class MaskFeatures:
+    """Makes features of a scene with a class for each pixel; used in loader workers.
+
+    Attributes:
+        features: makes the tensors.
+        ignore_index: the number of pixels that count nowhere.
+        is_of_images: the loss is a mean over images, and else over pixels.
+        weights: of the pixels by class; None for 1.
+    """
+
+    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    ignore_index: int
+    is_of_images: bool
+    weights: tuple[float, ...] | None
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors, and under "num_items" what the sample counts for in the mean of the loss."""
+        assert scene.semantic is not None, "the row has a mask"
+        classes = scene.semantic[scene.semantic != self.ignore_index]
+        if self.is_of_images:
+            num_items = float(classes.size > 0)
+        else:
+            num_items = float(classes.size if self.weights is None else np.take(self.weights, classes).sum())
+        return {**self.features(scene, row), "num_items": num_items}
+
+
+@dataclass(frozen=True)
+class FullSizeFeatures:
+    """Makes features of a scene at the size that a model sees, and keeps what its file had; used in loader workers.
+
+    Attributes:
+        transform: makes the scene smaller; it draws nothing.
+        features: makes those of the smaller scene.
+    """
+
+    transform: Transform
+    features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+
+    def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features, "full_size" (height, width) and, where there is a mask, "full_mask"."""
+        features = self.features(self.transform(scene, np.random.default_rng(0)), row)
+        features["full_size"] = scene.size
+        if scene.semantic is not None:
+            features["full_mask"] = _as_bytes(scene.semantic)
+        return features
+
+
+def _as_bytes(classes: NDArray[np.int32]) -> ClassMap:
+    """Return the same numbers in a byte each, where they fit: batches of whole masks are large."""
+    return classes.astype(np.uint8) if classes.size and classes.min() >= 0 and classes.max() < 256 else classes
+
+
+# ---------------------------------------------------------------------------------------------- losses and classes
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of a module that has none of its own.
+
+    Attributes:
+        ignore_index: the label that is left out.
+    """
+
+    ignore_index: int
+
+    def __call__(self, logits: Any, labels: Any) -> Any:
+        """Return the mean over the pixels that count."""
+        from loopwright.models import create_loss
+
+        return create_loss("ce", self.ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
+
+
+def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
+    """Return the loss of each image; a loss of the model's own is taken for the mean over its pixels."""
+    from loopwright.models import sample_losses
+
+    args, labels = job.args, batch["labels"]
+    name = "ce" if args.loss == MODEL_LOSS else args.loss
+    scores = enlarged(outputs.logits, labels.shape[-2:])
+    return sample_losses(name, scores, labels, args.ignore_index, numbers_of(args.class_weights)).loss
+
+
+def enlarged(logits: Any, size: Sequence[int]) -> Any:
+    """Return scores (images, classes, height, width) at a size, between pixels in proportion to the distance."""
+    from torch.nn import functional
+
+    if tuple(logits.shape[-2:]) == tuple(size):
+        return logits
+    return functional.interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def class_map(logits: Any, size: Sequence[int]) -> ClassMap:
+    """Return the likeliest class of each pixel of an image at a size, of scores (classes, height, width)."""
+    import torch
+
+    classes = enlarged(logits[None], size)[0].argmax(dim=0)
+    found: ClassMap = classes.to(torch.uint8 if logits.shape[0] <= 256 else torch.int32).cpu().numpy()
+    return found
+
+
+def count_pairs(reference: ClassMap, prediction: ClassMap, ignore_index: int) -> Pairs:
+    """Return how many pixels of an image each pair of a true and a predicted class has, where it has any."""
+    is_counted = reference != ignore_index
+    true, predicted = reference[is_counted].astype(np.int64), prediction[is_counted].astype(np.int64)
+    width = int(max(true.max(initial=0), predicted.max(initial=0))) + 1
+    keys, counts = np.unique(true * width + predicted, return_counts=True)
+    return [(key // width, key % width, count) for key, count in zip(keys.tolist(), counts.tolist(), strict=True)]
+
+
+def image_iou(pairs: Pairs) -> float | None:
+    """Return the mean IoU of the classes that an image has, or was said to have; None if no pixel counts."""
+    sizes: dict[int, int] = {}
+    right: dict[int, int] = {}
+    for true, predicted, count in pairs:
+        for number in {true, predicted}:
+            sizes[number] = sizes.get(number, 0) + count
+        if true == predicted:
+            right[true] = count
+    return sum(right.get(number, 0) / size for number, size in sizes.items()) / len(sizes) if sizes else None
+
+
+def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDArray[np.int64]:
+    """Return the pixels of all images: a row per true class, a column per predicted one."""
+    matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
+    for of_image in pairs:
+        for true, predicted, count in of_image:
+            matrix[true, predicted] += count
+    return matrix
+
+
+def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
+    """Yield the pairs of each image of an evaluation, of the file that it wrote."""
+    numbers = {name: number for number, name in enumerate(names)}
+    with predictions.open(encoding="utf-8") as file:
+        for line in file:
+            pixels = json.loads(line)["pixels"]
+            yield [(numbers[true], numbers[each], n) for true, row in pixels.items() for each, n in row.items()]
+
+
+def _create_metric(job: Job) -> Any:
+    return load_metric("mean_iou", labels=list(label_names(job)), ignore_index=job.args.ignore_index)
+
+
+def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
+    """Return the metric as it is after images with this confusion."""
+    metric = _create_metric(job)
+    metric.load_state_dict({"num_samples": 1, "matrix": matrix.tolist()})
+    return metric
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+
+def label_names(job: Job) -> Sequence[str]:
+    """Return the names of the classes by number."""
+    assert job.plan.labels is not None, "the schema has a mask"
+    return job.plan.labels.names
+
+
+def mask_file(classes: ClassMap) -> bytes:
+    """Return a map of classes as a PNG: with a palette, so that it can be looked at, or grey with 16 bits."""
+    from loopwright.data.pictures import palette
+    from loopwright.data.vision_extra import pillow
+
+    if classes.max(initial=0) < 256:
+        image = pillow().fromarray(classes.astype(np.uint8))
+        image.putpalette(np.resize(palette(), (256, 3)).ravel().tolist())
+    else:
+        image = pillow().fromarray(classes.astype(np.uint16))
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def _reader(job: Job) -> MaskReader:
+    return MaskReader(len(label_names(job)), job.args.reduce_labels, job.args.ignore_index)
+
+
+def _mask_beside(overlay: Path) -> Path:
+    return overlay.parent / _MASKS / overlay.name
+
+
+def _painted(job: Job, image: Any, classes: ClassMap) -> Any:
+    """Return an image with its classes in colour; the background stays as it is."""
+    from loopwright.data.pictures import draw_semantic
+
+    names = label_names(job)
+    unpainted = {job.args.ignore_index, *(number for number, name in enumerate(names) if name == _BACKGROUND)}
+    return draw_semantic(image, classes, unpainted=unpainted)
+
+
+TASK = SemanticSegmentation()
