@@ -293,11 +293,11 @@ def test_what_an_earlier_call_wrote_is_replaced_by_what_is_written_now(tmp_path)
 
 @pytest.mark.slow
 def test_another_process_makes_the_same_images_without_torch(written, tmp_path):
-    # The parent package imports torch; an empty one stands in for it, so that what is imported here can be seen.
+    # `loopwright.data` imports torch; an empty package stands in for it, so that what is imported here can be seen.
     code = f"""
 import json, sys, types
 parent = sys.modules["loopwright.data"] = types.ModuleType("loopwright.data")
-parent.__path__ = [{str(PACKAGE.parent)!r}]
+parent.__path__ = [{str(PACKAGE.parent / "data")!r}]
 from loopwright import demos as embedded
 light = sorted({{"numpy", "PIL", "sklearn"}} & set(sys.modules))
 paths = embedded.write_demo("semantic-segmentation", "scenes")
