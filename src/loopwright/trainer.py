@@ -385,7 +385,7 @@ class Trainer(TrainerHooks):
     def _current_run(self) -> TrainingRun:
         """The only private state: the current run, or the last one, or from the constructor on an idle one."""
         # Made here only for a subclass that assigns a name of the contract before it calls `super().__init__()`.
-        return TrainingRun(self, self._run_update)
+        return TrainingRun(self)
 
     def create_step(self, run: TrainingRun) -> MicroBatchStep:
         """Return the loop's view of a micro-batch; called for every run, like the three below."""
@@ -546,7 +546,7 @@ class Trainer(TrainerHooks):
 
 def _start_idle_run(trainer: Trainer) -> None:
     warn_of_collisions(trainer, Trainer, CORE_CONTRACT, state={"_current_run": TrainingRun})
-    trainer._current_run = TrainingRun(trainer, trainer._run_update)
+    trainer._current_run = TrainingRun(trainer)
     trainer._current_run.start_engine()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import shutil
+import weakref
 from collections import namedtuple
 from functools import partial
 from pathlib import Path
@@ -1285,3 +1287,29 @@ def test_an_optimizers_own_way_to_drop_gradients_is_taken() -> None:
     drop_gradients(of_the_instance)
 
     assert (of_its_class.num_dropped, calls) == (1, ["dropped"])
+
+
+@pytest.mark.parametrize("use", ["train", "evaluate", "find_lr", "checkpoints"])
+def test_a_trainer_and_its_model_are_freed_without_the_garbage_collector(use, tmp_path) -> None:
+    """`del trainer` has to give the memory of a GPU back at once: a run and its parts hold their owners weakly."""
+
+    def used() -> list:
+        trainer = trainer_of()
+        if use == "evaluate":
+            trainer.evaluate(data(8))
+        elif use == "find_lr":
+            trainer.find_lr(data(8), num_updates=3)
+        else:
+            trainer.train(data(8), 1, data(8), checkpoints=Checkpointing(tmp_path) if use == "checkpoints" else None)
+        return [weakref.ref(trainer), weakref.ref(trainer.model), weakref.ref(run_of(trainer))]
+
+    used_before = used()  # libraries make their own cycles when they are first used
+    gc.collect()
+    assert [one() for one in used_before] == [None] * 3
+    gc.disable()
+    try:
+        if use == "checkpoints":
+            shutil.rmtree(tmp_path)
+        assert [one() for one in used()] == [None] * 3
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""The Trainer of all tasks: the core's loop, with a task's loss, streaming metrics and worst examples."""
+"""The Trainer of all tasks: the core's loop with the task's loss, streaming metrics and worst examples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from loopwright.back_reference import BackReference
 from loopwright.callbacks import CallbackHandler
 from loopwright.data.batch_parts import cut_rows
 from loopwright.engine import create_accelerator
@@ -44,7 +45,7 @@ class TaskTrainer(Trainer):
 
     Args:
         job: the task's model and data.
-        optimizer: None where nothing is trained.
+        optimizer: None for evaluation only.
         callbacks: of the core.
         say: prints a line.
         is_rehearsal: leave the training data out of evaluations.
@@ -52,10 +53,10 @@ class TaskTrainer(Trainer):
     Attributes:
         intervals: (low, high) of the metrics of the last evaluation.
         examples: the worst and the suspected samples of the last `evaluate_fully`.
-        around_saves: called for a context that every save is made in.
-        on_record: called with each record of metrics.jsonl as it is written; None for nobody.
-        first_samples: the first few samples of the last evaluation, as far as this process has scored them.
-        look_at_first_batch: called with the next micro-batch that is trained on, and then forgotten.
+        around_saves: returns a context manager around every save.
+        on_record: called with each record of metrics.jsonl as it is written, unless None.
+        first_samples: the first few samples of the last evaluation that this process scored.
+        look_at_first_batch: called once with the next training micro-batch, then reset.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class TaskTrainer(Trainer):
         return {"loss": loss, "model_outputs": outputs, "batch_size": num_rows(batch)}
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Return the task's loss, and give the samples to the scorer."""
+        """Return the task's loss, and pass the samples to the scorer."""
         task = self.job.task
         with torch.no_grad():
             loss, outputs = task.compute_loss(self.job, self.model, batch)
@@ -123,13 +124,13 @@ class TaskTrainer(Trainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def eval_epoch_start(self) -> None:
-        """Begin to score."""
+        """Start scoring."""
         super().eval_epoch_start()
         self._scorer = self.job.task.create_scorer(self.job)
         self.first_samples = []
 
     def eval_epoch_end(self) -> None:
-        """Put the metrics of all processes together, and into the history."""
+        """Merge the metrics of all processes into the history."""
         super().eval_epoch_end()
         late = self._scorer.finish()
         if self._is_full:
@@ -149,7 +150,7 @@ class TaskTrainer(Trainer):
                 self.run_history.update_metric(f"eval_{name}_high", high)
 
     def training_run_epoch_end(self) -> None:
-        """Evaluate on the training data too, where that is asked for."""
+        """Also evaluate on the training data, if requested."""
         super().training_run_epoch_end()
         if not self._evaluates_training:
             return
@@ -166,11 +167,11 @@ class TaskTrainer(Trainer):
             self.intervals, self._prefix = intervals, "eval_"
 
     def evaluate_fully(self, dataset: Any, predictions: Path | None) -> EvaluationResult:
-        """Evaluate with everything that is kept: predictions in a file, the worst and the suspected samples.
+        """Evaluate, and keep the predictions in a file and the worst and suspected samples.
 
         Args:
-            dataset: as the job's datasets are.
-            predictions: the file to write, None for none; only the first process writes.
+            dataset: like the job's datasets.
+            predictions: the file to write; None for none. Only rank 0 writes.
         """
         training = self.job.training
         self.examples = Examples()
@@ -190,18 +191,18 @@ class TaskTrainer(Trainer):
 
     @property
     def num_graphs(self) -> int:
-        """How many CUDA graphs have been recorded in this run."""
+        """The number of CUDA graphs captured in this run."""
         return run_of(self).stepper.num_graphs
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first process, which writes files."""
+        """Whether this is rank 0, which writes files."""
         return run_of(self).engine.rank == 0
 
     # --- too little memory --------------------------------------------------------------------------------------
 
     def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
-        """Return some rows of a batch; its lists have an entry per sample."""
+        """Return a slice of a batch's rows; its lists have an entry per sample."""
         return cut_rows(batch, rows, start, stop, lists_are_rows=True)
 
     def why_not_cut(self) -> str | None:
@@ -251,20 +252,20 @@ class TaskTrainer(Trainer):
     # --- checkpoints and processes ------------------------------------------------------------------------------
 
     def checkpoint_path(self) -> Path | None:
-        """Return the folder of a checkpoint of the last update; None for a run that keeps none."""
+        """Return the checkpoint folder of the last update; None for a run without checkpoints."""
         saver = run_of(self).checkpoints.saver
         return None if saver is None else saver.path(self.progress.update)
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the settings of the run, for a config.yaml that is cut off later."""
+        """Return the settings of the run, as a backup of config.yaml."""
         policy = run_of(self).settings.checkpoints
         folder = None if policy is None else policy.run_folder
         return {} if folder is None else kept_config(RunFolder(Path(folder)))
 
     def improves(self) -> bool:
-        """Whether the latest evaluation is better than all before it; asked right after it, a tie is not better.
+        """Whether the latest evaluation beats all earlier ones; a tie does not. Called right after it.
 
-        The history decides, which a resumed run has too: when a checkpoint was written does not matter.
+        The history decides, which a resumed run has too, so the time of a checkpoint does not matter.
         """
         policy = run_of(self).settings.checkpoints
         if policy is None or policy.keep_best is None:
@@ -282,13 +283,13 @@ class TaskTrainer(Trainer):
         return create_accelerator(training.mixed_precision, training.use_cpu, sharding, training.ddp_options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Say it, once per node."""
+        """Print once per node."""
         if run_of(self).engine.accelerator.is_local_main_process:
             self._say(" ".join(map(str, args)).strip())
 
 
 class TaskStep(MicroBatchStep):
-    """Leaves everything without tensors out of graphs: texts are for scores, and differ each time."""
+    """Keeps everything that is not a tensor out of graphs: texts are for scoring, and differ each time."""
 
     def graph_inputs(self, batch: Any, index: int) -> Any:
         tensors = {name: value for name, value in batch.items() if any(True for _ in iter_tensors(value))}
@@ -296,7 +297,7 @@ class TaskStep(MicroBatchStep):
 
 
 class TaskBoundary(Boundary):
-    """Skips an evaluation by steps that the one at the end of the epoch would only repeat."""
+    """Skips an evaluation by steps that would only repeat the one at the end of the epoch."""
 
     def request_due(self) -> None:
         super().request_due()
@@ -306,46 +307,48 @@ class TaskBoundary(Boundary):
 
 
 class TaskLogbook(Logbook):
-    """Hands every record to the trainer's `on_record`, and leaves signals to the loop."""
+    """Passes every record to the trainer's `on_record`, and leaves signals to the loop."""
+
+    trainer = BackReference["TaskTrainer"]()
 
     def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
         super().__init__(run)
-        self._trainer = trainer
+        self.trainer = trainer
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         with left_to_the_loop(), super().recording():
-            self.record.listener = self._trainer.on_record
+            self.record.listener = self.trainer.on_record
             yield
 
 
 class TaskCheckpoints(RunCheckpoints):
-    """Saves inside the trainer's `around_saves`, and announces what another length does to the schedule."""
+    """Saves inside the trainer's `around_saves`, and announces how a new length changes the schedule."""
+
+    trainer = BackReference["TaskTrainer"]()
 
     def __init__(self, run: TrainingRun, trainer: TaskTrainer) -> None:
         super().__init__(run)
-        self._trainer = trainer
+        self.trainer = trainer
 
     def serve(self) -> None:
-        with self._trainer.around_saves() if self.run.requests.saves else nullcontext():
+        with self.trainer.around_saves() if self.run.requests.saves else nullcontext():
             super().serve()
 
     def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
         super().announce(path, changes, that_matter)
-        schedule = self._trainer.job.training.lr_scheduler_type
+        schedule = self.trainer.job.training.lr_scheduler_type
         if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
             self.is_changed = True
-            self._trainer.print(
-                f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
-            )
+            self.trainer.print(f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end")
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:
-    """Return the arguments of a DataLoader that the settings ask for.
+    """Return the DataLoader arguments that the settings ask for.
 
     Args:
         training: the settings.
-        has_workers: False reads in this process, whatever they say.
+        has_workers: False loads in this process, whatever the settings say.
     """
     workers = training.dataloader_num_workers if has_workers else 0
     options: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from loopwright.back_reference import BackReference
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Window
 from loopwright.data.batch_parts import with_items
@@ -53,21 +54,25 @@ class Stepper(Protocol):
 
 
 class EagerStepper:
-    """Runs every update operation by operation.
+    """Runs every update operation by operation."""
 
-    Attributes:
-        step: the trainer's own update, without another frame around it.
-    """
-
+    run = BackReference["TrainingRun"]()
     num_graphs = 0
     rounds_rates = False
 
-    def __init__(self, run_update: Callable[[Window], None]) -> None:
-        self.step = run_update
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+
+    @property
+    def step(self) -> Callable[[Window], None]:
+        """The trainer's own update, without another frame around it."""
+        return self.run.trainer._run_update
 
 
 class MicroBatchStep:
     """The loop's view of a micro-batch: `calculate_train_batch_loss`, then `backward_step`."""
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run

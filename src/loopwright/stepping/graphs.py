@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Window
 from loopwright.data.buckets import PlannedShapes
 from loopwright.engine.graphs import (
@@ -41,7 +42,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # torch has one
 
 def plan_stepper(run: TrainingRun) -> Stepper:
     """Decide how the updates of a run are run; called before the first one."""
-    eager = EagerStepper(run.run_update)
+    eager = EagerStepper(run)
     if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
         return eager
     reason, planned = _why_eager(run), None
@@ -75,6 +76,7 @@ class GraphStepper:
         capturer: records and replays.
     """
 
+    run = BackReference["TrainingRun"]()
     rounds_rates = True
 
     def __init__(self, run: TrainingRun, planned: Any, capturer: Capturer) -> None:
@@ -99,7 +101,7 @@ class GraphStepper:
     def step(self, window: Window) -> None:
         """Replay an update, or run it eagerly if it is not planned or cannot be recorded."""
         if self.run.progress.update == 0 or not self._is_planned(window) or not self._replay(window):
-            self.run.run_update(window)
+            self.run.trainer._run_update(window)
 
     def _is_planned(self, window: Window) -> bool:
         run, pieces = self.run, window.pieces

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from loopwright.back_reference import BackReference
 from loopwright.data import Piece, Window
 from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.graphs import single_precision_rates
@@ -46,6 +47,8 @@ class MemoryGuard:
         parts: into how many parts batches are cut.
         window: the current attempt's micro-batches.
     """
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.parts = Parts()
@@ -254,6 +257,8 @@ class OptimizerStep:
     Memory that runs out inside raises a MemoryLimitError, since smaller batches would not help. Where updates may be
     CUDA graphs, the eager ones use learning rates rounded as a graph's buffer rounds them.
     """
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.processes import gather_objects
 from loopwright.errors import StopTrainingError
@@ -25,6 +26,8 @@ LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_e
 
 class Boundary:
     """Serves the requests of a run, and knows when it is complete."""
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from loopwright.back_reference import BackReference
 from loopwright.callbacks import SaveTrainingStateCallback
 from loopwright.callbacks.keeping import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read, write
@@ -45,6 +46,8 @@ class RunCheckpoints:
         loaded: the rest of that checkpoint's state until the callbacks have taken theirs, or None.
         is_changed: the run continues with other settings or other data.
     """
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.saver: Saver | None = None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from loopwright.back_reference import BackReference
 from loopwright.checkpoint.fingerprint import TIERS
 from loopwright.data import Window
 from loopwright.engine.processes import local_process_zero_first, world_process_zero_only
@@ -30,6 +31,8 @@ class Logbook:
         first_update_of_epoch: number of the current epoch's first update.
         skipped_in_a_row: updates just before this one that `nan="skip"` left out.
     """
+
+    run = BackReference["TrainingRun"]()
 
     def __init__(self, run: TrainingRun) -> None:
         self.record = RunRecord()

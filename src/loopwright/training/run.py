@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopwright.back_reference import BackReference
 from loopwright.data import Loader, Share, Window, adopt
 from loopwright.data.batch_parts import cut_window
 from loopwright.data.defaults import without_sharing
@@ -57,7 +58,6 @@ class TrainingRun:
 
     Args:
         trainer: the trainer that runs it.
-        run_update: runs an update eagerly; the trainer's own loop.
         settings: the arguments, checked.
         previous: the trainer's run before this one, whose engine serves until this one is prepared.
 
@@ -83,15 +83,15 @@ class TrainingRun:
         epoch_is_whole: every update of the current epoch is done.
     """
 
+    trainer = BackReference["LoopTrainer"]()
+
     def __init__(
         self,
         trainer: LoopTrainer,
-        run_update: Callable[[Window], None],
         settings: RunSettings | None = None,
         previous: TrainingRun | None = None,
     ) -> None:
         self.trainer = trainer
-        self.run_update = run_update
         self.settings = RunSettings() if settings is None else settings
         self.engine: Engine = None if previous is None else previous.engine  # type: ignore[assignment] # before __init__
         self.progress, self.requests = Progress(), Requests()
@@ -111,7 +111,7 @@ class TrainingRun:
         self.is_running = self.is_ending = self.is_in_window = self.is_torn = self.epoch_is_whole = False
         self.losses = EpochLosses(self.engine)
         self.memory = MemoryGuard(self)
-        self.stepper: Stepper = EagerStepper(run_update)
+        self.stepper: Stepper = EagerStepper(self)
         self.micro_batch_step: MicroBatchStep = trainer.create_step(self)
         self.boundary: Boundary = trainer.create_boundary(self)
         self.logbook: Logbook = trainer.create_logbook(self)
@@ -123,7 +123,7 @@ class TrainingRun:
 
     def next(self, settings: RunSettings) -> TrainingRun:
         """Return a new run of the same trainer; it starts with this one's engine."""
-        return TrainingRun(self.trainer, self.run_update, settings, previous=self)
+        return TrainingRun(self.trainer, settings, previous=self)
 
     def install(self, training: TrainingRun | None = None) -> None:
         """Make this the trainer's current run; called before the first hook.
@@ -201,7 +201,7 @@ class TrainingRun:
         if self.settings.step_mode == "compile" and isinstance(trainer.model, torch.nn.Module):
             trainer.model._compiled_call_impl = None
         trainer.model, trainer.optimizer = self.engine.release(trainer.model, trainer.optimizer)
-        self.stepper, self.buffers = EagerStepper(self.run_update), BufferShadow()
+        self.stepper, self.buffers = EagerStepper(self), BufferShadow()
         trainer.callback_handler.release()
 
     def bare_model(self) -> Any:
@@ -436,7 +436,7 @@ class TrainingRun:
     def run_eagerly(self, reason: str) -> None:
         """Run updates eagerly from here on, and report why, unless they are."""
         if self.stepper.rounds_rates:
-            self.stepper = EagerStepper(self.run_update)
+            self.stepper = EagerStepper(self)
             report_eager(self, reason)
 
 
