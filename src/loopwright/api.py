@@ -1,9 +1,9 @@
-"""The verbs of the command line in Python: train, check, resume, evaluate, predict; and `Run`, what they are about.
+"""The verbs of the command line in Python: train, check, resume, evaluate, predict; and `Run`, which they return.
 
     run = loopwright.train("text-classification", data="reviews.csv", model="./minilm", epochs=3)
     run.metrics["accuracy"], run.predict(["what a film"]), run.path
 
-torch is imported when a model is needed, not before.
+torch is imported only when a model is needed.
 """
 
 from __future__ import annotations
@@ -58,18 +58,17 @@ def train(
 def train(
     task: str, *, config: str | Path | None = None, quiet: bool = False, seeds: int | None = None, **flags: Any
 ) -> Run | list[Run]:
-    """Train a model and return its run; like `lw train TASK --flags`.
+    """Train a model and return its run, like `lw train TASK --flags`.
 
     Args:
         task: such as "text-classification".
-        config: a YAML or JSON file of settings; flags win over it.
-        quiet: print nothing; log.txt has it.
-        seeds: train so many times, with `seed` and the seeds after it; then a list of the runs that were begun is
-            returned.
-        flags: by their names on the command line, the short ones too; for images `model` may be a module of PyTorch.
+        config: a YAML or JSON file of settings; flags override it.
+        quiet: print nothing; log.txt still has the output.
+        seeds: the number of runs to train, with consecutive seeds from `seed` on; returns the list of started runs.
+        flags: named as on the command line, short names included; for images, `model` may be an `nn.Module`.
 
     Raises:
-        InputError, ConfigError: what was given cannot work; nothing is left behind.
+        InputError, ConfigError: the input cannot work; nothing is left behind.
     """
     settings = _settled(get_task(task), flags if seeds is None else {**flags, "seeds": seeds}, config)
     if seeds is None and settings.args.seeds > 1:
@@ -85,7 +84,7 @@ def train(
     for seed in several.seeds:
         outcome = several.train(seed, Screen(is_quiet=quiet))
         ended.append(SeedRun(seed, outcome.run, outcome.state))
-        if outcome.state == "stopped":  # `lw stop` ends all of them
+        if outcome.state == "stopped":  # `lw stop` stops all of them
             break
     if len(ended) > 1:
         say_seeds(ended, [], Screen(is_quiet=quiet))
@@ -93,12 +92,12 @@ def train(
 
 
 def check(task: str, *, config: str | Path | None = None, quiet: bool = False, **flags: Any) -> DataPlan:
-    """Do everything but the training, and return the plan of the data; like `lw check TASK --flags`."""
+    """Do everything except train, and return the data plan, like `lw check TASK --flags`."""
     return check_settings(_settled(get_task(task), flags, config), Screen(is_quiet=quiet))
 
 
 def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run:
-    """Go on with a run that was interrupted or is to be longer; like `lw resume RUN --flags`."""
+    """Resume or extend a run, like `lw resume RUN --flags`."""
     folder = _folder(run)
     changes, module = _without_module(_task_of(folder), changes)
     return Run(go_on(folder, words_of(changes), Screen(is_quiet=quiet), module).run)
@@ -107,16 +106,16 @@ def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run
 def evaluate(
     run: str | Path | Run, data: str | Path | None = None, *, allow_changed_data: bool = False, **changes: Any
 ) -> dict[str, float]:
-    """Return the metrics of a run's best model on its validation data, or on a file of other data.
+    """Return the metrics of a run's best model on its validation data or on another file.
 
-    Predictions and the worst examples are written into the run folder, under eval.
+    Predictions and the worst examples are written to `eval` in the run folder.
 
     Args:
         run: a folder, an id, "last", or a Run.
-        data: a file with the columns of the training data, or with others that can be told apart.
-        allow_changed_data: evaluate also if the run's own data has changed.
-        changes: flags of the task for this evaluation, such as max_eval_samples, label_column or num_beams; and
-            `model`, the module of PyTorch that the run was given.
+        data: a file with the columns of the training data, or with columns that can be inferred.
+        allow_changed_data: evaluate even if the run's own data has changed.
+        changes: task flags for this evaluation, such as max_eval_samples, label_column or num_beams; and `model`, the
+            `nn.Module` that the run was given.
     """
     folder = _folder(run)
     changes, module = _without_module(_task_of(folder), changes)
@@ -130,9 +129,9 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
 
     Args:
         run: a folder, an id, "last", or a Run.
-        inputs: a data file, or texts, or images (paths, or a folder), or rows as dicts by role or column.
-        changes: flags of the task for this call, such as text_column, max_new_tokens or num_beams; and `model`, the
-            module of PyTorch that the run was given.
+        inputs: a data file, texts, images (paths or a folder), or rows as dicts by role or column.
+        changes: task flags for this call, such as text_column, max_new_tokens or num_beams; and `model`, the
+            `nn.Module` that the run was given.
     """
     folder = _folder(run)
     task = _task_of(folder)
@@ -147,10 +146,10 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what is in its folder, and what can be done with it.
+    """A run: its folder, its results, and the operations on it.
 
     Attributes:
-        folder: the folder and the names inside it.
+        folder: the run folder and the names of its files.
     """
 
     folder: RunFolder
@@ -162,7 +161,7 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
-        """Return the runs so far whose folders are there, the newest first; like `lw runs`."""
+        """Return all runs whose folders still exist, newest first, like `lw runs`."""
         return [cls(RunFolder(one.path)) for one in list_runs()[::-1] if one.path.is_dir()]
 
     def __repr__(self) -> str:
@@ -178,28 +177,28 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The id of the run."""
+        """The run id."""
         return self.folder.id
 
     @property
     def status(self) -> str:
-        """How the run is doing: new, running, done, stopped, failed or preempted."""
+        """The state of the run: new, running, done, stopped, failed or preempted."""
         return str(self.folder.status["state"])
 
     @property
     def result(self) -> dict[str, Any]:
-        """What result.json says: metrics, intervals, baselines, seconds; nothing before the end."""
+        """The content of result.json: metrics, intervals, baselines, seconds; empty until the run is done."""
         return self.folder.read_result()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the best model on the validation data; nothing before the end."""
+        """The metrics of the best model on the validation data; empty until the run is done."""
         others = {name: float(word) for name, word in self.result.get("nonfinite", {}).items()}
         return {**self.result.get("metrics", {}), **others}
 
     @property
     def model(self) -> Any:
-        """The best model, loaded anew each time it is asked for, in evaluation mode."""
+        """The best model in evaluation mode; every access loads it again."""
         return load_run(self.folder).model.eval()
 
     def predict(self, inputs: str | Path | Iterable[Any], **changes: Any) -> list[dict[str, Any]]:
@@ -211,26 +210,26 @@ class Run:
         return evaluate(self, data, **options)
 
     def resume(self, **changes: Any) -> Run:
-        """Go on with the run."""
+        """Resume the run."""
         return resume(self, **changes)
 
     def report(self, *, out: str | Path | None = None) -> Path:
-        """Write the page of the run, whatever state it is in, and return the file: report.html in its folder.
+        """Write the run's report in whatever state the run is, and return the file.
 
         Args:
-            out: another file to write.
+            out: the file to write; report.html in the run folder by default.
         """
         from loopwright.report import REPORT, page_path, write_report
 
         return write_report(self.path, page_path(out, self.path / REPORT, "out="))
 
     def compare(self, other: str | Path | Run, *more: str | Path | Run, out: str | Path | None = None) -> Path:
-        """Write the page of this run and others side by side, and return the file: compare.html in its folder.
+        """Write a page that compares this run with others, and return the file.
 
         Args:
             other: a folder, an id, "last", or a Run.
-            more: further ones.
-            out: another file to write.
+            more: further runs.
+            out: the file to write; compare.html in the run folder by default.
         """
         from loopwright.report import COMPARISON, open_run, page_path, write_comparison
 
@@ -238,40 +237,40 @@ class Run:
         return write_comparison([self.path, *others], page_path(out, self.path / COMPARISON, "out="))
 
     def watch(self, port: int | None = None) -> Watch:
-        """Serve the page of the run on this machine, in the background; it follows the run.
+        """Serve a live report of the run on localhost, in the background.
 
         Args:
-            port: on 127.0.0.1; 0 takes any that is free, None the one of `lw watch`.
+            port: on 127.0.0.1; 0 picks a free port, None the default port of `lw watch`.
 
         Returns:
-            The page that is served: `url` says where; it ends with `close()`, a `with` block, or the program.
+            The server: `url` is its address; `close()`, a `with` block or the end of the program stops it.
         """
         from loopwright.report import Watch
 
         return Watch(self.path) if port is None else Watch(self.path, port)
 
     def verify(self, say: Callable[[int, int], None] | None = None) -> list[Finding]:
-        """Check every byte of the checkpoints, and return a finding for each.
+        """Verify every byte of the checkpoints, and return a finding for each.
 
         Args:
-            say: called after each checkpoint with how many are checked, and how many there are.
+            say: called after each checkpoint with the number verified and the total.
         """
         from loopwright.checkpoint import verify_all
 
         return verify_all(self.folder.checkpoints, say) if self.folder.checkpoints.is_dir() else []
 
     def export(self, folder: str | Path) -> Path:
-        """Write the best model into a folder, whose README.md says how to open it, and return it."""
+        """Export the best model to a folder with a README.md on how to open it, and return the folder."""
         return export_run(self.folder, Path(folder))
 
     def _repr_html_(self) -> str:
-        """Return the top of the report; called by a notebook that shows the run."""
+        """Return the header of the report, for notebooks."""
         from loopwright.report import result_html
 
         return result_html(self.path)
 
     def stop(self) -> None:
-        """Ask the run, which may be in another process, to end in order at its next update, saved."""
+        """Ask the run, possibly in another process, to stop gracefully after its next update and save."""
         self.folder.ask_to_stop()
 
 
@@ -283,16 +282,12 @@ def _settled(task: Task, flags: Mapping[str, Any], config: str | Path | None) ->
     written, module = _without_module(task, flags)
     settings = replace(settle(task, words_of(written), config, module is not None), module=module)
     if settings.sources.get("oom") == "default":
-        settings.args.oom = "stop"  # in Python nothing is changed that was not asked for
+        settings.args.oom = "stop"  # in Python, settings change only on request
     return settings
 
 
 def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return the flags that a command line could have, and the module that was given as the model, if one was.
-
-    Raises:
-        InputError: the task takes no module.
-    """
+    """Split off a module given as the model from the flags; refuse it if the task does not accept modules."""
     module = flags.get("model")
     if module is None or isinstance(module, (str, Path)):
         return dict(flags), None
@@ -309,7 +304,7 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = None) -> Outcome:
-    """Go on with a run in its folder; called by `resume` and by the command line."""
+    """Resume a run in its folder; called by `resume` and the command line."""
     task = get_task(str(folder.about["task"]))
     config = config_of(folder)
     settings = replace(settle(task, words, config), module=module)
@@ -329,7 +324,7 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
         screen.say(f"note: --max_steps {settings.training.max_steps} decides how long the run is, not --epochs")
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, bool(names_in(words) & set(DATA_FLAGS)), progress)
-    status, told = folder.status, folder.read_result().get("updates")  # of an older end, after a kill at the last one
+    status, told = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
     if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
         return _already_done(folder, settings, screen)
     screen.block("data", *describe(plan, settings.args))
@@ -339,7 +334,7 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
 
 
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
-    """Whether settings are others than those of a run; epochs do not count where updates decide how long it is."""
+    """Whether the settings differ from the run's; epochs are ignored if max_steps sets the length."""
     then, now = settle(task, [], folder.config).values(), settings.values()
     epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
     return {**then, **epochs} != {**now, **epochs}
@@ -355,7 +350,7 @@ def _already_done(folder: RunFolder, settings: Settings, screen: Screen) -> Outc
 
 
 def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool, say: ReadingProgress) -> DataPlan:
-    """Return the plan of a run, if its data is what it was; or that of the data as it is now, if that is allowed."""
+    """Return the run's plan if its data is unchanged, or a new plan of the changed data if that is allowed."""
     plan = DataPlan.read(folder.data)
     is_changed_allowed = settings.args.allow_changed_data
     if not is_moved and not is_changed_allowed:
@@ -386,12 +381,12 @@ def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool
 
 
 def evaluation_flags(task: Task) -> tuple[str, ...]:
-    """Return the task's flags that `evaluate` takes."""
+    """Return the task flags that `evaluate` accepts."""
     return (*_EVALUATION_FLAGS, *_column_flags(task), *task.prediction_flags)
 
 
 def prediction_flags(task: Task) -> tuple[str, ...]:
-    """Return the task's flags that `predict` takes."""
+    """Return the task flags that `predict` accepts."""
     return (_BATCH_FLAG, *_column_flags(task), *task.prediction_flags)
 
 
@@ -400,11 +395,7 @@ def _column_flags(task: Task) -> list[str]:
 
 
 def _allowed(changes: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return flags given in Python as words.
-
-    Raises:
-        InputError: a name is none of those that can be changed for a trained model.
-    """
+    """Return flags given in Python as command-line words; refuse flags that a trained model cannot change."""
     for name in changes:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -427,10 +418,10 @@ def load_run(
     """Return a job with the best weights of a run, on its device; its data is not opened.
 
     Args:
-        folder: of the run.
-        plan: of other data; that of the run if None.
-        words: flags that overrule the run's settings.
-        module: what the run was given as its model in Python.
+        folder: the run folder.
+        plan: the plan of other data; None for the run's own.
+        words: flags that override the run's settings.
+        module: the model that the run was given in Python.
     """
     from loopwright.runs.job import build_job, prepare_torch
     from loopwright.runs.weights import load_weights
@@ -461,12 +452,12 @@ def evaluate_run(
     """Evaluate the best model of a run; return the metrics and their intervals.
 
     Args:
-        folder: of the run.
-        data: a file; None is the validation data of the run, as many rows as the run evaluates.
-        screen: what is said.
-        allow_changed_data: evaluate also if the run's own data has changed.
-        words: flags that overrule the run's settings.
-        module: what the run was given as its model in Python.
+        folder: the run folder.
+        data: a file; None for the run's validation data, limited as in the run.
+        screen: prints the progress.
+        allow_changed_data: evaluate even if the run's own data has changed.
+        words: flags that override the run's settings.
+        module: the model that the run was given in Python.
     """
     own = DataPlan.read(folder.data)
     task = _task_of(folder)
@@ -504,10 +495,10 @@ def predict_run(
     """Yield a prediction for each row of a data file, or for each text or row.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         inputs: a file, texts, or rows as dicts by role or column.
-        words: flags that overrule the run's settings.
-        module: what the run was given as its model in Python.
+        words: flags that override the run's settings.
+        module: the model that the run was given in Python.
     """
     task = _task_of(folder)
     plan = DataPlan.read(folder.data)
@@ -526,7 +517,7 @@ def predict_run(
 
 
 def export_run(folder: RunFolder, target: Path) -> Path:
-    """Write the best model of a run into a new folder."""
+    """Export the best model of a run to a new folder."""
     if target.exists() and any(target.iterdir()):
         raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
     job = load_run(folder)

@@ -1,7 +1,7 @@
-"""The command `loopwright`, and `lw`, which is the same: one verb, then its words.
+"""The command `loopwright` and its alias `lw`: one verb, then its arguments.
 
 `main` returns the exit code: 0 done, 1 a bug, 2 your input, 3 out of memory, 4 diverged, 65 no valid checkpoint,
-74 cannot write, 75 ended before its end and resumable, 130 Ctrl-C and saved. Importing this imports no torch.
+74 cannot write, 75 stopped early and resumable, 130 Ctrl-C and saved. Importing this does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 __all__ = ["main"]
 
-# For each verb: the module of this package that has the function of its name, and a line about it.
+# For each verb: the module of this package that defines it, and its help line.
 VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "demo": ("train", "[TASK]              train something now, offline; no TASK: list the demos"),
@@ -41,11 +41,11 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 _ALIASES = {"eval": "evaluate"}
 _INTERRUPTED = 130
-_GIVEN = 20  # columns of what a verb is given, in the lines above
+_GIVEN = 20  # width of the argument column in the lines above
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; the process's own by default."""
+    """Run a command line, by default the process's own, and return its exit code."""
     from loopwright.cli.exit_codes import guarded
 
     _replace_closed_streams()
@@ -62,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"loopwright.cli.{VERBS[verb][0]}")
     code = guarded(getattr(module, verb.replace("-", "_")), words[1:])
     if argv is None and code == _INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: one more Ctrl-C is not to disturb the end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is printed: ignore another Ctrl-C during exit
     return code
 
 
 def _replace_closed_streams() -> None:
-    """Let what is said go nowhere where the stream for it is closed, as some schedulers leave it."""
+    """Redirect closed streams to /dev/null; some schedulers close them."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives

@@ -1,4 +1,4 @@
-"""From what a verb returned or raised to an exit code, and to what a person reads."""
+"""Map the result or exception of a verb to an exit code and an error message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loopwright.runs.console.json_events import EventLines
 from loopwright.runs.console.screen import visible
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
-_CPU_MEMORY = "DefaultCPUAllocator"  # torch's word where the machine itself has no memory left
+_CPU_MEMORY = "DefaultCPUAllocator"  # in torch's message when host memory runs out
 _TRAINING = ("train", "demo", "resume")
 _OTHER_FOLDER = "or --output_dir with another folder"
 _DISK_FIXES: dict[int | None, str] = {
@@ -42,8 +42,8 @@ _DISK_FIXES: dict[int | None, str] = {
     errno.EMFILE: "raise the number of open files (ulimit -n), and resume",
     errno.ENFILE: "raise the number of open files of the system, and resume",
 }
-OWN = ("--quiet", "--plain", "--json")  # words of the verbs that train: how they speak
-# The functions of the verbs that take --json; launch hands it on, and a word that is no verb may have been one.
+OWN = ("--quiet", "--plain", "--json")  # output flags of the training verbs
+# Functions of the verbs that accept --json; launch passes it on, and an unknown verb may have been one of them.
 WITH_JSON = frozenset(
     {
         *("train", "check", "resume", "demo", "find_lr", "evaluate"),
@@ -58,15 +58,15 @@ NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong.
+    """A failed command.
 
     Attributes:
-        exit_code: of the command.
-        code: the kind of error, as `lw explain errors` lists it; "other" where it has none, "bug" if nobody gave it.
+        exit_code: the exit code of the command.
+        code: the kind of error, as listed by `lw explain errors`; "other" if it has none, "bug" if unexpected.
         message: what is wrong.
-        fix: the nearest thing to do; None where none is known.
+        fix: the nearest fix; None if unknown.
         saw: lines of evidence.
-        text: all of it, as a person reads it; nothing where another process has said it.
+        text: the whole message for people; empty if another process has printed it.
     """
 
     exit_code: int
@@ -78,31 +78,31 @@ class Failure:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What scripts are told of it."""
+        """The fields of the JSON event."""
         told = {"code": self.code, "message": self.message, "saw": list(self.saw), "fix": self.fix}
         return {**told, "exit_code": self.exit_code}
 
 
 def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
-    """Run a verb, say what went wrong, and return the exit code."""
+    """Run a verb, report its failure, and return the exit code."""
     code = DONE
     events = _events_of(verb.__name__, words)
     try:
         try:
             code = verb(words)
-        except SystemExit as error:  # argparse's --help and errors of the small verbs
+        except SystemExit as error:  # argparse's --help, and usage errors of the small verbs
             code = error.code if isinstance(error.code, int) else INPUT
-        sys.stdout.flush()  # or it would be found out when the interpreter ends
+        sys.stdout.flush()  # or the error would surface at interpreter exit
         return code
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what is left of it goes nowhere.
+        # The reader closed the pipe: discard the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except (KeyboardInterrupt, Preempted) as error:
         code = code_of_interruption(error)
         if events is not None:
             events.end(state="preempted", message=str(error) or "interrupted", exit_code=code)
-        elif is_first():  # the others have nothing to add
+        elif is_first():  # the other ranks have nothing to add
             _say_interrupted(error, verb.__name__, "--quiet" in words)
         return code
     except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the one place where every error becomes a code
@@ -112,24 +112,24 @@ def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
 
 
 def is_first() -> bool:
-    """Whether this is the only process, or the first of several: the one that speaks."""
+    """Whether this is rank 0 or the only process, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _events_of(verb: str, words: Sequence[str]) -> EventLines | None:
-    """Return where `--json` tells of what goes wrong; None for a verb without it, and on processes beside the first."""
+    """Return the JSON event stream for failures; None without `--json` and on other ranks."""
     return EventLines(sys.stdout) if "--json" in words and verb in WITH_JSON and is_first() else None
 
 
 def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
-    """Return the exit code of what a signal has ended."""
+    """Return the exit code for a run ended by a signal."""
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
 
 
 def say_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
-    """Tell scripts what went wrong, or people; of a bug they get the traceback either way.
+    """Report a failure as a JSON event or as text; a bug always prints its traceback.
 
-    People are told too where something could not be written: it may be standard output.
+    Write errors are always printed as text too: standard output may be the file that failed.
     """
     if failure.code == _BUG and error is not None:
         traceback.print_exception(error)
@@ -141,8 +141,8 @@ def say_failure(failure: Failure, events: EventLines | None, error: BaseExceptio
 
 
 def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
-    """Say what is left of what was interrupted, unless the run itself has said so."""
-    told = getattr(error, "__notes__", [])  # by the run, if it had begun to train
+    """Print what an interruption left behind, unless the run already has."""
+    told = getattr(error, "__notes__", [])  # added by the run if training had begun
     why = str(error) or "interrupted"
     if told and is_quiet:
         _say(f"{why}; {told[0]}")
@@ -154,7 +154,7 @@ def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: 
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what an error means to whoever started the command."""
+    """Return the failure that an exception stands for."""
     kind = type(error).__name__
     if kind == "NoCheckpointError":
         return failed("checkpoint.none", NO_CHECKPOINT, str(error), "lw verify RUN says what is wrong with each")
@@ -178,12 +178,12 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
-    """Return a failure with the text that people read."""
+    """Return a failure with its printed text."""
     return Failure(exit_code, code, what, fix, (), f"error[{code}]: {what}\n  fix: {fix}")
 
 
 def _read(exit_code: int, text: str) -> Failure:
-    """Return a failure by its text, which has a code, evidence and a fix where its error knows them."""
+    """Parse a failure from its text: code, evidence and fix, where present."""
     match = _WRITTEN.match(text)
     if match is None:
         return Failure(exit_code, "args.value", text, None, (), f"error[args.value]: {text}")
@@ -195,7 +195,7 @@ def _read(exit_code: int, text: str) -> Failure:
 
 
 def _disk_fix(error: BaseException | None) -> str:
-    """Return what helps where a file could not be written, by the error of the system that is at the bottom of it."""
+    """Return the fix for a failed write, by the OSError at its root."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     if error is None:
@@ -204,7 +204,7 @@ def _disk_fix(error: BaseException | None) -> str:
 
 
 def failure_of_run(outcome: Any) -> Failure | None:
-    """Return what went wrong in a training run that has ended in order; None if nothing did."""
+    """Return the failure of a training run that ended gracefully; None if there is none."""
     if outcome.state != "diverged":
         return None
     reason = outcome.result.stop_reason if outcome.result is not None else ""
@@ -215,7 +215,7 @@ def failure_of_run(outcome: Any) -> Failure | None:
 
 
 def code_of_run(outcome: Any) -> int:
-    """Return the exit code of a training run that has ended in order, and say what there is to say of it."""
+    """Report the end of a training run, and return its exit code."""
     failure = failure_of_run(outcome)
     if failure is not None:
         if is_first():
@@ -229,7 +229,7 @@ def code_of_run(outcome: Any) -> int:
 
 
 def resume_command(run: RunFolder) -> str:
-    """Return the command that goes on with a run."""
+    """Return the command that resumes a run."""
     return f"lw resume {shlex.quote(os.path.normpath(run.path))}"
 
 
@@ -238,7 +238,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    """Write a text for a person; on a terminal its lines are broken between words."""
+    """Print to stderr, wrapped to the terminal."""
     text = visible(text)
     sys.stderr.write((folded(text) if sys.stderr.isatty() else text) + "\n")
     sys.stderr.flush()

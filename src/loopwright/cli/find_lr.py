@@ -1,4 +1,4 @@
-"""The verb that finds a setting before a run: find-lr."""
+"""The verb find-lr, which finds a learning rate before a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATE_FLAGS = ("--lr", "--learning_rate", "--learning-rate")
 
 
 def find_lr(words: list[str]) -> int:
-    """Find a learning rate: print the loss over it, a suggestion, and the command that trains with it."""
+    """Find a learning rate: print the loss curve, a suggestion, and the command that trains with it."""
     parser = VerbParser("find-lr", "Where to look for a learning rate.", "text-classification --data reviews.csv")
     parser.add_argument("--start", type=float, default=1e-7)
     parser.add_argument("--end", type=float, default=10.0)
@@ -37,7 +37,6 @@ def find_lr(words: list[str]) -> int:
 
 
 def _searched(settings: Settings, screen: Screen, bounds: Namespace, rest: list[str], is_quiet: bool) -> int:
-    """Search for a rate, and say what was found."""
     task = get_task(settings.args.task)
     plan = check_files(task, settings, screen)
     from loopwright.runs.auto.learning_rate import Search, plot_lines, rounded, sentences
@@ -63,7 +62,6 @@ def _searched(settings: Settings, screen: Screen, bounds: Namespace, rest: list[
 
 
 def _without_rate(words: list[str]) -> list[str]:
-    """Return the words without a learning rate among them."""
     kept: list[str] = []
     left = list(words)
     while left:

@@ -1,4 +1,4 @@
-"""Texts of any length in the columns of the terminal: broken between words, below where they begin. Imports nothing."""
+"""Wrap text to the width of the terminal with a hanging indent. Imports nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _STEP = 6
 
 
 def columns() -> int:
-    """Return how wide the terminal is, or as wide as it is never where the output is no terminal."""
+    """Return the width of the terminal, or a very large one if the output is not a terminal."""
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
 def hanging(head: str, text: str) -> str:
-    """Return a name and what is said of it, on as many lines as it takes; called for every line of a list.
+    """Return a name and its description, wrapped with a hanging indent.
 
     Args:
-        head: the name, with the blanks around it.
-        text: what is said; its further lines begin below its first one, or below the name where there is no room.
+        head: the name, padded.
+        text: the description; it continues below its first line, or below the name if space is short.
     """
     width, indent = columns(), len(head)
     start = head
@@ -33,11 +33,7 @@ def hanging(head: str, text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return a text of several lines with each broken between words; further lines are indented as the first, and more.
-
-    Args:
-        text: as an error has it: a line, and lines below it that begin with blanks.
-    """
+    """Wrap each line of an error message, with a deeper indent for continuation lines."""
     found = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip())

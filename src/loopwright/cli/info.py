@@ -40,7 +40,7 @@ def tasks(words: list[str]) -> int:
 
 
 def explain(words: list[str]) -> int:
-    """Say what a task needs and takes, or what every error code means."""
+    """Explain a task's data and flags, or list all error codes."""
     if words and words[0] == "errors":
         from loopwright.sources import CODES
 
@@ -63,7 +63,7 @@ def explain(words: list[str]) -> int:
 
 
 def doctor(words: list[str]) -> int:
-    """Say what is installed and what this machine has; imports torch."""
+    """Print the installed versions and the hardware; imports torch."""
     parser = VerbParser("doctor", "Say what is installed, and what this machine has.", "")
     add_json(parser)
     asked = parser.parse_args(words)
@@ -91,7 +91,6 @@ def doctor(words: list[str]) -> int:
 
 
 def _machine() -> dict[str, Any]:
-    """Return what is installed and what this machine has."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -114,7 +113,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _driver() -> str:
-    """Return the version of NVIDIA's driver, as the kernel module tells it."""
+    """Return the version of the NVIDIA driver, as reported by the kernel module."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
     except OSError:

@@ -1,6 +1,6 @@
-"""`--json`: standard output for scripts. One JSON object per line, and nothing else.
+"""`--json`: standard output for scripts, with one JSON object per line and nothing else.
 
-What people read goes to log.txt of the run alone; what libraries print goes to standard error.
+Text for people goes to the run's log.txt only; output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def telling(is_json: bool) -> Iterator[EventLines | None]:
-    """Keep standard output for the events of a verb while the block runs, and tell its warnings as such.
-
-    Args:
-        is_json: whether that is asked for; None is what there is otherwise.
-    """
+    """Reserve standard output for a verb's events and warnings while the block runs; yields None without `--json`."""
     if not is_json:
         yield None
         return
@@ -57,15 +53,15 @@ def telling(is_json: bool) -> Iterator[EventLines | None]:
 
 @contextlib.contextmanager
 def _kept_clear() -> Iterator[TextIO]:
-    """Return standard output for this process alone, while what others write to its descriptor goes to standard error.
+    """Reserve standard output for this process; redirect its descriptor to standard error for everything else.
 
-    Others are libraries in C, and processes that this one starts: workers that read data, say.
+    That covers C libraries and child processes such as data workers.
     """
     before, own = sys.stdout, sys.__stdout__
     try:
         number, errors = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
         saved = os.dup(number)
-    except (OSError, ValueError, AttributeError):  # there is none, or it was closed
+    except (OSError, ValueError, AttributeError):  # missing or closed
         yield before
         return
     before.flush()
@@ -80,14 +76,13 @@ def _kept_clear() -> Iterator[TextIO]:
 
 
 class _Warnings(logging.Handler):
-    """Tells the warnings of the library's log."""
+    """Emits the library's log warnings as events."""
 
     def __init__(self, events: EventLines) -> None:
         super().__init__(logging.WARNING)
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell one."""
         self._events.tell("warning", message=record.getMessage())
 
 
@@ -106,13 +101,7 @@ def _shown_by(events: EventLines) -> Callable[..., None]:
 
 
 def told_to_its_end(train: Callable[[], Outcome], screen: Screen, events: EventLines) -> tuple[int, Outcome | None]:
-    """Train, and tell how it came out in a last line, whatever that is; return the exit code, and how it ended.
-
-    Args:
-        train: trains.
-        screen: that the run writes its log by.
-        events: of this command.
-    """
+    """Train, write a final event whatever happens, and return the exit code and the outcome."""
     try:
         outcome = train()
     except (KeyboardInterrupt, Preempted) as error:
@@ -140,7 +129,7 @@ def told_to_its_end(train: Callable[[], Outcome], screen: Screen, events: EventL
 
 
 def _about(screen: Screen, events: EventLines) -> dict[str, Any]:
-    """Return what the last line says of a run that was broken off; nothing of one that had not begun."""
+    """Return the final event's fields for an interrupted run; empty if it had not begun."""
     if not events.has_begun or screen.run is None:
         return {}
     return {**_about_run(screen.run), "next": [resume_command(screen.run)]}
@@ -156,5 +145,5 @@ def print_line(line: str) -> None:
 
 
 def print_objects(*objects: Mapping[str, Any]) -> None:
-    """Print an answer for scripts, an object per line."""
+    """Print an answer for scripts, one object per line."""
     EventLines(sys.stdout).lines(*objects)

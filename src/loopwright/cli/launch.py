@@ -1,4 +1,4 @@
-"""The verb that starts several processes: launch, which is torchrun with the exit codes of the run."""
+"""The verb launch: torchrun with the exit codes of the run."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ usage: lw launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright
   lw launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
 """
 _TRAINING = ("train", "demo")
-# Verbs that share nothing out.
+# Verbs that run in a single process.
 _ALONE = (
     *("predict", "export", "report", "watch", "compare"),
     *("runs", "stop", "verify", "tasks", "explain", "doctor", "launch"),
 )
 _WORKER = "loopwright.cli.launch"
 _TOGETHER_SECONDS = 3.0
-# Codes with which all processes of a verb end together: starting them again would not help, or was not asked for.
+# Exit codes shared by all processes of a verb: a restart would not help, or was not requested.
 _TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
-_CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which they leave such a code; set by the launcher
+_CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which processes leave their exit codes; set by the launcher
 _PAUSE_SECONDS = 0.05
-_ERROR = "error["  # how what a verb says of its end begins
+_ERROR = "error["  # prefix of the error that a verb ends with
 
 
 def launch(words: list[str]) -> int:
@@ -94,7 +94,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _defaults(options: Sequence[str]) -> list[str]:
-    """Return what torchrun is told unless the options say otherwise: a process per GPU."""
+    """Return torchrun's defaults: one process per GPU unless the options say otherwise."""
     names = {option.partition("=")[0] for option in options}
     if names & {"-n", "--nproc-per-node", "--nproc_per_node"}:
         return []
@@ -104,7 +104,7 @@ def _defaults(options: Sequence[str]) -> list[str]:
 
 
 def _with_folder(target: list[str], options: Any) -> list[str]:
-    """Return the words of a run with the folder that it is in, if it may have to be found again after a restart."""
+    """Return the words of a run with an explicit folder, so that a restart finds it again."""
     if target[0] not in _TRAINING or int(options.max_restarts) == 0 or _folder_in(target) is not None:
         return target
     if options.nnodes not in ("1", "1:1"):
@@ -136,9 +136,9 @@ def _run(torchrun: Any, settled: Any) -> int:
     if num_processes < 1:
         raise InputError("args.value", f"-n {num_processes} starts nothing", fix="lw launch -n 2 -- ...")
     if num_processes > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with a warning
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, but without its warning
     if fewest != most:
-        # When machines join or leave, the processes start again without a new number: a store of their own then.
+        # When machines join or leave, workers restart without a new run number: they then need a separate store.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with _kept_codes(settled.training_script == _WORKER) as codes:
         try:
@@ -152,7 +152,7 @@ def _run(torchrun: Any, settled: Any) -> int:
 
 @contextlib.contextmanager
 def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
-    """Give the processes of a verb a folder for exit codes: torchrun starts again whatever does not end with 0."""
+    """Give the processes of a verb a folder for exit codes: torchrun restarts everything that does not exit with 0."""
     if not is_verb:
         yield None
         return
@@ -165,7 +165,7 @@ def _kept_codes(is_verb: bool) -> Iterator[Path | None]:
 
 
 def _left_code(folder: Path | None) -> int | None:
-    """Return the exit code that the last start has left: that of the first process, if it has one."""
+    """Return the exit code left by the last start, preferably from rank 0."""
     left = {} if folder is None else {tuple(map(int, path.name.split("."))): path for path in folder.iterdir()}
     if not left:
         return None
@@ -174,7 +174,7 @@ def _left_code(folder: Path | None) -> int | None:
 
 
 def _code_of(error: ChildFailedError) -> int:
-    """Say which process failed first, and return its exit code."""
+    """Report which process failed first, and return its exit code."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
@@ -189,10 +189,10 @@ def _code_of(error: ChildFailedError) -> int:
 
 
 class _HeldBack:
-    """Standard error of a process beside the first of its machine: held back until the processes have met.
+    """Standard error of every local rank but the first: held back until the processes have met.
 
-    What goes wrong before, a file that is missing say, goes wrong in all of them, and the first one tells it. The
-    error that a verb ends with is held back in any case.
+    An earlier error, such as a missing file, hits every process and is reported by the first. The error that a verb
+    ends with is always held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -200,7 +200,6 @@ class _HeldBack:
         self._held: list[str] = []
 
     def write(self, text: str) -> int:
-        """Write a text, or keep it."""
         self._held.append(text)
         if "torch" in sys.modules and not text.startswith(_ERROR):
             import torch.distributed
@@ -210,7 +209,6 @@ class _HeldBack:
         return len(text)
 
     def release(self) -> None:
-        """Write what was kept."""
         for text in self._held:
             self._stream.write(text)
         self._held.clear()
@@ -221,7 +219,7 @@ class _HeldBack:
 
 
 def work(words: list[str]) -> int:
-    """Run a verb in one of the processes; after a restart, training goes on with the run that the first start began."""
+    """Run a verb in one of the processes; after a restart, training resumes the run that the first start began."""
     from loopwright.cli import main
 
     held = _HeldBack(sys.stderr) if os.environ.get("LOCAL_RANK", "0") != "0" else None
@@ -230,13 +228,13 @@ def work(words: list[str]) -> int:
     is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     folder = _folder_in(words) if is_restarted and words[0] in _TRAINING else None
     if folder is not None:
-        with contextlib.suppress(InputError):  # it was lost before it had a folder
+        with contextlib.suppress(InputError):  # lost before it had a folder
             words = ["resume", str(find_run(folder).path), *(word for word in words if word in OWN)]
-    # Of several processes the first one prints.
+    # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
         code = main(words)
     is_together = code in _TOGETHER and _all_end_with(code)
-    if held is not None and not is_together:  # otherwise the first process says the same
+    if held is not None and not is_together:  # otherwise the first process prints the same
         held.release()
     return DONE if is_together else code
 
@@ -244,7 +242,7 @@ def work(words: list[str]) -> int:
 def _all_end_with(code: int) -> bool:
     """Leave an exit code for the launcher; return whether all processes of this machine have left one.
 
-    Then the run is over, and nothing has to be ended or started again by torchrun.
+    If so, the run is over, and torchrun has nothing to kill or restart.
     """
     folder = os.environ.get(_CODES_VARIABLE)
     if folder is None:

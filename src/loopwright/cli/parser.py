@@ -1,4 +1,4 @@
-"""The words after a verb that uses a run: parsed with errors that have a code and name the nearest flag."""
+"""Parse the arguments of verbs that use a run; errors have a code and suggest the nearest flag."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
 
 
 class VerbParser(argparse.ArgumentParser):
-    """The parser of a verb; what cannot be read is an error to be caught, not the end of the program.
+    """The parser of a verb; it raises on bad input instead of exiting.
 
     Args:
         verb: the word after `loopwright`.
-        description: what the verb does, in a sentence.
-        example: the words after the verb, as they may be.
+        description: the verb's help, in a sentence.
+        example: example arguments.
     """
 
     def __init__(self, verb: str, description: str, example: str) -> None:
@@ -32,11 +32,7 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(f"lw {verb}", description=description, epilog=f"example: {self._example}", allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the words.
-
-        Raises:
-            InputError: always.
-        """
+        """Raise the parser's message as an InputError."""
         unknown = _UNKNOWN.match(message)
         if unknown is None:
             missing = message.removeprefix("the following arguments are required: ")
@@ -51,22 +47,22 @@ class VerbParser(argparse.ArgumentParser):
 
 
 def add_json(parser: VerbParser) -> None:
-    """Let a verb be asked for an answer that scripts read."""
+    """Add `--json` to a verb."""
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line, and nothing else")
 
 
 def parse_for_run(
     parser: VerbParser, words: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Return what a verb was asked, and the flags of the run's task among it, as words of a command line.
+    """Return the parsed arguments of a verb, and the flags of the run's task among them as words.
 
     Args:
-        parser: of the verb, with a positional `run`.
-        words: after the verb.
-        flags_of: the names of the task's own flags that the verb takes.
+        parser: the verb's parser, with a positional `run`.
+        words: the words after the verb.
+        flags_of: returns the task flags that the verb accepts.
 
     Raises:
-        InputError: there is no such run, or a word cannot be read.
+        InputError: there is no such run, or a word cannot be parsed.
     """
     is_help = any(word in _HELP for word in words)
     if is_help:

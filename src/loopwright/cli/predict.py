@@ -103,7 +103,7 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> It
     if Path(first).is_file():
         return predict_run(folder, first, changes)
     if " " in first:
-        return predict_run(folder, inputs, changes)  # a sentence about a file
+        return predict_run(folder, inputs, changes)  # a sentence that ends in a file name
     if Path(first).exists():
         what = "a folder" if Path(first).is_dir() else "no ordinary file"
         raise InputError("data.file", f"{first} is {what}", fix="give a file with rows, or a text that does not end so")
@@ -115,7 +115,7 @@ def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> It
 
 
 def _refuse_other_bytes(texts: list[str], what: str) -> None:
-    """Refuse texts with bytes that are no UTF-8: Python hands them over as halves of characters."""
+    """Refuse texts that are not valid UTF-8: Python decodes such bytes as lone surrogates."""
     for text in texts:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise _other_bytes(what, repr(text[:60]))

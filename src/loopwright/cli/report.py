@@ -1,4 +1,4 @@
-"""The verbs that show: report, compare, watch. They import no torch."""
+"""The verbs report, compare and watch. They do not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loopwright.runs.provenance import place_facts
 
 
 def report(words: list[str]) -> int:
-    """Write the page of a run, or of several side by side, and print where it is."""
+    """Write the report of a run, or a comparison of several, and print its path."""
     parser = VerbParser("report", "Write one HTML page about a run; of several runs, the page of `compare`.", "last")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last")
     _add_options(parser)
@@ -34,7 +34,7 @@ def report(words: list[str]) -> int:
 
 
 def compare(words: list[str]) -> int:
-    """Write the page of several runs side by side, and print where it is."""
+    """Write a page that compares several runs, and print its path."""
     parser = VerbParser("compare", "Write one HTML page of several runs side by side.", "RUN RUN")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last; two or more")
     _add_options(parser)
@@ -52,7 +52,7 @@ def compare(words: list[str]) -> int:
 
 
 def watch(words: list[str]) -> int:
-    """Serve the page of a run on this machine until Ctrl-C; it follows the run."""
+    """Serve a live report of a run on localhost until Ctrl-C."""
     parser = VerbParser("watch", "Serve the page of a run on this machine; it follows the run. Ctrl-C ends it.", "last")
     parser.add_argument("run", nargs="?", default="last", help="folder, id, or last, which is the default")
     parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 takes any")
@@ -99,6 +99,6 @@ def _write(names: list[str], out: str | None, should_open: bool, events: EventLi
 
 
 def _show(address: str, place: str) -> None:
-    """Open an address in the browser; where there is none, say so."""
+    """Open an address in the browser, or report that there is no browser."""
     if not webbrowser.open(address):
         sys.stdout.write(f"no browser was found here: open {place} in one yourself\n")

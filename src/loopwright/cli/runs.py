@@ -1,4 +1,4 @@
-"""The verbs about the runs there are: `runs`, `stop`, `verify`."""
+"""The verbs `runs`, `stop` and `verify`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loopwright.run_folder.listing import RunSummary, is_owned, list_runs
 from loopwright.runs.console.json_events import EventLines
 from loopwright.runs.console.screen import Screen, lasted
 
-# What a narrow terminal makes shorter, in this order: the direction of the metric, why a state is what it is, its name.
+# Abbreviations for a narrow terminal, applied in order: the metric's direction, the reason of the state, its name.
 _SHORTER: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("best", lambda cell: cell.partition(" (")[0]),
     ("state", lambda cell: cell.partition(",")[0]),
@@ -28,7 +28,7 @@ _SHORTER: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def runs(words: list[str]) -> int:
-    """List the runs that there are, the newest first."""
+    """List all runs, newest first."""
     parser = VerbParser("runs", "List the runs so far, the newest first.", "--sort metric")
     parser.add_argument(
         "--sort", choices=("time", "metric"), default="time", help="by time, or task by task the best metric first"
@@ -68,7 +68,7 @@ def _widths(rows: list[dict[str, str]]) -> dict[str, int]:
 
 
 def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
-    """Return what the list says of a run; one that lies elsewhere is named by its folder."""
+    """Return the table row of a run; a run outside the root is named by its folder."""
     is_here = run.path.name == run.id and run.path.parent == Path(os.path.normpath(root))
     direction = "max" if run.is_more_better else "min"
     return {
@@ -82,7 +82,6 @@ def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
 
 
 def _age(seconds: float) -> str:
-    """Return how long ago that is, in the unit that reads best."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
@@ -90,13 +89,13 @@ def _age(seconds: float) -> str:
 
 
 def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
-    """Return the place of a run: those with a metric first, each task and metric by itself, its best at the front."""
+    """Return the sort key of a run: runs with a metric first, grouped by task and metric, best first."""
     value = run.value or 0.0
     return run.value is None, run.task, run.metric or "", -value if run.is_more_better else value
 
 
 def stop(words: list[str]) -> int:
-    """Ask a run to end in order."""
+    """Ask a run to stop gracefully."""
     run = find_run(_one_run("stop", words).run)
     state = run.status["state"]
     if state == "running" and is_owned(run.path):
@@ -109,10 +108,10 @@ def stop(words: list[str]) -> int:
 
 
 def verify(words: list[str]) -> int:
-    """Check every byte of the checkpoints of a run, or of a folder that a `Trainer` saves to."""
+    """Verify every byte of the checkpoints of a run, or of a folder that a `Trainer` saves to."""
     asked = _one_run("verify", words)
     folder = Path(asked.run) if any(Path(asked.run).glob("*/MANIFEST.json")) else find_run(asked.run).checkpoints
-    from loopwright.checkpoint import verify_all  # torch takes its time, and is no part of what is shown
+    from loopwright.checkpoint import verify_all  # late: torch is slow to import
 
     with Screen(is_quiet=asked.json).waiting("verifying", is_one_step=True) as waiting:
         findings = verify_all(folder, waiting.to) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""`--seeds 3`: the same run with one seed after the other, and what came out of all of them."""
+"""`--seeds 3`: the same run with consecutive seeds, and a summary of all of them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def train_seeds(
 ) -> int:
     """Train with each seed, and return the worst exit code.
 
-    A run that diverges is told, and the others are trained all the same; whatever else ends one ends all.
+    A run that diverges is reported and the others still train; any other failure ends all of them.
 
     Args:
-        settings: of all runs.
-        words: of the command line, without `lw`.
-        open_screen: returns what a run says things on.
-        events: of `--json`.
-        is_quiet: print the folders of the runs, and nothing else.
+        settings: shared by all runs.
+        words: the command line, without `lw`.
+        open_screen: returns a new screen for a run.
+        events: the stream of `--json`.
+        is_quiet: print only the folders of the runs.
     """
     several = Seeds(settings, ["lw", *words])
     begun: list[SeedRun] = []
@@ -84,16 +84,16 @@ def train_seeds(
 
 
 def _broken_off(seed: int, screen: Screen) -> list[SeedRun]:
-    """Return the run that something has ended before its end, if it had a folder."""
+    """Return the interrupted run, if it had a folder."""
     run = screen.run
     if run is None or not run.path.is_dir():
         return []
     state = str(run.status["state"])
-    return [SeedRun(seed, run, state if state in _TO_GO_ON else "preempted")]  # in its last evaluation, say
+    return [SeedRun(seed, run, state if state in _TO_GO_ON else "preempted")]  # as in its last evaluation
 
 
 def _to_go_on(begun: Sequence[SeedRun], seeds: Sequence[int], words: Sequence[str], settings: Settings) -> list[str]:
-    """Return the commands that bring what was broken off to its end: runs that go on, and seeds without a run."""
+    """Return the commands that finish the work: resume the interrupted runs, train the missing seeds."""
     resumed = [f"lw resume {name_of(each.run)}" for each in begun if each.state in _TO_GO_ON]
     left = [seed for seed in seeds if seed not in {each.seed for each in begun}]
     folder = str(settings.training.output_dir) if settings.is_given("output_dir") else None
@@ -101,7 +101,7 @@ def _to_go_on(begun: Sequence[SeedRun], seeds: Sequence[int], words: Sequence[st
 
 
 def _note(error: BaseException, begun: Sequence[SeedRun], seeds: Sequence[int]) -> None:
-    """Leave with what has ended all of them which ones are done, for whoever tells of it."""
+    """Attach the list of finished runs to the error that ended them all."""
     done = [str(each.seed) for each in begun if each.state == "done"]
     told = f"done: {', '.join(done) or 'none'} of the seeds {', '.join(map(str, seeds))}"
     error.__notes__ = ["; ".join([*getattr(error, "__notes__", []), told])]

@@ -1,4 +1,4 @@
-"""The verbs that train: train, check, resume, demo."""
+"""The verbs train, check, resume and demo."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ JSON = "--json"
 
 
 def train(words: list[str]) -> int:
-    """Train a model; --check stops before the first update, --print_config before anything."""
+    """Train a model; --check stops before the first update, --print_config before anything else."""
     with telling(JSON in words) as events:
         settings, asked = settings_of("train", words, events)
         if settings is None:
@@ -57,7 +57,7 @@ def train(words: list[str]) -> int:
 
 
 def check(words: list[str]) -> int:
-    """Check data and model without training; --files checks the data alone, without torch."""
+    """Check data and model without training; --files checks only the data, without torch."""
     with telling(JSON in words) as events:
         settings, asked = settings_of("check", words, events)
         if settings is None:
@@ -76,7 +76,7 @@ def _checked(settings: Settings, asked: dict[str, bool], screen: Screen) -> int:
 
 
 def resume(words: list[str]) -> int:
-    """Go on with a run."""
+    """Resume a run."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
             "usage: lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]\n\n"
@@ -94,7 +94,7 @@ def resume(words: list[str]) -> int:
 
 
 def demo(words: list[str]) -> int:
-    """Train on data that comes with Python, or list what there is."""
+    """Train on data that comes with Python, or list the demos."""
     is_quiet, is_plain, rest = _own(words)
     if not rest and JSON in words:
         raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {next(iter(TASKS))} --json")
@@ -120,7 +120,6 @@ def demo(words: list[str]) -> int:
 
 
 def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
-    """Write the data of a demo if it is not there yet, and return the settings of its run."""
     from loopwright.demos import find_minilm, write_demo
 
     variant, rest = _variant(task, rest)
@@ -137,11 +136,7 @@ def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
 
 
 def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the variant of a demo that is asked for, and the words without it.
-
-    Raises:
-        InputError: the demo has no such variant.
-    """
+    """Split the words into the requested variant of a demo and the rest; refuse an unknown variant."""
     if "--variant" not in words:
         return None, words
     place = words.index("--variant")
@@ -157,7 +152,7 @@ def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def screen_of(is_quiet: bool, is_plain: bool, events: EventLines | None = None) -> Screen:
-    """Return what a verb says things on: of several processes, only the first prints."""
+    """Return the screen of a verb; only rank 0 prints."""
     return Screen(is_main=is_first(), is_quiet=is_quiet, is_plain=is_plain, events=events)
 
 
@@ -166,12 +161,11 @@ def _quiet_help(verb: str) -> str:
 
 
 def _own(words: list[str]) -> tuple[bool, bool, list[str]]:
-    """Return whether --quiet and --plain are among the words, and the others; --json is taken out too."""
+    """Split off --quiet, --plain and --json; return whether the first two were given, and the rest."""
     return "--quiet" in words, "--plain" in words, [word for word in words if word not in OWN]
 
 
 def _ended(settings: Settings, words: list[str], screen: Screen, is_quiet: bool) -> int:
-    """Train, once or with several seeds, and return the exit code."""
     if settings.args.seeds > 1:
         return train_seeds(
             settings, words, lambda: screen_of(is_quiet, screen.is_plain, screen.events), screen.events, is_quiet
@@ -180,8 +174,8 @@ def _ended(settings: Settings, words: list[str], screen: Screen, is_quiet: bool)
 
 
 def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> int:
-    """Train, and return the exit code; a quiet run says where it is, and nothing else."""
-    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"  # several are ended by their launcher, wherever they wait
+    """Train, and return the exit code; a quiet run prints only its folder."""
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"  # otherwise the launcher ends them, wherever they wait
     with ends_early() if is_alone else nullcontext():
         if screen.events is not None:
             return told_to_its_end(train, screen, screen.events)[0]
@@ -194,7 +188,7 @@ def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> in
 def settings_of(
     verb: str, words: list[str], events: EventLines | None = None
 ) -> tuple[Settings | None, dict[str, bool]]:
-    """Return the settings that the words after a verb ask for, and which words are its own; None if only shown."""
+    """Return the settings and the verb's own flags; None for the settings if only help or the config is printed."""
     asked = {
         name: f"--{name}" in words
         for name in ("check", "files", "quiet", "plain", "json", "print_config", "print-config")
@@ -228,7 +222,6 @@ def settings_of(
 
 
 def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[str]]:
-    """Return the task, the file of settings, and the flags."""
     if not words or words[0] in ("-h", "--help"):
         return None, None, []
     if words[0].startswith("-"):
@@ -247,7 +240,7 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
         try:
             run = find_run(first)
         except InputError:
-            get_task(first)  # says which tasks there are
+            get_task(first)  # raises, and lists the tasks
         else:
             return str(run.about["task"]), config_of(run), rest
     if first.endswith(_FILES):

@@ -1,4 +1,4 @@
-"""How long a run is, how fast it goes, and where its time went: all of it, evaluations and saves included. No torch."""
+"""Length, speed and time use of a run, evaluations and saves included. No torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LOGS_LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class Course:
-    """What a run has before it.
+    """The length and schedule of a run.
 
     Attributes:
         updates: of the whole run.
         epochs: of the whole run.
         evaluates: whether there are evaluations.
-        evaluate_every: updates between evaluations within an epoch; None is at the end of epochs only.
+        evaluate_every: updates between evaluations within an epoch; None for epoch ends only.
         update_seconds: of an update in the rehearsal; None without one.
-        evaluation_seconds: of an evaluation, as the rehearsal has it; None without one.
-        per_epoch: updates of a whole epoch; None where all epochs are whole.
-        save_every: updates between saves; None is not by updates.
+        evaluation_seconds: of an evaluation, estimated by the rehearsal; None without one.
+        per_epoch: updates of a full epoch; None if all epochs are full.
+        save_every: updates between saves; None if saves do not depend on updates.
         saves_epochs: whether each epoch is saved.
     """
 
@@ -40,26 +40,26 @@ class Course:
 
     @property
     def updates_per_epoch(self) -> float:
-        """Updates of an epoch; of the last one there may be fewer."""
+        """Updates of an epoch; the last one may have fewer."""
         return max(self.per_epoch or self.updates / max(self.epochs, 1), 1e-9)
 
     def epoch_at(self, update: int) -> float:
-        """Return how many epochs an update is from the start."""
+        """Return the epoch of an update, as a fraction."""
         return update / self.updates_per_epoch
 
     def epochs_after(self, update: int) -> int:
-        """Return how many ends of epochs are to come; the end of the run is that of the last one, whole or not."""
+        """Return the number of epoch ends still to come; the end of the run counts as one, even mid-epoch."""
         return self.epochs - int(self.epoch_at(update) + 1e-9) if update < self.updates else 0
 
     def saves_after(self, update: int) -> int:
-        """Return how many saves are to come at the most: if each evaluation is the best so far, and at the end."""
+        """Return the maximum number of saves still to come: one per new best evaluation, and one at the end."""
         due = self.epochs_after(update) if self.saves_epochs else 0
         if self.save_every is not None:
             due = self.updates // self.save_every - update // self.save_every
         return max(due, self.evaluations_after(update) - 1) + 1
 
     def evaluations_after(self, update: int) -> int:
-        """Return how many evaluations are to come: at the ends of epochs, between them, and that of the best model."""
+        """Return the number of evaluations still to come: at epoch ends, between them, and of the best model."""
         left = 1
         if self.evaluates:
             left += self.epochs_after(update)
@@ -69,7 +69,7 @@ class Course:
         return left
 
     def _shared_after(self, update: int, every: int) -> int:
-        """Return how many evaluations by updates are those of ends of epochs, and not made twice."""
+        """Return how many evaluations by updates coincide with epoch ends, and so run only once."""
         per_epoch = self.updates_per_epoch
         at_end = int(update < self.updates and self.updates % every == 0)
         if per_epoch < 1 or not float(per_epoch).is_integer():
@@ -78,7 +78,7 @@ class Course:
         return self.updates // both - update // both + (at_end if self.updates % per_epoch else 0)
 
     def expected_seconds(self) -> float | None:
-        """Return how long the run takes by its rehearsal; None without one."""
+        """Return the duration estimated by the rehearsal; None without one."""
         if self.update_seconds is None or self.evaluation_seconds is None:
             return None
         return self.updates * self.update_seconds + self.evaluations_after(0) * self.evaluation_seconds
@@ -86,7 +86,7 @@ class Course:
 
 @dataclass
 class TimeSpent:
-    """Seconds of a run in this process by what they went into."""
+    """Seconds of a run in this process, by activity."""
 
     start: float = 0.0
     train: float = 0.0
@@ -95,7 +95,7 @@ class TimeSpent:
     save: float = 0.0
 
     def text(self, total: float) -> str:
-        """Return the shares of the whole in words; what is less than half a per cent is left out."""
+        """Return the share of each activity as text, leaving out shares below half a per cent."""
         named = {
             "start": self.start,
             "train": self.train,
@@ -110,11 +110,11 @@ class TimeSpent:
 
 @dataclass
 class Pace:
-    """Measures a run while it goes on.
+    """Measures the pace of a run.
 
     Args:
-        course: what the run has before it.
-        spent: filled while the run goes on.
+        course: the length and schedule of the run.
+        spent: updated during the run.
     """
 
     course: Course
@@ -125,16 +125,16 @@ class Pace:
     _is_paused: bool = False
 
     def begin(self, update: int) -> None:
-        """Start the clock; called when the run begins to train."""
+        """Start the clock; called when training begins."""
         self._resumed_at = time.monotonic()
         self._trained.append((update, 0.0))
 
     def log(self, update: int, waiting: float) -> None:
-        """Take in a log.
+        """Record a log.
 
         Args:
-            update: so many are done.
-            waiting: the share of the time since the last log that went into waiting for data.
+            update: the number of updates done.
+            waiting: the share of time since the last log spent waiting for data.
         """
         before = self.spent.train + self.spent.wait
         self._count()
@@ -161,7 +161,7 @@ class Pace:
         self._is_paused = True
 
     def end_evaluation(self) -> float:
-        """Count as training again, and return how long the evaluation took."""
+        """Count as training again, and return the duration of the evaluation."""
         now = time.monotonic()
         took, self._resumed_at, self._is_paused = now - self._resumed_at, now, False
         self._evaluations.append(took)
@@ -169,18 +169,18 @@ class Pace:
         return took
 
     def end(self) -> None:
-        """Stop counting as training; called at the end of the run, when only its last save is still to be written."""
+        """Stop counting as training; called at the end of the run, before its last save is complete."""
         self._count()
         self._is_paused = True
 
     def end_saves(self) -> float:
-        """Count the time since `end` as saving, and return it; called when the last save is written."""
+        """Count the time since `end` as saving, and return it; called when the last save is complete."""
         took = time.monotonic() - self._resumed_at if self._is_paused else 0.0
         self.spent.save += took
         return took
 
     def seconds_left(self, update: int) -> float | None:
-        """Return how long the rest takes: updates and evaluations; None while nothing is known."""
+        """Return the estimated time left for updates and evaluations; None while unknown."""
         per_update = self._update_seconds()
         if per_update is None:
             return None
@@ -195,7 +195,7 @@ class Pace:
         return (ended - began) / (last - first) if last > first else self.course.update_seconds
 
     def _count(self) -> None:
-        """Count the time since the last look as training."""
+        """Count the time since the last call as training."""
         now = time.monotonic()
         if not self._is_paused:
             self.spent.train += now - self._resumed_at

@@ -1,4 +1,4 @@
-"""How a run was started, where, and with which versions: what command.txt says. No torch."""
+"""The content of command.txt: how a run was started, where, and with which versions. No torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PACKAGES = ("loopwright", "torch", "accelerate", "transformers", "tokenizers", 
 
 
 def command_text(command: Sequence[str] | None) -> str:
-    """Return what command.txt says; called when a run is made.
+    """Return the content of command.txt; called when a run is created.
 
     Args:
-        command: the words of the command line; None for a script of one's own.
+        command: the words of the command line; None for a user's script.
     """
     lines = [
         f"command: {shlex.join(command if command is not None else sys.argv)}",

@@ -1,4 +1,4 @@
-"""The data of a run as the terminal shows it: the progress of reading it, and lines about it. No torch."""
+"""The data of a run on the terminal: reading progress, and a description. No torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _MOST_SHOWN = 6
 
 
 class ReadingProgress:
-    """Shows how far files are read, checked and hashed; a context manager.
-
-    Args:
-        screen: what is said.
-    """
+    """Shows the progress of reading, checking and hashing files; a context manager."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -36,7 +32,7 @@ class ReadingProgress:
             self._waiting.close(is_over=kind is None)
 
     def __call__(self, progress: Any) -> None:
-        """Show it, if it is time; called by the readers."""
+        """Show the progress if due; called by the readers."""
         what = f"{progress.stage} {Path(progress.path).name}"
         if self._waiting is None or what != self._what:
             if self._waiting is not None:
@@ -47,7 +43,7 @@ class ReadingProgress:
 
 
 def used_rows(plan: DataPlan, args: Any) -> str:
-    """Return which rows a run takes of splits of which it does not take all; nothing where it takes them all."""
+    """Describe the splits of which a run uses only some rows; empty if it uses all rows."""
     limits = {"train": "max_train_samples", "validation": "max_eval_samples"}
     told = [
         f"the first {limit:,} of {split} (--{name})"
@@ -58,11 +54,11 @@ def used_rows(plan: DataPlan, args: Any) -> str:
 
 
 def describe(plan: DataPlan, args: Any = None) -> list[str]:
-    """Return lines about the data: files, columns, splits, labels, lengths, duplicates, guesses.
+    """Describe the data: files, columns, splits, labels, lengths, duplicates, guesses.
 
     Args:
         plan: of the data.
-        args: the settings of a run that trains on it; None where nothing is trained.
+        args: the settings of a run that trains on it; None if nothing is trained.
     """
     lines = [
         f"{Path(file.path).name}  {file.num_rows:,} row{'s' if file.num_rows != 1 else ''}  {size(file.num_bytes)}  "
@@ -85,7 +81,7 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
 
 
 def _columns(plan: DataPlan) -> list[str]:
-    """Return the column of each role, and beside those that were guessed that they were; then what else was guessed."""
+    """Return the column of each role, marking guesses; then everything else that was guessed."""
     shown, others = [], list(plan.guesses)
     for role, column in plan.columns.items():
         guess = next((each for each in others if each.startswith(f"{role}=")), None)
@@ -96,7 +92,6 @@ def _columns(plan: DataPlan) -> list[str]:
 
 
 def _lengths(plan: DataPlan) -> list[str]:
-    """Return lines about how long texts and how large images are."""
     lines = [
         f"{role}: words p50 {spread['p50']:,} p95 {spread['p95']:,} max {spread['max']:,}"
         for role, units in plan.lengths.items()

@@ -1,4 +1,4 @@
-"""SIGTERM outside of training: between several runs, and before and after each. No torch."""
+"""SIGTERM outside the training loop: between several runs, and before and after each. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ends_early() -> Iterator[None]:
-    """Let SIGTERM raise `Preempted` while the block runs, in the main thread; a handler of one's own is left alone."""
+    """Make SIGTERM raise `Preempted` in the main thread while the block runs, unless the user has set a handler."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -31,7 +31,7 @@ def ends_early() -> Iterator[None]:
 
 @contextmanager
 def left_to_the_loop() -> Iterator[None]:
-    """Take what `ends_early` does back while the block runs: the loop watches for signals, and saves first."""
+    """Undo `ends_early` while the block runs: the loop handles signals itself, and saves first."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not _end:
         yield
         return

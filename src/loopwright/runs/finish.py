@@ -1,4 +1,4 @@
-"""The end of a run: the best weights, a last evaluation with everything kept, the model folder, the result."""
+"""The end of a run: best weights, a last full evaluation, the model folder, the result."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def finish(
     screen: Screen,
     spent: TimeSpent | None = None,
 ) -> None:
-    """Evaluate the best model, write it and the result, and say so; called once a run has trained to its end.
+    """Evaluate and write the best model, write the result, and print a summary; called once training is complete.
 
     Args:
         job: of the run.
         run: its folder.
-        best: the metric that decides, as the history has it, and "min" or "max".
-        trained: what the training returned.
-        floors: what trivial methods reach.
-        screen: what is said.
-        spent: where the time went so far; the last evaluation is added to it.
+        best: the decisive metric, as named in the history, and "min" or "max".
+        trained: the result of the training.
+        floors: the scores of the trivial baselines.
+        screen: prints the lines.
+        spent: the time use so far; the last evaluation is added to it.
     """
     spent = TimeSpent() if spent is None else spent
     checkpoint = load_weights(job, run)
@@ -90,14 +90,7 @@ def finish(
 def evaluate(
     job: Job, dataset: Any, folder: Path | None, say: Callable[[str], None], waiting: Waiting | None = None
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
-    """Evaluate a job's model on a dataset, and write predictions and examples into a folder.
-
-    Args:
-        job: with the model.
-        dataset: as the job's datasets are.
-        folder: for what is written; None writes nothing.
-        say: prints a line.
-        waiting: shows how far it is.
+    """Evaluate a job's model on a dataset, and write predictions and examples to a folder, if one is given.
 
     Returns:
         The metrics and the loss by name, their intervals, and the worst and the suspected samples.
@@ -119,7 +112,7 @@ def evaluate(
 
 
 def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, Any]]:
-    """Return samples with the file and the line that each comes from, where the rows of the dataset know it."""
+    """Add file and line to each sample, if the dataset's rows know them."""
     find = getattr(getattr(dataset, "rows", None), "place", None)
     if find is None:
         return samples
@@ -127,11 +120,7 @@ def _with_places(samples: list[dict[str, Any]], dataset: Any) -> list[dict[str, 
 
 
 class CountBatches(TrainerCallback):
-    """Shows how far an evaluation is.
-
-    Args:
-        waiting: told of every batch.
-    """
+    """Shows the progress of an evaluation."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
@@ -139,12 +128,12 @@ class CountBatches(TrainerCallback):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch, once however many parts it is run in."""
+        """Count a batch, once even if it runs in several parts."""
         self._waiting.to(step + 1, len(trainer.eval_loader))
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder aside, and put it in the place of the one of that name: whoever looks finds the old or the new."""
+    """Write a folder aside, then swap it in: readers see either the old or the new one."""
     aside, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -161,7 +150,7 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) -> list[Path]:
-    """Return what the task has drawn and written; whatever it raises is said, and the model is written all the same."""
+    """Return the files that the task drew or wrote; its errors are logged, and the model is written anyway."""
     try:
         return job.task.illustrate(job, run, examples.worst)
     except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too

@@ -1,4 +1,4 @@
-"""From settings to a finished run folder: the order in which things are done, for every task."""
+"""From settings to a finished run folder: the sequence of steps, for every task."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _LENGTHS = "lengths.bin"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         run: its folder.
-        state: "done", "stopped" (by a file, to be resumed) or "diverged".
-        result: what `train` returned.
+        state: "done", "stopped" (by a file, resumable) or "diverged".
+        result: the result of `train`.
     """
 
     run: RunFolder
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is: updates, epochs, the limit that the core is given, if there is one; updates of an epoch."""
+    """The length of a run: updates, epochs, the limit passed to the core, if any; updates per epoch."""
 
     updates: int
     epochs: int
@@ -82,7 +82,7 @@ class Length:
 
 
 def check_followed(training: Any) -> None:
-    """Refuse settings that would change nothing, and trackers and graphs that are not there.
+    """Refuse settings without effect, and trackers and graphs that are unavailable.
 
     Raises:
         ConfigError: it names the first.
@@ -95,7 +95,7 @@ def check_followed(training: Any) -> None:
 
 
 def prepare_torch(settings: Settings) -> None:
-    """Set threads, precision and determinism of this process, and seed its generators, before a model is made."""
+    """Set the threads, precision and determinism of this process, and seed its generators, before a model is built."""
     args, training = settings.args, settings.training
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -110,10 +110,10 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def given_origin(task: Task, settings: Settings) -> Origin:
-    """Return where the model of a new run comes from.
+    """Return the origin of a new run's model.
 
     Raises:
-        InputError: `--model` is neither a folder with a model, nor in the Hub's cache, nor on the Hub.
+        InputError: `--model` is not a model folder, and is neither in the Hub's cache nor on the Hub.
     """
     if settings.module is not None or settings.args.model is None:
         return Origin(None, module=settings.module)
@@ -123,7 +123,7 @@ def given_origin(task: Task, settings: Settings) -> Origin:
 
 
 def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> Job:
-    """Make a model ready to be trained, or to be given the weights of a checkpoint."""
+    """Build a model that is ready to train, or to load the weights of a checkpoint."""
     args, training = settings.args, settings.training
     before = dict(vars(args))
     job = task.build(data, args, training, origin)
@@ -144,7 +144,7 @@ def build_job(task: Task, data: RunData, settings: Settings, origin: Origin) -> 
 
 
 def load_data(job: Job) -> None:
-    """Add the datasets of training and validation to a job."""
+    """Add the training and validation datasets to a job."""
     args, data, task = job.args, job.data, job.task
     job.train_dataset = task.create_dataset(
         job, data.rows("train"), is_labelled=True, is_training=True, limit=args.max_train_samples
@@ -153,24 +153,24 @@ def load_data(job: Job) -> None:
 
 
 def _floors(job: Job) -> dict[str, dict[str, float]]:
-    """Return what trivial methods reach that learn from the rows the run trains on, and are scored on those it is."""
+    """Score the trivial baselines on the same training and validation rows as the run."""
     with job.data.limited(train=job.args.max_train_samples, validation=job.args.max_eval_samples):
         return {name: finite(values) for name, values in job.task.baselines(job).items()}
 
 
 def window_of(training: Any, num_processes: int, newest: Path | None) -> int:
-    """Return how many micro-batches an update has over all processes: as many as when the run began."""
+    """Return the micro-batches of an update over all processes, unchanged since the run began."""
     stored = None if newest is None else stored_window(newest)
     return stored or training.gradient_accumulation_steps * num_processes
 
 
 def measure(job: Job, window: int, num_updates: int | None = None) -> Length:
-    """Return how long the run is.
+    """Return the length of the run.
 
     Args:
         job: of the run.
         window: micro-batches of an update, over all processes.
-        num_updates: of the run, instead of what the settings say.
+        num_updates: overrides the settings.
     """
     training = job.training
     num_updates = training.max_steps if num_updates is None else num_updates
@@ -191,10 +191,10 @@ def measure(job: Job, window: int, num_updates: int | None = None) -> Length:
 
 
 def best_metric(job: Job, settings: Settings) -> tuple[str, str]:
-    """Return the metric that decides which model is best, as the history has it, and "min" or "max".
+    """Return the metric that selects the best model, as named in the history, and "min" or "max".
 
     Raises:
-        InputError: the one asked for is not among the task's.
+        InputError: the task does not have the requested metric.
     """
     directions = {**job.task.create_scorer(job).directions, "loss": False}
     asked = settings.training.metric_for_best_model if settings.is_given("metric_for_best_model") else None
@@ -213,7 +213,7 @@ def best_metric(job: Job, settings: Settings) -> tuple[str, str]:
 
 
 def make_optimizer(job: Job) -> Any:
-    """Return the optimizer that the settings name, over the weights that are trained."""
+    """Return the configured optimizer over the trainable weights."""
     training = job.training
     return create_optimizer(
         training.optim,
@@ -236,15 +236,15 @@ def steps_of(value: float | None, num_updates: int) -> int:
 def train(
     task: Task, settings: Settings, data: RunData, screen: Screen, run: RunFolder | None, make_run: Any
 ) -> Outcome:
-    """Train in a new run folder, or go on in one.
+    """Train in a new run folder, or resume in an existing one.
 
     Args:
         task: the task.
         settings: of the run.
         data: checked.
-        screen: what is said.
-        run: the folder of the run that goes on; None for a new run.
-        make_run: called without arguments for the folder of a new run, when everything is ready.
+        screen: prints the lines.
+        run: the folder of the run to resume; None for a new run.
+        make_run: called without arguments to create the folder of a new run, when everything is ready.
     """
     check_followed(settings.training)
     prepare_torch(settings)
@@ -312,7 +312,7 @@ def train(
 
 
 def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFolder, screen: Screen) -> None:
-    """Do what comes before the first update, and stop there; called by `check` with a folder that it removes."""
+    """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
     job = _new_job(task, settings, data, screen)
     trainer = TaskTrainer(job)
     best = best_metric(job, settings)
@@ -335,7 +335,7 @@ def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFold
 
 
 def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
-    """Find a learning rate, and write nothing; called by `lw find-lr`."""
+    """Find a learning rate without writing anything; called by `lw find-lr`."""
     job = _new_job(task, settings, data, screen)
     trainer = TaskTrainer(job)
     measure(job, window_of(settings.training, trainer.num_processes, None))
@@ -344,7 +344,7 @@ def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen
 
 
 def _new_job(task: Task, settings: Settings, data: RunData, screen: Screen) -> Job:
-    """Return the job of a run that will not be kept, with its data read and its batch size chosen."""
+    """Return a throwaway job with its data loaded and its batch size chosen."""
     check_followed(settings.training)
     prepare_torch(settings)
     with data.watched(screen, "preparing the rows"):
@@ -356,11 +356,7 @@ def _new_job(task: Task, settings: Settings, data: RunData, screen: Screen) -> J
 
 
 def _check_not_auto(settings: Settings) -> None:
-    """Refuse to look for settings of a run that has begun with others.
-
-    Raises:
-        InputError: it names the first.
-    """
+    """Refuse "auto" for a run that has already begun with a value."""
     for name in settings.args.auto:
         raise InputError(
             "args.value",
@@ -379,7 +375,7 @@ def _plan(
     rehearsed: Rehearsal | None,
     newest: Path | None,
 ) -> Course:
-    """Set the number of updates to what fits into `--time`, say so, and return what the run has before it."""
+    """Set the number of updates that fit into `--time`, print it, and return the course of the run."""
 
     def course_of(num_updates: int) -> Course:
         return _course(job, measure(job, window, num_updates), rehearsed)
@@ -451,7 +447,7 @@ def _run(
             oom="split" if training.auto_find_batch_size else args.oom,
         )
         pace.end_saves()
-        # The first process looks for the file that ends a run: what it knows, the others only hear of.
+        # Only rank 0 checks for the stop file; the other ranks learn of it here.
         reason = gather_objects(result.stop_reason or "")[0]
         state = "stopped" if reason == STOPPED_BY_FILE else "done"
         if watch.triggered or "not finite" in reason:
@@ -460,7 +456,7 @@ def _run(
             finish(job, run, best, result, floors, screen, pace.spent)
     except (KeyboardInterrupt, Preempted) as interruption:
         told = start_block.say_saved(run, pace.end_saves(), screen)
-        interruption.__notes__ = [told]  # as add_note of Python 3.11
+        interruption.__notes__ = [told]  # like add_note, which needs Python 3.11
         raise
     finally:
         screen.close_line()
@@ -476,7 +472,6 @@ def _make_trainer(job: Job, screen: Screen) -> TaskTrainer:
 
 
 def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Course:
-    """Return what the run has before it, and what the rehearsal says of how long that takes."""
     training = job.training
     return Course(
         length.updates,
@@ -492,7 +487,7 @@ def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Cou
 
 
 def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder | None) -> dict[str, Any]:
-    """Return the arguments of the training loader: workers, the order of the rows, and the lengths of batches."""
+    """Return the arguments of the training loader: workers, row order, and batch lengths."""
     training, args = job.training, job.args
     options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
     longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
@@ -500,7 +495,7 @@ def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder | None) -> 
         training.length_buckets,
         longest,
         may_graph=may_be_graphs(training, trainer.device, trainer.num_processes),
-        most=4 if hasattr(args, "max_target_length") else 12,  # pairs of lengths are graphs there
+        most=4 if hasattr(args, "max_target_length") else 12,  # each pair of lengths is a graph there
     )
     options["collate_fn"] = with_buckets(job.collate_fn, lengths)
     if training.length_buckets not in ("auto", "off") and not hasattr(job.collate_fn, "bucket_lengths"):
@@ -553,12 +548,12 @@ def _checkpointing(job: Job, length: Length, best: tuple[str, str], run: RunFold
 
 @contextlib.contextmanager
 def _removed_on_failure(run: RunFolder, is_ours: bool) -> Iterator[None]:
-    """Leave no folder behind of a run that did not come to its first update."""
+    """Remove the folder of a run that did not reach its first update."""
     try:
         yield
     except BaseException:
         if is_ours:
             shutil.rmtree(run.path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                runs_root().rmdir()  # if it is empty: this was the first run
+                runs_root().rmdir()  # if empty: this was the first run
         raise

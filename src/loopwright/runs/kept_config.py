@@ -1,4 +1,4 @@
-"""The copy of a run's settings in each of its checkpoints, for a config.yaml that was cut off. No torch before that."""
+"""A copy of a run's settings in each checkpoint, in case config.yaml is truncated. Imports torch only then."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from loopwright.run_folder.config_file import is_cut_off
 
 
 def kept_config(run: RunFolder) -> dict[str, bytes]:
-    """Return config.yaml by name, as a checkpoint keeps it; nothing if there is none, or it was cut off meanwhile."""
+    """Return config.yaml by name for a checkpoint; empty if it is missing or truncated."""
     return {} if is_cut_off(run.config) else {run.config.name: run.config.read_bytes()}
 
 
 def config_of(run: RunFolder) -> Path:
-    """Return the file of a run's settings: config.yaml, or if that was cut off, the copy in its newest checkpoint.
+    """Return the file of a run's settings: config.yaml or, if truncated, the copy in its newest checkpoint.
 
-    If no checkpoint has a copy, it is config.yaml all the same: whoever reads it says what is wrong with it.
+    Without a copy it is config.yaml after all: reading it raises the error.
     """
     if not is_cut_off(run.config):
         return run.config
@@ -32,5 +32,5 @@ def config_of(run: RunFolder) -> Path:
             if manifest["files"].get(copy.name) == describe(copy):
                 found.append((update_of(manifest), copy))
         except CheckpointError:
-            continue  # a bad one is dealt with where weights are read
+            continue  # bad checkpoints are reported where weights are loaded
     return max(found)[1] if found else run.config

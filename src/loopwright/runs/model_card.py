@@ -1,4 +1,4 @@
-"""The model card: README.md beside the weights. What the model is, how good, on what data, how it was made."""
+"""The model card, README.md beside the weights: the model, its scores, its data, and how it was trained."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ _MOST_LABELS = 50
 
 
 def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
-    """Return the card; called when the model is written.
-
-    Args:
-        job: of the run.
-        run: its folder.
-        result: as result.json has it.
-    """
+    """Return the card; called when the model is written."""
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
     table = _table("validation", result["metrics"], result["intervals"], result["baselines"])
     lines = [
@@ -50,13 +44,9 @@ def model_card(job: Job, run: RunFolder, result: Mapping[str, Any]) -> str:
 
 
 def card_so_far(job: Job, run: RunFolder) -> str:
-    """Return the card of a run that has not come to its end; called when its best model so far is exported.
+    """Return the card of an unfinished run; called when its best model so far is exported.
 
-    The figures are those of the evaluation after which the weights were saved; there may be none.
-
-    Args:
-        job: of the run, with the weights of its best checkpoint.
-        run: its folder.
+    The scores, if any, are from the evaluation after which the weights were saved.
     """
     checkpoint = best_checkpoint(run)
     assert checkpoint is not None, "the weights are those of a checkpoint"
@@ -91,7 +81,6 @@ def card_so_far(job: Job, run: RunFolder) -> str:
 
 
 def _chosen(result: Mapping[str, Any]) -> str:
-    """Return which of the run's models this is."""
     place = f"after update {result['update']} of {result['updates']}"
     if result.get("is_unfinished"):
         place += ", and the run has not come to its end"
@@ -106,7 +95,7 @@ def _several(count: float, noun: str) -> str:
 
 
 def _how_to_open(job: Job) -> list[str]:
-    """Return the lines of Python that load the model from its folder: they depend on whose model it is."""
+    """Return the Python lines that load the model from its folder; they depend on the library it comes from."""
     kind = type(job.model)
     if isinstance(job.model, SmallModel):
         told, code = "A small net of loopwright", ["from loopwright import models", "", 'model = models.load("FOLDER")']
@@ -127,7 +116,7 @@ def _how_to_open(job: Job) -> list[str]:
 
 
 def _form_of_images(job: Job) -> list[str]:
-    """Return how images are given to a classifier that has no processor of transformers; nothing for other models."""
+    """Describe the image format of a classifier without a transformers processor; empty for other models."""
     from loopwright.tasks.vision.models import ImageForm
 
     form = job.processor

@@ -1,4 +1,4 @@
-"""Data that a run was not trained on: the plan of a file for a trained model, and rows that are given by column."""
+"""Data that a run was not trained on: the plan of a file for a trained model, and rows by column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopwright.tasks.data import check_inputs
 
 
 def names_in(words: Sequence[str] | None) -> set[str]:
-    """Return the flags of a command line: those of this call, and not those that the run was begun with."""
+    """Return the names of the flags given in this call."""
     flags = [word.partition("=")[0] for word in words or () if word.startswith("--")]
     return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
@@ -24,23 +24,23 @@ def names_in(words: Sequence[str] | None) -> set[str]:
 def plan_of_file(
     task: Task, schema: Schema, settings: Settings, own: DataPlan, words: Sequence[str] | None, **file: Any
 ) -> DataPlan:
-    """Return the plan of a file of other data: with the columns of the run, else with those that can be guessed.
+    """Return the plan of a file of other data, with the run's columns or else guessed ones.
 
     Args:
         task: the task.
-        schema: what is needed of a row.
-        settings: of the run, with flags of this call.
+        schema: the required roles.
+        settings: of the run, with the flags of this call.
         own: the plan of the run's own data.
         words: the flags of this call.
-        file: the path, by what it is to `preflight`.
+        file: the path, under its argument name of `preflight`.
 
     Raises:
-        InputError: the file cannot be used; it says why and what to do.
+        InputError: the file cannot be used; it says why and how to fix it.
     """
     schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
     (path,) = file.values()
     if has_known_ending(path):
-        options = replace(options, file_kind=None, delimiter=None)  # those were of the run's own files
+        options = replace(options, file_kind=None, delimiter=None)  # these described the run's own files
     roles = {role.name for role in schema.roles}
     now = {name.removesuffix("_column") for name in names_in(words)} & roles
     named = {role: column for role, column in task.columns(settings.args).items() if role in now}
@@ -63,7 +63,7 @@ def plan_of_file(
 
 
 def has_known_ending(path: str | Path) -> bool:
-    """Whether the name of a file says what is in it, as that of a csv or a jsonl.gz file does."""
+    """Whether a file has a known data extension, such as .csv or .jsonl.gz."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix in KINDS_BY_ENDING
 
 
@@ -73,13 +73,13 @@ def _has_columns(found: Sequence[str], column: str | Sequence[str]) -> bool:
 
 
 def by_role(plan: DataPlan, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row that is given by column or by role as one by role."""
+    """Return a row with its columns renamed to roles."""
     named = {column: role for role, column in plan.columns.items() if isinstance(column, str)}
     return {named.get(name, name): value for name, value in row.items()}
 
 
 def _trained_options(task: Task, args: Any, plan: DataPlan) -> DataOptions:
-    """Return how other data is read for a model: with its labels."""
+    """Return the options to read other data with the model's labels."""
     if plan.labels is None:
         return task.data_options(args)
     kind = plan.labels.kind if plan.labels.kind in ("class", "multi", "float") else None

@@ -1,4 +1,4 @@
-"""What scripts are told of a run before its first update: data, model, length. No torch."""
+"""The facts about a run in its JSON events before the first update: data, model, length. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopwright.tasks.base import Job
 
 
 def data_facts(plan: DataPlan) -> dict[str, Any]:
-    """Return what is told of the data: its files, its columns, and how many rows each split has."""
+    """Return the facts about the data: files, columns, and rows per split."""
     return {
         "files": [{"path": file.path, "rows": file.num_rows, "sha256": file.sha256} for file in plan.files],
         "columns": dict(plan.columns),
@@ -30,15 +30,15 @@ def run_facts(
     num_processes: int,
     floors: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return what is told of a run; called once its length is known.
+    """Return the facts about a run; called once its length is known.
 
     Args:
         job: of the run.
-        course: what it has before it.
-        best: the metric that decides, as the history has it, and "min" or "max".
+        course: its length and schedule.
+        best: the decisive metric, as named in the history, and "min" or "max".
         batch: samples of an update.
-        num_processes: that train.
-        floors: what trivial methods reach.
+        num_processes: the world size.
+        floors: the scores of the trivial baselines.
     """
     parameters = list(job.model.parameters())
     return {
@@ -63,12 +63,12 @@ def run_facts(
 
 
 def place_facts(run: RunFolder) -> dict[str, Any]:
-    """Return where a run is."""
+    """Return the location of a run."""
     return {"run": run.id, "folder": os.path.normpath(run.path)}
 
 
 def path_facts(run: RunFolder) -> dict[str, str]:
-    """Return the files and folders of a run that there are, by what they are."""
+    """Return the existing files and folders of a run, by kind."""
     paths = {
         "model": run.model if run.is_finished else None,
         "report": run.path / "report.html",

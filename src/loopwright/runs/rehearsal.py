@@ -1,7 +1,7 @@
-"""The dress rehearsal: everything that a run does once, before its first update, and then everything put back.
+"""The dress rehearsal: everything that a run does, once, before its first update; then all state is restored.
 
-One update, two evaluation batches with the metric, a save, a load, and a comparison bit by bit. What cannot work fails
-here, after seconds, and not after the first epoch.
+One update, two evaluation batches with the metric, a save, a load, and a bitwise comparison. A fault shows up here,
+within seconds, and not after the first epoch.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _FAULT = "the disk or the memory is at fault"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal has found.
+    """The findings of a rehearsal.
 
     Attributes:
-        seconds: how long it took.
+        seconds: its duration.
         loss: of the one update.
-        memory: the most bytes in use; of the device where there is one, of the process otherwise.
+        memory: peak bytes in use, on the device if there is one, else of the process.
         checkpoint_bytes: the size of a checkpoint.
-        free_bytes: what is free on the disk of the run.
-        update_seconds: how long an update of long rows takes, once everything is warm.
-        evaluation_seconds: how long an evaluation takes, as far as its first batches tell.
+        free_bytes: free space on the disk of the run.
+        update_seconds: the duration of an update of long rows, once warm.
+        evaluation_seconds: the duration of an evaluation, extrapolated from its first batches.
     """
 
     seconds: float
@@ -64,17 +64,17 @@ class Rehearsal:
 
 
 class LapClock:
-    """Takes the time from one call to the next; it waits for the device, which no run does."""
+    """Measures the time between calls; it synchronizes with the device, which no run does."""
 
     def __init__(self) -> None:
         self._began = 0.0
 
     def start(self) -> None:
-        """Begin a lap now."""
+        """Start a lap."""
         self._began = time.monotonic()
 
     def lap(self, device: torch.device) -> float:
-        """Return the seconds since the last call of this or of `start`, once the device has done its work."""
+        """Return the seconds since the last call of this or of `start`, after synchronizing with the device."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         now = time.monotonic()
@@ -85,7 +85,7 @@ class LapClock:
 class Stopwatch(TrainerCallback):
     """Times the updates and the evaluation batches of a rehearsal.
 
-    The first update, which makes everything warm, is made with a learning rate of zero: only the last one counts.
+    The first update is a warm-up with a learning rate of zero; only the last one counts.
 
     Attributes:
         updates: seconds of each update.
@@ -101,27 +101,27 @@ class Stopwatch(TrainerCallback):
         self._rates: list[Any] = []
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start, with learning rates of zero."""
+        """Start the clock, with learning rates of zero."""
         self._rates = [group["lr"] for group in trainer.optimizer.param_groups]
         for group in trainer.optimizer.param_groups:
             group["lr"] = 0.0
         self._clock.start()
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Note how long an update took, and give the learning rates back."""
+        """Record the duration of an update, and restore the learning rates."""
         self.updates.append(self._clock.lap(trainer.device))
         for group, rate in zip(trainer.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start again."""
+        """Restart the clock."""
         self.batches = []
         self._clock.start()
 
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Note how long a batch took, all its parts together."""
+        """Record the duration of a batch, all its parts together."""
         self.batches += [0.0] * (step + 1 - len(self.batches))
         self.batches[step] += self._clock.lap(trainer.device)
 
@@ -129,17 +129,17 @@ class Stopwatch(TrainerCallback):
 def rehearse(
     job: Job, make_optimizer: Callable[[Job], Any], run: RunFolder, screen: Screen, num_kept: int
 ) -> Rehearsal:
-    """Rehearse a run, leave everything as it was, and say what was found.
+    """Rehearse a run, restore all state, and print the findings.
 
     Args:
         job: with its datasets.
         make_optimizer: makes an optimizer for the job.
-        run: the folder; what is written there is removed again.
-        screen: what is said.
+        run: the run folder; files written there are removed again.
+        screen: prints the findings.
         num_kept: how many checkpoints the run will keep.
 
     Raises:
-        CheckpointError: what was saved is not what was loaded.
+        CheckpointError: the loaded state differs from the saved state.
     """
     started = time.monotonic()
     watch = Stopwatch()
@@ -183,18 +183,13 @@ def rehearse(
 
 @contextmanager
 def put_back(job: Job, device: torch.device) -> Iterator[None]:
-    """Run a block that trains; afterwards weights, buffers, modes and generators are as they were, bit by bit.
-
-    Args:
-        job: whose model is trained in the block.
-        device: where that happens.
-    """
+    """Run a block that trains, then restore weights, buffers, modes and generators bit by bit."""
     kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in job.model.state_dict().items()}
     modes = [(module, module.training) for module in job.model.modules()]
     generators = generator_states(device)
     try:
         yield
-    except Preempted as error:  # what was ended is no run: there is nothing to resume
+    except Preempted as error:  # a rehearsal is not a run: there is nothing to resume
         raise Preempted(f"ended by {error.signal_name}") from None
     finally:
         load_weights(job.model, kept)
@@ -209,7 +204,7 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
 def _one_update(job: Job, trainer: TaskTrainer, folder: Any) -> tuple[float, int]:
     """Train on long rows, evaluate, save, load and compare; return the loss and the checkpoint's bytes.
 
-    The same rows come twice: the first time makes everything warm, the second tells how long an update takes.
+    The same rows are trained on twice: the first pass is the warm-up, the second is timed.
     """
     training = job.training
     num_rows = training.train_batch_size * training.gradient_accumulation_steps * trainer.num_processes
@@ -257,11 +252,9 @@ def _are_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def longest_rows(dataset: Any, count: int) -> list[int]:
-    """Return the positions of rows that need much memory: the longest of those at the start of the data.
+    """Return the positions of up to `count` memory-hungry rows: the longest near the start of the data.
 
-    There are as many as are asked for, or all.
-
-    Images are all of one size once they are transformed, so that none is decoded to choose the first ones.
+    Transformed images all have the same size, so the first ones are taken without decoding any.
     """
     if isinstance(dataset, ImageDataset) or "input_ids" not in dataset[0]:
         return list(range(min(count, len(dataset))))
@@ -271,7 +264,7 @@ def longest_rows(dataset: Any, count: int) -> list[int]:
 
 
 def num_tokens(sample: Mapping[str, Any]) -> int:
-    """Return the tokens of a sample; of several texts, such as choices, those of the longest, times the texts.
+    """Return the tokens of a sample; with several texts, such as choices, the longest length times their number.
 
     Raises:
         ConfigError: it has no tokens.

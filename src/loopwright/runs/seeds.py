@@ -1,4 +1,4 @@
-"""The same run with several seeds: the settings of each, and what their metrics have in common. No torch."""
+"""The same run with several seeds: the settings of each, and statistics over their metrics. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NONE = "-"
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One of several runs that differ in their seed.
+    """One of several runs that differ only in their seed.
 
     Attributes:
         seed: of the run.
@@ -36,7 +36,7 @@ class SeedRun:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What result.json says of a run that is done; nothing of another."""
+        """The content of result.json; empty unless the run is done."""
         return self.run.read_result() if self.state == "done" else {}
 
     @property
@@ -46,14 +46,14 @@ class SeedRun:
 
 
 def seeds_of(settings: Settings) -> list[int]:
-    """Return the seeds that the settings ask for, one after the other."""
+    """Return the seeds that the settings ask for, in order."""
     return [settings.training.seed + offset for offset in range(settings.args.seeds)]
 
 
 def with_seed(settings: Settings, seed: int) -> Settings:
-    """Return the settings of the run with one of the seeds; nothing of them is shared with those of another.
+    """Return an independent copy of the settings with one of the seeds.
 
-    A folder that was named is that of all runs: each has one of its own in it.
+    A named output folder is shared by all runs: each gets a subfolder in it.
     """
     several = settings.args.seeds > 1
     one = copy.deepcopy(settings)
@@ -65,14 +65,14 @@ def with_seed(settings: Settings, seed: int) -> Settings:
 
 
 def folder_of(folder: str | Path, seed: int) -> Path:
-    """Return the folder of a run in the one that several share."""
+    """Return the run's subfolder in the shared folder."""
     return Path(folder) / f"seed-{seed}"
 
 
 def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None]]:
-    """Return mean, standard deviation (of a sample), smallest and largest value of each metric of the runs that ended.
+    """Return mean, sample standard deviation, minimum and maximum of each metric over the finished runs.
 
-    A metric that is not finite in one of them is left out of that one.
+    Values that are not finite are left out.
     """
     found: dict[str, list[float]] = {}
     for each in runs:
@@ -92,7 +92,7 @@ def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None
 
 
 def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
-    """Return the run that is the best by the metric that decides; the first of several that are alike, None of none."""
+    """Return the best run by the decisive metric, the first one on a tie; None without runs."""
     scored = [(each, value) for each in runs if (value := each.metrics.get(each.result.get("metric", ""))) is not None]
     if not scored:
         return None
@@ -101,12 +101,12 @@ def best_of(runs: Sequence[SeedRun]) -> SeedRun | None:
 
 
 def name_of(run: RunFolder) -> str:
-    """Return a run as one would type it."""
+    """Return the name of a run as one would type it."""
     return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
 
 
 def line_of(each: SeedRun) -> str:
-    """Return a line about a run that has ended."""
+    """Return a line about a finished run."""
     result = each.result
     metric = result.get("metric", "")
     told = ""
@@ -117,13 +117,7 @@ def line_of(each: SeedRun) -> str:
 
 
 def say_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:
-    """Say how the runs compare; called once the last one has ended.
-
-    Args:
-        runs: those that were begun.
-        commands: what comes next.
-        screen: what is said.
-    """
+    """Print a comparison of the runs and the next commands; called once the last run has ended."""
     decisive = next((each.result["metric"] for each in runs if each.result), None)
     rows = [["seed", *([decisive] if decisive else []), "state", "run"]]
     for each in runs:
@@ -148,7 +142,7 @@ def say_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) 
 
 
 def seeds_facts(runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """Return what scripts are told of the runs."""
+    """Return the facts about the runs for `--json`."""
     best = best_of(runs)
     return {
         "runs": [
@@ -169,7 +163,7 @@ def _number(value: float | int | None) -> str:
 
 
 def next_commands(runs: Sequence[SeedRun]) -> list[str]:
-    """Return what to do with runs that have ended: hold them against each other, look at the best."""
+    """Return the suggested commands after the runs: compare them, open the best."""
     ended = [each for each in runs if each.metrics]
     commands = [f"lw compare {' '.join(name_of(each.run) for each in ended)} --open"] if len(ended) > 1 else []
     best = best_of(runs)
@@ -177,16 +171,16 @@ def next_commands(runs: Sequence[SeedRun]) -> list[str]:
 
 
 def command_of_rest(words: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
-    """Return the command that trains with the seeds that are left.
+    """Return the command that trains with the remaining seeds.
 
     Args:
-        words: of the command that began, without `lw`.
-        seeds: that are left, at least one.
-        folder: that was named for all runs, if one was.
+        words: the original command, without `lw`.
+        seeds: the remaining ones, at least one.
+        folder: the folder shared by all runs, if one was named.
     """
     added = ["--seed", str(seeds[0]), "--seeds", str(len(seeds))]
     replaced = {"--seed", "--seeds"}
-    if folder is not None and len(seeds) == 1:  # then it is that of the run itself
+    if folder is not None and len(seeds) == 1:  # then it is the run's own folder
         added += ["--out", str(folder_of(folder, seeds[0]))]
         replaced |= {"--out", "--output_dir"}
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""From flags, files and a task's own defaults to the settings of a run, each with where it came from. No torch."""
+"""Merge flags, files and a task's defaults into the settings of a run, each with its source. No torch."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from loopwright.tasks.arguments import (
 if TYPE_CHECKING:
     from loopwright.tasks.base import Task
 
-# The settings that may be the word "auto": the run finds their values before its first update.
+# Settings that accept "auto": the run finds their values before its first update.
 AUTOMATIC = ("learning_rate", "per_device_train_batch_size")
 _AUTO = "auto"
-# Of a model that begins with random weights, unless a flag or a file says another: the tasks' own are for fine-tuning.
+# The default for a model with random weights: the tasks' own defaults are for fine-tuning.
 SCRATCH_LEARNING_RATE = 1e-3
-LENGTHS = ("max_steps", "num_train_epochs")  # what `--time` stands in for
-# Said by the run folder itself, or of one call only.
+LENGTHS = ("max_steps", "num_train_epochs")  # replaced by `--time`
+# Known from the run folder, or valid for one call only.
 _NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
@@ -47,7 +47,7 @@ _SHORT_NAMES = (
     "--check, --print_config, --quiet, --plain and --json (lw train --help)."
 )
 _LINE = re.compile(r"^(\w+): .*  # (\w+)$")
-# What argparse says of a value that is none of those a flag may have; quotes are around them before Python 3.12 only.
+# argparse's message for an invalid choice; the choices are quoted only before Python 3.12.
 _CHOICE = re.compile(r"argument \S*--(?P<flag>\w+): invalid choice: '(?P<given>.*)' \(choose from (?P<choices>.+)\)")
 
 
@@ -56,11 +56,11 @@ class Settings:
     """The settings of a run.
 
     Attributes:
-        args: the task's own.
-        training: those of the training.
+        args: the task's own settings.
+        training: the training arguments.
         sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
-        module: the model, where a module was handed over in Python; it is kept in no file.
-        has_new_time: `--time` was given now, not by a file: a run that goes on is planned anew.
+        module: the model, if a module was passed in Python; it is not written to any file.
+        has_new_time: `--time` was given now, not by a file: a resumed run is planned again.
     """
 
     args: TaskArguments
@@ -70,7 +70,7 @@ class Settings:
     has_new_time: bool = False
 
     def values(self) -> dict[str, Any]:
-        """Return every setting by name, as YAML can hold it."""
+        """Return every setting by name, as a YAML value."""
         found = {}
         for owner in (self.args, self.training):
             for field in dataclasses.fields(owner):
@@ -79,7 +79,7 @@ class Settings:
         return {**found, **dict.fromkeys(self.args.auto, _AUTO)}
 
     def choose(self, name: str, value: Any) -> None:
-        """Set a value that the run was to find itself; called with each name of `args.auto` once it is found."""
+        """Set a value that the run had to find; called for each name in `args.auto` once it is found."""
         setattr(self.training, name, value)
         self.sources[name] = _AUTO
         self.args.auto.remove(name)
@@ -89,16 +89,16 @@ class Settings:
         return self.sources.get(name) in ("flag", "file")
 
     def is_planned_by_time(self, is_begun: bool) -> bool:
-        """Whether the number of updates is still to be worked out from `--time`.
+        """Whether the number of updates is still to be derived from `--time`.
 
         Args:
-            is_begun: the run goes on; then the number in its config.yaml holds, unless a new time is given.
+            is_begun: the run is resumed; the number in its config.yaml then stands unless a new time is given.
         """
         is_known = is_begun and not self.has_new_time and self.training.max_steps > 0
         return self.args.time is not None and not is_known
 
     def lines(self) -> list[str]:
-        """Return every setting as a line of YAML with a comment that says where it came from."""
+        """Return every setting as a line of YAML, with its source as a comment."""
         values = {"task": self.args.task, **self.values()}
         return [
             f"{name}: {json.dumps(value)}  # {self.sources.get(name, 'flag')}"
@@ -107,24 +107,24 @@ class Settings:
         ]
 
     def write(self, run: RunFolder) -> None:
-        """Write config.yaml; called when a run begins and when it goes on with other settings."""
+        """Write config.yaml; called when a run begins and when it resumes with other settings."""
         write_atomically(run.config, marked(self.lines()))
 
 
 class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that says the default of a flag where it has one."""
+    """Help that shows the default of a flag if it has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_made = action.dest == "output_dir"  # in the folder of runs, if it is not given
+        is_made = action.dest == "output_dir"  # created in the runs folder if not given
         return action.help if is_made or action.default in (None, []) else super()._get_help_string(action)
 
 
 class TaskParser(HfArgumentParser):
-    """The parser of a task's flags; what cannot be read is an error to be caught, not the end of the program.
+    """The parser of a task's flags; it raises on bad input instead of exiting.
 
     Attributes:
-        auto_in_files: the fields that the files of settings leave to the run with the word "auto".
-        config_files: those files, once the flags are read.
+        auto_in_files: the fields set to "auto" in settings files.
+        config_files: the settings files, once the flags are parsed.
     """
 
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
@@ -133,10 +133,10 @@ class TaskParser(HfArgumentParser):
         super().__init__(dataclass_types, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the flags.
+        """Raise the parser's message as an InputError.
 
         Raises:
-            InputError: always; its code says whether a name is not known or a value does not fit.
+            InputError: always; its code tells an unknown name from an invalid value.
         """
         what, _, near = message.partition(": did you mean ")
         near = near.rstrip("?")
@@ -165,7 +165,7 @@ class TaskParser(HfArgumentParser):
         raise InputError("args.value", what, fix=fix)
 
     def without_auto(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the words without those that leave a field to the run, such as `--lr auto`, and these fields."""
+        """Split off the flags set to "auto", such as `--lr auto`, and return the other words and these fields."""
         names = self._automatic_names()
         rest: list[str] = []
         found: list[str] = []
@@ -183,14 +183,14 @@ class TaskParser(HfArgumentParser):
         return rest, found
 
     def help_of(self, name: str) -> str:
-        """Return what `--help` says about a flag, or whose other name it is."""
+        """Return the `--help` text of a flag, or the flag that it is an alias of."""
         for kind in self.dataclass_types:
             if isinstance(kind, AcceptsOldNames) and name in kind.old_names():
                 return f"Another name of --{kind.old_names()[name].new}."
         return str(self._option_string_actions[f"--{name}"].help)
 
     def _automatic_names(self) -> dict[str, str]:
-        """Return the fields that may be left to the run, by their own names and the short ones."""
+        """Return the fields that accept "auto", by their full and short names."""
         short = {name.removeprefix("--"): full.removeprefix("--") for name, full in self._short_names().items()}
         return {
             **{name: name for name in AUTOMATIC},
@@ -198,7 +198,7 @@ class TaskParser(HfArgumentParser):
         }
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the values of a file; those that are left to the run are noted and taken out."""
+        """Read the values of a file; fields set to "auto" are recorded and removed."""
         names = self._automatic_names()
         asked = {key: names.get(key.replace("-", "_")) for key, value in values.items() if value == _AUTO}
         left = {key for key, name in asked.items() if name is not None}
@@ -207,24 +207,23 @@ class TaskParser(HfArgumentParser):
         return fields, unknown
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
-        """Keep the files of `--config`, and refuse one that is cut off."""
+        """Keep the files of `--config`, and refuse a truncated one."""
         self.config_files, rest = super().split_config_files(line)
         for file in self.config_files:
             check_end(Path(file))
         return self.config_files, rest
 
     def _nearest(self, flag: str) -> str | None:
-        """Return the flag that is most like one that is not known; short names count too."""
+        """Return the known flag closest to an unknown one; short names count too."""
         shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         close = difflib.get_close_matches(flag.replace("-", "_").replace("__", "--", 1), [*shown, *self._short_names()])
         return close[0] if close else None
 
     def full_names(self) -> dict[str, str]:
-        """Return the flag that each short or older name of one stands for."""
+        """Return the flag behind each short or older name."""
         return {f"--{name}": f"--{old.new}" for kind in self.dataclass_types for name, old in kind.old_names().items()}
 
     def _short_names(self) -> dict[str, str]:
-        """Return the short names of flags, and the flags they stand for."""
         return {
             f"--{name}": f"--{old.new}"
             for kind in self.dataclass_types
@@ -244,9 +243,9 @@ class TaskParser(HfArgumentParser):
 
 
 def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that the words of a command line do not set, by a short name or by the whole one.
+    """Return the flags that a command line does not set, under a short or full name.
 
-    A time sets the number of updates and epochs.
+    A time counts as setting the number of updates and epochs.
     """
     names = create_parser(task).full_names()
 
@@ -281,13 +280,13 @@ def settle(task: Task, words: list[str], config: str | Path | None = None, has_m
     """Return the settings that a command line asks for.
 
     Args:
-        task: whose flags they are.
+        task: the task that defines the flags.
         words: the flags, as on a command line.
-        config: a YAML or JSON file of settings that flags overrule, such as the config.yaml of a run.
-        has_module: the model is a module that was handed over in Python, which no flag names.
+        config: a YAML or JSON file of settings that flags override, such as a run's config.yaml.
+        has_module: the model is a module passed in Python, not named by a flag.
 
     Raises:
-        InputError, ConfigError: a name is not known, or a value cannot be.
+        InputError, ConfigError: a name is unknown, or a value is invalid.
     """
     parser = create_parser(task)
     rest, asked = parser.without_auto(words)
@@ -319,7 +318,7 @@ def settle(task: Task, words: list[str], config: str | Path | None = None, has_m
 
 
 def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> bool:
-    """Let a time and a number of updates or epochs not contradict each other; a flag wins over what a file says.
+    """Resolve a time against a number of updates or epochs; a flag overrides a file.
 
     Returns:
         Whether a flag gives a time.
@@ -350,7 +349,7 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
 
 
 def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> ConfigError:
-    """Return an error about a value with the flag as it was typed and a fix; as it is where no flag gave the value."""
+    """Rewrite an error about a value with the flag as typed and a fix; unchanged if no flag gave the value."""
     field = re.match(r"(\w+) must be ", str(error))
     names = parser.full_names()
     for index, word in enumerate(words):
@@ -369,10 +368,10 @@ def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> C
 
 
 def check_trackers(report_to: Sequence[str] | None) -> None:
-    """Refuse trackers that are not known or not installed; called before the data is read.
+    """Refuse unknown or uninstalled trackers; called before the data is read.
 
     Raises:
-        InputError: it names the first, and the nearest one or the package.
+        InputError: it names the first, and the closest match or the package.
     """
     if not report_to:
         return
@@ -399,11 +398,7 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
 
 
 def _left_to_the_run(parser: TaskParser, asked: Sequence[str], training: TaskTrainingArguments) -> dict[str, str]:
-    """Return the fields that the run is to find itself, and whether a flag or a file says so.
-
-    Raises:
-        ConfigError: the flags give a field a value too.
-    """
+    """Return the fields set to "auto", and whether by a flag or a file; refuse a field that also has a value."""
     flags = {name for name, source in parser.sources.items() if source == "flag"}
     for name in asked:
         if name in flags:
@@ -413,7 +408,7 @@ def _left_to_the_run(parser: TaskParser, asked: Sequence[str], training: TaskTra
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:
-    """Return flags given in Python as a command line has them; None stands for not given."""
+    """Return flags given in Python as command-line words; None means not given."""
     words: list[str] = []
     for name, value in flags.items():
         if isinstance(value, (list, tuple)):
@@ -426,13 +421,13 @@ def words_of(flags: Mapping[str, Any]) -> list[str]:
 
 
 def read_sources(config: str | Path) -> dict[str, str]:
-    """Return where the values of a run's config.yaml came from, by its comments."""
+    """Return the sources of the values in a run's config.yaml, parsed from its comments."""
     lines = Path(config).read_text(encoding="utf-8").splitlines()
     return {match[1]: match[2] for line in lines if (match := _LINE.match(line))}
 
 
 def task_of(config: str | Path) -> str | None:
-    """Return the task that a file of settings names, if it does."""
+    """Return the task named in a settings file, if any."""
     check_end(Path(config))
     named = read_mapping(config).get("task")
     return None if named is None else str(named)

@@ -1,6 +1,6 @@
-"""The start of a run, of one or of several that differ in their seed: data that is checked, and a folder that is made.
+"""Start a run, or several that differ in their seed: check the data and create the folder.
 
-torch is imported when a model is needed, not before.
+torch is imported only when a model is needed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def start(
 
     Args:
         settings: of the run.
-        screen: what is said.
-        command: the words of the command line; None for a script of one's own.
-        known: the plan of the data, where it was read and shown before.
-        word: in the id of the run behind the name of the data.
+        screen: prints the lines.
+        command: the words of the command line; None for a user's script.
+        known: the plan of the data, if it was already read and shown.
+        word: added to the run id after the name of the data.
     """
     task = get_task(settings.args.task)
     is_named = settings.is_given("output_dir")
@@ -68,18 +68,18 @@ def start(
 
 
 class Seeds:
-    """Trains the same thing with one seed after the other, each in a run of its own; data is read and split once.
+    """Trains the same settings with consecutive seeds, each in a separate run; data is read and split once.
 
     Args:
-        settings: of all of them; `seeds` says how many, `seed` is the first.
-        command: the words of the command line; None for a script of one's own.
+        settings: shared by all runs; `seeds` is the number of runs, `seed` the first seed.
+        command: the words of the command line; None for a user's script.
 
     Attributes:
-        seeds: all of them.
+        seeds: all seeds.
 
     Raises:
-        InputError: a folder that was named holds other files, or a run of one of the seeds; or lost processes are to be
-            started again, which only a single run can be.
+        InputError: a named folder holds other files or a run of one of the seeds; or the launcher may restart lost
+            processes, which works for a single run only.
     """
 
     def __init__(self, settings: Settings, command: Sequence[str] | None = None) -> None:
@@ -100,9 +100,9 @@ class Seeds:
                 check_new_folder(folder, "output_dir=" if command is None else "--output_dir ")
 
     def train(self, seed: int, screen: Screen) -> Outcome:
-        """Train with one of the seeds; nothing is left of it in this process."""
+        """Train with one of the seeds, and free its memory."""
         one = with_seed(self._settings, seed)
-        if self._updates is not None:  # so many fit into the time that was given, as the first run has found
+        if self._updates is not None:  # the number that fits into the given time, as found by the first run
             one.args.time, one.training.max_steps, one.sources["max_steps"] = None, self._updates, "auto"
         word = f"seed{seed}" if len(self.seeds) > 1 else None
         if word is not None:
@@ -113,17 +113,17 @@ class Seeds:
         finally:
             if one.args.time is not None and one.training.max_steps > 0:
                 self._updates = one.training.max_steps
-            gc.collect()  # a model is in cycles, and its memory is to be free for the next one
+            gc.collect()  # models have reference cycles; free their memory for the next run
 
 
 def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan | None = None) -> DataPlan:
-    """Check what is installed, the model's name and the data files, and return the plan; imports no torch.
+    """Check the installation, the model's name and the data files, and return the plan; does not import torch.
 
     Args:
         task: the task.
         settings: of the run.
-        screen: what is said.
-        known: the plan of the data, where it was read before.
+        screen: prints the lines.
+        known: the plan of the data, if it was already read.
     """
     task.check_installed()
     check_trackers(settings.training.report_to)
@@ -145,7 +145,7 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
 
 
 def check_settings(settings: Settings, screen: Screen) -> DataPlan:
-    """Do everything up to the first update, rehearsal included, and leave nothing behind."""
+    """Do everything up to the first update, including the rehearsal, and leave nothing behind."""
     task = get_task(settings.args.task)
     plan = check_files(task, settings, screen)
     from loopwright.runs.job import rehearse_only

@@ -1,7 +1,7 @@
-"""Timing a run before it begins, for `--time`: real updates, an evaluation and a save, and then everything put back.
+"""Time a run before it begins, for `--time`: real updates, an evaluation and a save; then all state is restored.
 
-The updates are those of the run: its order, its loader, its precision, its step mode. Their learning rate is zero, so
-that none of them can diverge. The clock is read here, before the first update, and never after.
+The updates use the run's order, loader, precision and step mode. Their learning rate is zero, so they cannot diverge.
+The clock is read only here, before the first update, and never afterwards.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from loopwright.runs.settings import Settings
 from loopwright.runs.trainer import TaskTrainer, loader_options
 from loopwright.tasks.base import Job
 
-_NOT_COUNTED = 3  # updates at the start: they make everything warm
+_NOT_COUNTED = 3  # warm-up updates
 _LEAST_COUNTED = 5
-_MANY = 100  # updates or evaluation batches, whose mean is good enough
-_LEAST_SECONDS, _MOST_SECONDS = 3.0, 60.0  # of those that are counted; the most where they are fewer
+_MANY = 100  # updates or evaluation batches: enough for a good mean
+_LEAST_SECONDS, _MOST_SECONDS = 3.0, 60.0  # of timed updates; the maximum applies if they are few
 _SHARE = 0.01  # of the budget, between these bounds
 _MOST_SHARE = 0.05
-_GIVE_UP_SHARE = 0.25  # of the budget: then a single update that counts is enough
+_GIVE_UP_SHARE = 0.25  # of the budget: from then on a single timed update is enough
 _LEAST_EVALUATION_BATCHES = 2
 _NEVER = 10**6  # epochs
-_REPORT_SECONDS = 1.0  # of the pictures and the report at the end, which cannot be tried without a run
+_REPORT_SECONDS = 1.0  # for the pictures and the report at the end, which cannot be timed without a run
 
 
 def plan_time(
@@ -55,20 +55,20 @@ def plan_time(
     newest: Path | None,
     course_of: Callable[[int], Course],
 ) -> Course:
-    """Set the number of updates to what fits into `--time`, say so, and return what the run has before it.
+    """Set the number of updates that fit into `--time`, print it, and return the course of the run.
 
-    Called once everything else is settled. From then on the number counts, and no clock.
+    Called once everything else is settled. From then on only the number counts, not the clock.
 
     Args:
         job: with its datasets.
-        settings: of the run; they have the number afterwards.
+        settings: of the run; they get the number.
         make_optimizer: makes an optimizer for the job.
         train_options: the arguments of the training loader.
-        run: the folder; what is written there is removed again.
-        screen: what is said; it knows when the command began.
-        rehearsed: what the rehearsal has found; None without one.
-        newest: the checkpoint that the run goes on from; None for a new run.
-        course_of: returns the course of a run of so many updates.
+        run: the run folder; files written there are removed again.
+        screen: prints the plan; it knows when the command began.
+        rehearsed: the findings of the rehearsal; None without one.
+        newest: the checkpoint to resume from; None for a new run.
+        course_of: returns the course of a run with this many updates.
 
     Raises:
         InputError: the time is too short for one update.
@@ -92,17 +92,17 @@ def time_run(
     screen: Screen,
     rehearsed: Rehearsal | None,
 ) -> Costs:
-    """Return what the parts of a run take, and leave everything as it was; called once its settings are settled.
+    """Return the cost of each part of a run, and restore all state; called once its settings are settled.
 
-    On several processes all of them take part, and all return what the first one has measured.
+    All processes take part, and all return the measurements of rank 0.
 
     Args:
         job: with its datasets, and a time in its arguments.
         make_optimizer: makes an optimizer for the job.
         train_options: the arguments of the training loader.
-        run: the folder; what is written there is removed again.
-        screen: shows how far it is; it knows when the command began.
-        rehearsed: says how many evaluation batches can be timed; None for a few.
+        run: the run folder; files written there are removed again.
+        screen: shows the progress; it knows when the command began.
+        rehearsed: limits the evaluation batches to time; None for a few.
     """
     budget = seconds_of(job.args.time)
     least = min(_LEAST_SECONDS, _MOST_SHARE * budget)
@@ -110,7 +110,7 @@ def time_run(
     num_batches, num_timed = _evaluation_batches(job, seconds, rehearsed)
     folder = run.path / ".timing"
     remove = world_process_zero_only(shutil.rmtree)
-    remove(folder, ignore_errors=True)  # of a process that was killed while it timed
+    remove(folder, ignore_errors=True)  # stale, from a process killed while timing
     with screen.waiting("timing updates") as waiting:
         watch = _Watch(least, seconds, _GIVE_UP_SHARE * budget, num_timed, waiting.to)
         trainer = TaskTrainer(job, make_optimizer(job), [watch], say=print_nothing, is_rehearsal=True)
@@ -137,7 +137,7 @@ def time_run(
 
 
 def _evaluation_batches(job: Job, seconds: float, rehearsed: Rehearsal | None) -> tuple[int, int]:
-    """Return how many batches an evaluation has on this process, and how many of them are timed."""
+    """Return the batches of an evaluation on this process, and how many of them to time."""
     per_batch = job.training.eval_batch_size * TaskTrainer(job).num_processes
     num_batches = -(-len(job.eval_dataset) // per_batch)
     affordable = 0
@@ -148,7 +148,7 @@ def _evaluation_batches(job: Job, seconds: float, rehearsed: Rehearsal | None) -
 
 
 def _train(job: Job, trainer: TaskTrainer, train_options: Mapping[str, Any], folder: Any) -> None:
-    """Train as the run will, until the watch has seen enough; it asks for an evaluation then, and the end is saved."""
+    """Train like the run until the watch has seen enough, then evaluate and save."""
     training = job.training
     trainer.train(
         job.train_dataset,
@@ -173,14 +173,14 @@ def _train(job: Job, trainer: TaskTrainer, train_options: Mapping[str, Any], fol
 
 
 class _Watch(TrainerCallback):
-    """Times updates, and ends the run with an evaluation and a save once it has seen enough of them.
+    """Times updates, and ends the run with an evaluation and a save once it has seen enough.
 
     Args:
-        least_seconds: that updates are timed for, if these are many.
-        seconds: that they are timed for, if they are a few.
-        give_up_seconds: after so many a single update is enough.
-        num_evaluation_batches: that an evaluation ends after.
-        on_update: called after each update with how many are done.
+        least_seconds: minimum time for updates, if there are many.
+        seconds: minimum time for updates, if there are few.
+        give_up_seconds: after this time a single update is enough.
+        num_evaluation_batches: the length of the evaluation.
+        on_update: called after each update with the number done.
 
     Attributes:
         evaluation_seconds: of the evaluation.
@@ -209,21 +209,19 @@ class _Watch(TrainerCallback):
 
     @property
     def update_seconds(self) -> float:
-        """Of an update, once everything is warm: the mean, since rows differ in length."""
-        laps = self._laps or self._warm_ups  # there are no laps where a loss that is not finite has ended it
+        """The mean over the timed updates, since rows differ in length."""
+        laps = self._laps or self._warm_ups  # there are no laps if a non-finite loss ended the run
         return max(sum(laps) / max(len(laps), 1), 1e-6)
 
     @property
     def warm_up_seconds(self) -> float:
-        """Of the updates that do not count, beyond what they would take if they did."""
+        """Extra time of the warm-up updates."""
         return max(sum(self._warm_ups) - len(self._warm_ups) * self.update_seconds, 0.0)
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Return how many evaluation batches are timed."""
         return None if training else self._num_evaluation_batches
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Set the learning rates to zero, and start."""
         for group in trainer.optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].zero_()
@@ -232,7 +230,7 @@ class _Watch(TrainerCallback):
         self._clock.start()
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Note how long an update took; after enough of them ask for an evaluation, and to stop."""
+        """Record the duration of an update; after enough of them, request an evaluation and stop."""
         took = self._clock.lap(trainer.device)
         num_graphs = trainer.num_graphs  # type: ignore[attr-defined] # a TaskTrainer
         is_warm = len(self._warm_ups) >= _NOT_COUNTED and num_graphs == self._num_graphs
@@ -247,16 +245,14 @@ class _Watch(TrainerCallback):
             trainer.request_stop("enough updates are timed")
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start again."""
         self._clock.lap(trainer.device)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Note how long the evaluation took, its metrics included."""
         self.evaluation_seconds = self._clock.lap(trainer.device)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time a save; the trainer makes each in this."""
+        """Time a save; the trainer wraps every save in this."""
         began = time.monotonic()
         yield
         self.save_seconds = time.monotonic() - began

@@ -167,12 +167,7 @@ class TaskTrainer(Trainer):
             self.intervals, self._prefix = intervals, "eval_"
 
     def evaluate_fully(self, dataset: Any, predictions: Path | None) -> EvaluationResult:
-        """Evaluate, and keep the predictions in a file and the worst and suspected samples.
-
-        Args:
-            dataset: like the job's datasets.
-            predictions: the file to write; None for none. Only rank 0 writes.
-        """
+        """Evaluate, and keep the worst and suspected samples; rank 0 writes the predictions to a file, if given."""
         training = self.job.training
         self.examples = Examples()
         self._is_full = True
@@ -344,12 +339,7 @@ class TaskCheckpoints(RunCheckpoints):
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:
-    """Return the DataLoader arguments that the settings ask for.
-
-    Args:
-        training: the settings.
-        has_workers: False loads in this process, whatever the settings say.
-    """
+    """Return the DataLoader arguments that the settings ask for; without workers if `has_workers` is False."""
     workers = training.dataloader_num_workers if has_workers else 0
     options: dict[str, Any] = {
         "num_workers": workers,

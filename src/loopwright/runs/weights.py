@@ -1,4 +1,4 @@
-"""The weights of a run: which checkpoint to take them from, and a job with them."""
+"""The weights of a run: which checkpoint to load them from, and a job with them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from loopwright.tasks.weight_average import average_in
 
 
 class NoCheckpointError(CheckpointError):
-    """There is no checkpoint that can be trusted."""
+    """There is no valid checkpoint."""
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:
-    """Return the checkpoint that a run goes on from; None if it has not saved any.
+    """Return the checkpoint to resume from; None if the run has not saved any.
 
     Raises:
-        NoCheckpointError: there are checkpoints, but none can be trusted.
+        NoCheckpointError: none of the checkpoints is valid.
     """
     if not has_checkpoints(run.checkpoints):
         return None
@@ -35,7 +35,7 @@ def best_checkpoint(run: RunFolder) -> Path | None:
     """Return the checkpoint of the best model, else the newest one; None if there is none.
 
     Raises:
-        NoCheckpointError: there are checkpoints, but none can be trusted.
+        NoCheckpointError: none of the checkpoints is valid.
     """
     named = read_json(run.checkpoints / "best.json", {}).get("checkpoint")
     if named and (run.checkpoints / named).is_dir():
@@ -44,10 +44,10 @@ def best_checkpoint(run: RunFolder) -> Path | None:
 
 
 def load_weights(job: Job, run: RunFolder) -> Path:
-    """Give a job's model the best weights of its run, averaged if the run averages them, and return their checkpoint.
+    """Load the best weights of a run into a job's model, averaged if the run averages, and return their checkpoint.
 
     Raises:
-        NoCheckpointError: the run has no checkpoint that can be trusted.
+        NoCheckpointError: the run has no valid checkpoint.
     """
     path = best_checkpoint(run)
     if path is None:

@@ -1,12 +1,11 @@
-"""The tasks: from a data file to a trained model. Looking at this package imports no torch and no model library.
+"""The tasks: from a data file to a trained model. Importing this package imports neither torch nor a model library.
 
     get_task("text-classification")     the task of a name (`loopwright.tasks.base.Task`)
     task_names()                        all names
     summaries()                         a line about each
 
-Each task is one file in `text` or `vision`, with what is true of that task alone. `base` says what a task defines,
-`arguments` has the flags that all tasks share, `scoring` what an evaluation collects. How a task becomes a run is in
-`loopwright.runs`.
+Each task is one file in `text` or `vision` with the code specific to it. `base` defines the interface of a task,
+`arguments` the shared flags, `scoring` the results of an evaluation. `loopwright.runs` turns a task into a run.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ def task_names() -> list[str]:
 
 
 def summaries() -> dict[str, str]:
-    """Return a line about each task, without importing any of them."""
+    """Return a line about each task, without importing the tasks."""
     return {name: summary for name, (_, summary) in TASKS.items()}
 
 
 def get_task(name: str) -> Task:
-    """Return the task of a name; its module is imported when it is first asked for.
+    """Return the task of a name; its module is imported on first use.
 
     Raises:
-        InputError: there is no such task; it names the nearest.
+        InputError: there is no such task; it suggests the nearest name.
     """
     if name not in TASKS:
         near = get_close_matches(name, TASKS, n=1, cutoff=0.3)

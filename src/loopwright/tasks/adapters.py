@@ -1,4 +1,4 @@
-"""Training a part of a model: frozen layers, and low-rank adapters; and the dropout of all of it."""
+"""Train parts of a model: frozen layers and low-rank adapters; and set its dropout."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from loopwright.errors import InputError
 
 
 def freeze(model: Any, what: str) -> int:
-    """Freeze a part of a model, and return how many parameters that are.
+    """Freeze a part of a model, and return the number of frozen parameters.
 
     Args:
-        model: of transformers, or any other.
+        model: a transformers model or any other module.
         what: N freezes the embeddings and the lowest N layers; "backbone" everything but the head (or the decoder);
-            anything else is patterns of parameter names, with commas between them.
+            anything else is a comma-separated list of patterns of parameter names.
 
     Raises:
-        InputError: nothing fits, or nothing would be left to train.
+        InputError: nothing matches, or nothing would be left to train.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if what == "backbone":
@@ -48,9 +48,9 @@ def freeze(model: Any, what: str) -> int:
 
 
 def backbone_parameters(model: Any) -> list[Any]:
-    """Return the parameters below the head; of a model that reads and writes, those of its encoder.
+    """Return the parameters below the head; for an encoder-decoder, the encoder's.
 
-    A model that is not of transformers has its head in the children that are called so, or in the last one.
+    Outside transformers, the head is the child modules with such a name, or else the last child.
     """
     base = _base_of(model)
     if base is not model:
@@ -64,7 +64,7 @@ def backbone_parameters(model: Any) -> list[Any]:
 
 
 def _base_of(model: Any) -> Any:
-    """Return the part of a transformers model that its head stands on; of another model all of it."""
+    """Return the base of a transformers model below its head; any other model as it is."""
     if bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and hasattr(model, "get_encoder"):
         return model.get_encoder()
     return getattr(model, "base_model", model)
@@ -73,7 +73,7 @@ def _base_of(model: Any) -> Any:
 def _embeddings(base: Any) -> list[Any]:
     try:
         return list(base.get_input_embeddings().parameters())
-    except (AttributeError, RuntimeError):  # what transformers says of a net of convolutions
+    except (AttributeError, RuntimeError):  # raised by transformers for convolutional nets
         return []
 
 
@@ -97,9 +97,9 @@ _HEADS = {"TOKEN_CLS": ["classifier", "score"], "QUESTION_ANS": ["qa_outputs"]}
 
 
 def set_dropout(model: Any, share: float) -> None:
-    """Leave out this share of features at random wherever a model leaves out some, or could; its config says so too.
+    """Set the dropout probability wherever a model has or could have dropout, and in its config.
 
-    Layers and paths that are left out whole (layerdrop, drop path) are another thing, and stay as they are.
+    Layerdrop and drop path, which drop whole layers, stay unchanged.
 
     Raises:
         InputError: the model has no dropout.
@@ -116,7 +116,7 @@ def set_dropout(model: Any, share: float) -> None:
             setattr(module, name, share)
             is_found = True
         config = getattr(module, "config", None)
-        if hasattr(config, "__dict__"):  # a module of one's own may have a dict, or something else of that name
+        if hasattr(config, "__dict__"):  # a user's module may have a dict or something else of that name
             configs[id(config)] = config
     if not is_found:
         raise InputError(
@@ -131,7 +131,7 @@ def set_dropout(model: Any, share: float) -> None:
 
 
 def _dropouts(owner: Any) -> list[str]:
-    """Return the names of the shares of dropout that a module or a config has as plain numbers."""
+    """Return the names of dropout probabilities that are plain numbers on a module or config."""
     return [
         name
         for name, value in vars(owner).items()
@@ -142,12 +142,12 @@ def _dropouts(owner: Any) -> list[str]:
 
 
 def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
-    """Return a model that trains low-rank adapters and its head alone.
+    """Return a model that trains only low-rank adapters and its head.
 
     Args:
-        model: of transformers.
+        model: a transformers model.
         args: with `lora_rank`, `lora_alpha`, `lora_dropout` and `lora_target`.
-        kind: what peft calls the task, such as "SEQ_CLS"; its head is trained too.
+        kind: peft's name of the task, such as "SEQ_CLS"; its head is trained too.
 
     Raises:
         InputError: peft is not installed, or no layer has such a name.
@@ -162,7 +162,7 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
         target_modules=list(args.lora_target) or "all-linear",
-        # The head is trained whole, and peft cannot do both with one layer.
+        # The head is trained fully, and peft cannot do both with one layer.
         exclude_modules=None if args.lora_target else heads,
         modules_to_save=None if kind is not None else heads,
         task_type=kind,
@@ -185,9 +185,9 @@ def add_adapters(model: Any, args: Any, kind: str | None) -> Any:
 
 
 def _heads_of(model: Any) -> list[str] | None:
-    """Return the names of a model's children that stand on its base, for a task that peft has no name for.
+    """Return the names of the children above a model's base, for a task unknown to peft.
 
-    Where its base is the model itself, as of UperNet, they are those that are called heads.
+    If the base is the model itself, as in UperNet, these are the children named as heads.
     """
     base = _base_of(model)
     named = [name for name, module in model.named_children() if module is not base and list(module.parameters())]
@@ -201,5 +201,5 @@ def _is_head(name: str) -> bool:
 
 
 def merged(model: Any) -> Any:
-    """Return a model with its adapters added into its weights; a model without adapters as it is."""
+    """Return a model with its adapters merged into its weights; unchanged without adapters."""
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model

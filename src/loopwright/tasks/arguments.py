@@ -16,7 +16,7 @@ from loopwright.errors import ConfigError
 
 T = TypeVar("T")
 
-# Settings of TrainingArguments that a task does not follow: another value than these is refused, not ignored.
+# TrainingArguments that tasks do not support: any other value is refused, not ignored.
 NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "eval_delay": ((0,), "evaluations begin with the first one that is due"),
     "eval_on_start": ((False,), "run `lw evaluate` on an earlier run instead"),
@@ -33,7 +33,7 @@ NOT_FOLLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "ddp_broadcast_buffers": ((None,), "leave it out"),
     "ddp_static_graph": ((None, False), "leave it out"),
 }
-# Those that are taken since scripts and files of settings have them, and that change nothing in a task.
+# Accepted because scripts and settings files have them, but without effect in a task.
 NO_EFFECT: Final = frozenset(
     (
         *("do_train", "do_eval", "do_predict", "local_rank", "overwrite_output_dir", "load_best_model_at_end"),
@@ -42,7 +42,7 @@ NO_EFFECT: Final = frozenset(
         *("use_cache", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
     )
 )
-# What `--help` says of those that mean something else here than in a script.
+# `--help` texts of arguments that mean something else here than in a script.
 OWN_HELP: Final[Mapping[str, str]] = {
     "output_dir": "Folder of the run; unset makes one in runs.",
     "metric_for_best_model": "Metric that says which model is best; unset is the task's first one.",
@@ -53,7 +53,7 @@ OWN_HELP: Final[Mapping[str, str]] = {
 
 
 def flag(default: T, help_text: str, **metadata: Any) -> T:
-    """Declare a flag of a task: its default, and what `--help` says about it."""
+    """Declare a flag of a task, with its default and its `--help` text."""
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
@@ -94,7 +94,7 @@ class ShortName(OldName):
 
 
 def _saving(value: Any) -> dict[str, Any]:
-    """Return what `--checkpointing_steps` means: a number of updates, or "epoch"."""
+    """Parse `--checkpointing_steps`: a number of updates, or "epoch"."""
     if str(value) == "epoch":
         return {"save_strategy": "epoch"}
     if not str(value).isdigit() or int(value) < 1:

@@ -1,7 +1,7 @@
-"""What a task is. A new task is one module with a subclass of `Task` and `TASK = ThatClass()`; see docs/tasks.md.
+"""The interface of a task. A new one is a module with a subclass of `Task` and `TASK = ThatClass()`; see docs/tasks.md.
 
-A task is stateless: what one run needs is in a `Job`. No torch and no model library at the top level of a task's
-module: they are imported inside the methods that need them, so that looking at a task costs nothing.
+A task is stateless: the state of a run is in a `Job`. The methods that need torch or a model library import them, so
+that importing a task is cheap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import Scorer
 
 Rows = Any
-"""Rows by number, each a dict by role, labels encoded: a split of a plan, or a list."""
+"""Rows by number, each a dict by role with encoded labels: a split of a plan, or a list."""
 
 COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -34,18 +34,18 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "per_device_eval_batch_size": 32,
     }
 )
-"""What every task sets in `TrainingArguments`, unless a file or a flag says otherwise."""
+"""The defaults of `TrainingArguments` for every task; files and flags override them."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from.
+    """The source of a model.
 
     Attributes:
         path: a folder or a Hub id; None builds a small model for the data.
-        is_run: whether it is the `model` folder of the run that goes on: its tokenizer and its config hold, and the
-            weights are loaded from a checkpoint unless they are there.
-        module: a module that was handed over in Python, for a task with `takes_modules`; it wins over the path.
+        is_run: whether it is the `model` folder of a run to resume: its tokenizer and config are used, and the weights
+            come from a checkpoint unless they are there.
+        module: a module passed in Python, for a task with `takes_modules`; it overrides the path.
     """
 
     path: str | None
@@ -55,21 +55,21 @@ class Origin:
 
 @dataclass
 class Job:
-    """Everything one run needs: `Task.build` makes it, and `datasets` are added where data is needed.
+    """The state of one run: `Task.build` makes it, and `datasets` are added if data is needed.
 
     Attributes:
         task: the task.
         data: the plan of the data, and its rows.
         args: the task's settings.
-        training: the settings of the training.
+        training: the training arguments.
         model: the model.
-        processor: the tokenizer, to be saved beside the model.
-        collate_fn: from features to a batch; a batch holds "position", the place of each sample in its dataset.
+        processor: the tokenizer, saved beside the model.
+        collate_fn: from features to a batch with "position", the index of each sample in its dataset.
         notes: lines for the start block.
-        new_weights: the names of weights that no file had.
-        adapter_kind: what peft calls this job, where that is not the task's own `adapter_kind`.
-        train_dataset: rows to train on, as features by position.
-        eval_dataset: rows to evaluate on.
+        new_weights: the names of weights that are in no file.
+        adapter_kind: peft's name of this job, if it differs from the task's `adapter_kind`.
+        train_dataset: training rows, as features by position.
+        eval_dataset: evaluation rows.
     """
 
     task: Task
@@ -92,22 +92,22 @@ class Job:
 
 
 class Task(ABC):
-    """One task: what data it takes, how a model is made and scored.
+    """One task: its data, its model and its scores.
 
     Attributes:
         name: on the command line.
         summary: one line.
-        explanation: what `lw explain` says about its data, as lines.
+        explanation: the lines of `lw explain` about its data.
         example: a command line that works.
         arguments: the dataclass of its flags.
-        defaults: values of `TrainingArguments` and of its own flags that are right for it.
-        adapter_kind: what peft calls the task.
-        needs: modules that must be installed, each with the extra that has it; asked for before anything is read.
-        prediction_flags: names of its own flags that `predict` and `evaluate` take, such as "num_beams".
-        takes_modules: whether a model may be a module of PyTorch, handed over or made by "package.module:function".
+        defaults: its defaults for `TrainingArguments` and its own flags.
+        adapter_kind: peft's name of the task.
+        needs: modules that must be installed, each with the extra that has it; checked before anything is read.
+        prediction_flags: names of its own flags that `predict` and `evaluate` accept, such as "num_beams".
+        takes_modules: whether a model may be an `nn.Module`, passed in or made by "package.module:function".
         demo: the flags of its demo.
-        demo_variants: of demos on other data: the flags that differ, by the name of the variant.
-        demo_model: "minilm", or "" for one made from scratch.
+        demo_variants: the flags that differ in demos on other data, by the name of the variant.
+        demo_model: "minilm", or "" for a model from scratch.
         demo_note: what the demo shows, and how long it takes.
     """
 
@@ -133,9 +133,9 @@ class Task(ABC):
         return SCHEMAS[self.name]
 
     def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
-        """Return what rows of other files must have for a model; called before it evaluates or predicts them.
+        """Return the schema that other files must match for a trained model; called before evaluation or prediction.
 
-        Override it where a role that is not required is, once a model has been trained with it.
+        Override it if an optional role becomes required once a model has been trained with it.
 
         Args:
             schema: of these rows.
@@ -144,7 +144,7 @@ class Task(ABC):
         return schema
 
     def columns(self, args: Any) -> dict[str, str]:
-        """Return the columns that the user has named, by role: every flag `<role>_column` that is set."""
+        """Return the columns named by the user, by role: every `<role>_column` flag that is set."""
         named = {}
         for name in vars(args):
             if name.endswith("_column") and getattr(args, name) is not None:
@@ -152,10 +152,10 @@ class Task(ABC):
         return named
 
     def check_installed(self) -> None:
-        """Refuse to begin where a package is missing.
+        """Check that the required packages are installed.
 
         Raises:
-            InputError: it says how to install it.
+            InputError: a package is missing; it says how to install it.
         """
         for module, extra in self.needs.items():
             if find_spec(module) is None:
@@ -166,10 +166,10 @@ class Task(ABC):
                 )
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Open and check the data files, and return the plan of the run's data; imports no torch.
+        """Open and check the data files, and return the run's data plan; does not import torch.
 
         Raises:
-            InputError: the data cannot be trained on; it says why and what to do.
+            InputError: the data cannot be trained on; it says why and how to fix it.
         """
         return preflight(
             self.schema(args),
@@ -183,7 +183,7 @@ class Task(ABC):
         )
 
     def find_model(self, name: str) -> str:
-        """Return the folder or Hub id that a `--model` means; imports no torch.
+        """Resolve `--model` to a folder or a Hub id; does not import torch.
 
         Raises:
             InputError: there can be no such model.
@@ -193,33 +193,33 @@ class Task(ABC):
         return find_model(name)
 
     def is_input(self, path: str) -> bool:
-        """Whether a path given to `predict` is itself what is predicted for, such as an image, and no file of rows."""
+        """Whether a path given to `predict` is itself the input, such as an image, and not a file of rows."""
         return False
 
     def data_options(self, args: Any) -> DataOptions:
-        """Return how the data is read: every flag that is an option of `DataOptions`."""
+        """Return the options for reading the data: every flag that is an option of `DataOptions`."""
         named = {field.name: getattr(args, field.name) for field in fields(DataOptions) if hasattr(args, field.name)}
         return DataOptions(**{**named, "label_map": label_map(args.label_map)})
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what trivial methods reach, as metrics by the method's name.
+        """Return the scores of the trivial baselines, as metrics by baseline.
 
-        Called once, when a new run begins, before its model is trained; baselines.json keeps it for a resumed run.
-        A method that uses the model leaves its weights, its mode and the generators as they were.
+        Called once, when a new run begins, before its model is trained; baselines.json keeps them for a resumed run.
+        A baseline that uses the model leaves its weights, its mode and the generators unchanged.
         """
         return {}
 
     @abstractmethod
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a row, by role, is written beside its prediction."""
+        """Return the parts of a row, by role, to write beside its prediction."""
 
     # --- with torch ---------------------------------------------------------------------------------------------
 
     def check_model(self, name: str) -> None:
-        """Refuse a model that cannot be opened; called with what `find_model` returned, before anything is made.
+        """Refuse a model that cannot be opened; called with the result of `find_model`, before anything is created.
 
         Raises:
-            InputError: it says why and what to do.
+            InputError: it says why and how to fix it.
         """
         from loopwright.tasks.text.models import load_config
 
@@ -227,13 +227,13 @@ class Task(ABC):
 
     @abstractmethod
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Make the model and the collator; the generators are seeded before it is called.
+        """Build the model and the collator; the generators are already seeded.
 
-        Whatever it chooses by looking at the data, such as `max_length`, it writes into `args`: config.yaml keeps it,
-        and for the model of a run (`origin.is_run`) no data is looked at.
+        Settings chosen from the data, such as `max_length`, are written into `args`: config.yaml keeps them. For the
+        model of a run (`origin.is_run`) the data is not inspected.
 
         Raises:
-            InputError: the model does not fit; it says why and what to do.
+            InputError: the model does not fit; it says why and how to fix it.
         """
 
     @abstractmethod
@@ -246,28 +246,28 @@ class Task(ABC):
             job: as `build` made it.
             rows: dicts by role, by number.
             is_labelled: False for `predict`.
-            is_training: whether they are trained on; what is drawn anew each time is drawn for these only.
-            limit: take so many rows only.
+            is_training: whether they are trained on; only then are random draws repeated each time.
+            limit: the maximum number of rows.
         """
 
     @abstractmethod
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows, by role, of what was typed after `lw predict RUN`."""
+        """Return rows, by role, for the inputs typed after `lw predict RUN`."""
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
-        """Return the weights that are trained, as groups for the optimizer; each may have an "lr" of its own."""
+        """Return the trainable weights as groups for the optimizer; each may have its own "lr"."""
         from loopwright.optimizers import weight_decay_groups
 
         return weight_decay_groups(job.model, job.training.weight_decay)
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
-        """Return callbacks of the core that a run of this task needs; called when it begins and when it goes on."""
+        """Return the callbacks that a run of this task needs; called when it begins and when it resumes."""
         from loopwright.tasks.text.callbacks import FirstBatchText, SamplesAtEvaluations
 
         return [FirstBatchText(job, run), SamplesAtEvaluations(job, run)]
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return (name, text) of what is in a training batch for a sample; called for a few of the first batch.
+        """Return (name, text) pairs that describe a sample of a training batch; called for a few of the first batch.
 
         Args:
             job: of the run.
@@ -285,14 +285,14 @@ class Task(ABC):
         return fields + ([("label", target_of(job, batch["labels"][index]))] if "labels" in batch else [])
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return some texts that the model writes now, to be shown in the report; called after each evaluation.
+        """Return some texts that the model writes now, for the report; called after each evaluation.
 
-        It leaves the weights, the mode and the generators as they were. A sample has "start" and "written", or
-        "source", "written" and "true".
+        It leaves the weights, the mode and the generators unchanged. A sample has "start" and "written", or "source",
+        "written" and "true".
 
         Args:
             job: of the run.
-            samples: the first ones of the evaluation, as the scorer gave them back.
+            samples: the first ones of the evaluation, as returned by the scorer.
         """
         return []
 
@@ -302,41 +302,41 @@ class Task(ABC):
         return outputs.loss, outputs
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a batch the model takes: everything but the positions."""
+        """Return the model inputs of a batch: everything but the positions."""
         return {name: value for name, value in batch.items() if name != "position"}
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return how many items the loss of a batch is a mean of; None if they are its samples."""
+        """Return the number of items that the batch loss averages over; None if these are its samples."""
         return None
 
     def why_not_cut(self, job: Job) -> str | None:
-        """Return why a batch may not be run in parts where it does not fit into memory; None if it may.
+        """Return why a batch must not be split if it does not fit into memory; None if it may be.
 
-        Override it where the loss compares the samples of a batch with each other.
+        Override it if the loss compares the samples of a batch with each other.
         """
         return None
 
     @abstractmethod
     def create_scorer(self, job: Job) -> Scorer:
-        """Return what collects the metrics of one evaluation."""
+        """Return a scorer for the metrics of one evaluation."""
 
     @abstractmethod
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
         """Return one dict per sample of an evaluation batch, on the host; called without gradients.
 
-        It has "position", what the scorer takes (such as "prediction" and "reference"), "loss" if samples have one,
-        by which the worst are found, and "sure" (from 0 to 1) if the model is sure that the label is wrong. For an
-        interval of the loss that is trained on it has what `LossInterval` is told to look for.
+        It has "position", the scorer's inputs (such as "prediction" and "reference"), "loss" if samples have one, which
+        ranks the worst, and "sure" (from 0 to 1) if the model is sure that the label is wrong. For an interval of the
+        training loss it has the keys that `LossInterval` looks for.
         """
 
     @abstractmethod
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return a prediction per sample of a batch without labels, as it is printed and written."""
+        """Return a prediction per sample of an unlabelled batch, as it is printed and written."""
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield a prediction for each row without a label, in order; called with the model in evaluation mode.
+        """Yield a prediction for each unlabelled row, in order; called with the model in evaluation mode.
 
-        Override it where a row becomes several features.
+        Override it if a row becomes several features.
         """
         import torch
 
@@ -350,12 +350,12 @@ class Task(ABC):
                 yield from self.predict_batch(job, job.model, to_device(job.collate_fn(features), device))
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return a scored sample as it is written to files: with names instead of numbers.
+        """Return a scored sample as it is written to files, with names instead of numbers.
 
         Args:
             job: of the run.
-            sample: as the scorer gave it back.
-            row: of the sample, by role; None where the dataset has no `rows`.
+            sample: as returned by the scorer.
+            row: of the sample, by role; None if the dataset has no `rows`.
         """
         return dict(sample)
 
@@ -363,14 +363,14 @@ class Task(ABC):
         """Write pictures and tables into the run folder, and return the files; called at the end of a run.
 
         Args:
-            job: of the run; its model is whole and has the best weights.
-            run: the folder; `eval/predictions.jsonl` is written.
-            worst: the worst samples, as `readable` gave them back.
+            job: of the run; its model is unsharded and has the best weights.
+            run: the run folder; `eval/predictions.jsonl` exists.
+            worst: the worst samples, as returned by `readable`.
         """
         return []
 
     def save(self, job: Job, folder: Path) -> None:
-        """Write the model and its tokenizer so that transformers opens them; called with the best weights."""
+        """Write the model and its tokenizer in transformers' format; called with the best weights."""
         from loopwright.tasks.text.models import quiet
 
         with quiet():
@@ -379,7 +379,7 @@ class Task(ABC):
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write what a run needs to make its model again before the weights are loaded: config and tokenizer."""
+        """Write the config and tokenizer, from which a run rebuilds its model before the weights are loaded."""
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.config.architectures = [type(inner).__name__]
         inner.config.save_pretrained(folder)
@@ -387,7 +387,7 @@ class Task(ABC):
 
 
 def label_map(words: Sequence[str]) -> dict[str, str]:
-    """Return `--label_map positive=pos negative=neg` as a dict.
+    """Parse `--label_map positive=pos negative=neg` into a dict.
 
     Raises:
         InputError: a word has no equals sign.

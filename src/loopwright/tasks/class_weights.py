@@ -1,4 +1,4 @@
-"""How much pixels of each class count in the loss of semantic-segmentation: given, or balanced. No torch."""
+"""Class weights of the semantic-segmentation loss: given, or balanced. No torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BALANCED = "balanced"
 
 
 def settle_weights(args: Any, data: RunData) -> list[str]:
-    """Return the weights of the classes as they are kept in the settings: balanced ones as numbers.
+    """Return the class weights as kept in the settings, balanced ones as numbers.
 
-    A balanced weight goes with 1 / sqrt(the share of the pixels that are trained on), so that a class with a hundredth
-    of the pixels of another counts ten times as much per pixel; their mean is 1.
+    A balanced weight is proportional to 1 / sqrt(share of the training pixels): a class with a hundredth of the pixels
+    of another counts ten times as much per pixel. Their mean is 1.
 
     Raises:
-        InputError: they are no numbers, or not one per class.
+        InputError: they are not numbers, or not one per class.
     """
     assert data.plan.labels is not None, "the schema has a mask"
     names, given = data.plan.labels.names, list(args.class_weights)
@@ -41,7 +41,7 @@ def settle_weights(args: Any, data: RunData) -> list[str]:
 
 
 def pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
-    """Return how many pixels each class has in the masks of a split that the run uses."""
+    """Count the pixels of each class in the masks of a split that the run uses."""
     assert data.plan.labels is not None, "the schema has a mask"
     names = data.plan.labels.names
     if data.num_used(split) == len(data.plan.splits[split]):
@@ -56,10 +56,10 @@ def pixels_by_class(args: Any, data: RunData, split: str) -> list[int]:
 
 
 def check_weights(args: Any) -> None:
-    """Refuse weights that the loss would not look at.
+    """Refuse weights that the loss would ignore.
 
     Raises:
-        InputError: it names the losses that do.
+        InputError: it names the losses that use weights.
     """
     if args.class_weights and args.loss in (MODEL_LOSS, "dice"):
         raise InputError(
@@ -70,7 +70,7 @@ def check_weights(args: Any) -> None:
 
 
 def numbers_of(weights: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the weights of the classes as numbers; None where none are given."""
+    """Return the class weights as numbers; None without weights."""
     return tuple(map(float, weights)) or None
 
 

@@ -13,18 +13,14 @@ from loopwright.sources import DataPlan, Schema, SplitRows
 
 
 class Screen(Protocol):
-    """What shows the progress of long work; the console of a run is one."""
+    """Shows the progress of long work, like the console of a run."""
 
     def waiting(self, what: str) -> Any:
-        """Return a context manager that shows how far the work is."""
+        """Return a context manager that shows the progress."""
 
 
 class RunData:
-    """A plan and its rows; each split is opened when it is first asked for.
-
-    Attributes:
-        plan: what preflight found.
-    """
+    """A preflight plan and its rows; each split is opened on first use."""
 
     def __init__(self, plan: DataPlan) -> None:
         self.plan = plan
@@ -33,11 +29,11 @@ class RunData:
         self._waiting: Any = None
 
     def has(self, split: str) -> bool:
-        """Whether there is such a split, with rows in it."""
+        """Whether the split exists and has rows."""
         return split in self.plan.splits and len(self.plan.splits[split]) > 0
 
     def missing_roles(self, split: str, schema: Schema) -> list[str]:
-        """Return what the training rows have and a model is scored by, and the rows of a split lack: mostly labels."""
+        """Return the roles, mostly labels, that the training rows have and scoring needs, but the split lacks."""
         needed = [role.name for role in schema.roles if role.is_required or role.is_input or role.is_label]
         here, there = self.rows(split)[0], self.rows("train")[0]
         return [name for name in needed if name in there and name not in here]
@@ -51,12 +47,7 @@ class RunData:
 
     @contextmanager
     def watched(self, screen: Screen, what: str) -> Iterator[None]:
-        """Show how far passes over the rows are while the block runs, if that takes long.
-
-        Args:
-            screen: what is said.
-            what: is done with the rows.
-        """
+        """Show the progress of passes over the rows while the block runs, if they take long."""
         with screen.waiting(what) as self._waiting:
             try:
                 self._show(*self._rows.values())
@@ -66,14 +57,14 @@ class RunData:
                 self._show(*self._rows.values())
 
     def _show(self, *splits: SplitRows) -> None:
-        """Tell whoever waits of each row that is read; nobody, where nobody waits."""
+        """Report each row read to the progress display, if there is one."""
         for rows in splits:
             waiting, total = self._waiting, len(rows)
             rows.on_read = None if waiting is None else functools.partial(_tell, waiting, total)
 
     @contextmanager
     def limited(self, **limits: int | None) -> Iterator[None]:
-        """Let `batches` yield no more rows of a split than so many while the block runs; None is no limit."""
+        """Limit the rows of each split that `batches` yields while the block runs; None is unlimited."""
         self._limits = limits
         try:
             yield
@@ -81,12 +72,12 @@ class RunData:
             self._limits = {}
 
     def num_used(self, split: str) -> int:
-        """Return how many rows of a split there are, or that `limited` leaves of them."""
+        """Return the number of rows of a split, after `limited`."""
         number, limit = len(self.plan.splits[split]), self._limits.get(split)
         return number if limit is None else min(number, limit)
 
     def batches(self, split: str, size: int = 1_000, most: int = 50_000) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of a split, some at a time, up to a limit."""
+        """Yield the rows of a split in batches, up to a limit."""
         rows, end = self.rows(split), min(self.num_used(split), most)
         for start in range(0, end, size):
             yield [rows[index] for index in range(start, min(start + size, end))]
@@ -97,12 +88,12 @@ def _tell(waiting: Any, total: int, index: int) -> None:
 
 
 def check_inputs(plan: DataPlan, own: DataPlan, named: set[str]) -> None:
-    """Refuse to take for an input, since no other column is left, what a run has as its labels.
+    """Refuse to use a run's label column as an input because no other column is left.
 
     Args:
-        plan: of the rows that are to be predicted or evaluated.
+        plan: of the rows to predict or evaluate.
         own: of the run's own data.
-        named: the roles whose columns a person has named.
+        named: the roles whose columns the user has named.
 
     Raises:
         InputError: the file lacks the column of a role.

@@ -1,4 +1,4 @@
-"""Things of Python that a flag names: "package.module:function"."""
+"""Python objects named by a flag: "package.module:function"."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from loopwright.errors import InputError
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a value is of the form "package.module:function"."""
+    """Whether a value has the form "package.module:function"."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def import_object(name: str, flag: str) -> Any:
-    """Return what "package.module:function" names; modules in the current folder are found too.
+    """Import "package.module:function"; modules in the current folder are found too.
 
     Args:
         name: the value of the flag.
         flag: its name, for errors.
 
     Raises:
-        InputError: there is no such module, or nothing of that name in it.
+        InputError: there is no such module, or it lacks the name.
     """
     module_name, _, attribute = name.partition(":")
     if not is_object_name(name):

@@ -1,6 +1,6 @@
-"""What an evaluation collects while its batches pass: metrics, the worst examples, suspected labels, predictions.
+"""The results of an evaluation, collected batch by batch: metrics, worst examples, suspected labels, predictions.
 
-Nothing here grows with the data, apart from the predictions, which go to a file as they come. numpy only.
+Memory does not grow with the data: predictions are streamed to a file. numpy only.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from loopwright.run_folder import write_atomically
 
 NUM_WORST = 50
 NUM_SUSPECTS = 200
-_UNITS_OF_WEIGHT = 2**16  # weights of samples are counted in such parts of 1: a metric of counts takes whole numbers
-_SAME_LOSS = 1e-3  # relative: 16 bits make a difference, another term in the loss makes a larger one
+_UNITS_OF_WEIGHT = 2**16  # sample weights are counted in units of 1/65536: a counting metric takes integers
+_SAME_LOSS = 1e-3  # relative: above 16-bit rounding, below the effect of another loss term
 
 
 class Scorer(ABC):
-    """The metrics of one evaluation; a new one is made for each.
+    """The metrics of one evaluation; each evaluation makes a new one.
 
     Attributes:
-        directions: for each metric that a best model can be chosen by, whether more is better; the first one decides
-            unless told otherwise.
+        directions: for each metric that can select the best model, whether higher is better; the first is the default.
     """
 
     directions: Mapping[str, bool]
 
     def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:  # noqa: B027
-        """Hold the samples of a batch against its mean loss; called before `add`, with the same samples."""
+        """Check the samples of a batch against its mean loss; called before `add`, with the same samples."""
 
     @abstractmethod
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Take in the samples of a batch, as the task's `score_batch` returned them; return those that are complete.
+        """Add the samples of a batch, as returned by the task's `score_batch`; return the complete ones.
 
-        What is complete goes to the predictions and the worst examples. Where one row has several features, these are
-        the rows whose last feature has come.
+        Complete samples go to the predictions and the worst examples. If a row has several features, it is complete
+        with its last feature.
         """
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the samples that are complete only now that all batches have come; called before `compute`."""
+        """Return the samples that only the end of the data completes; called before `compute`."""
         return []
 
     @abstractmethod
@@ -62,22 +61,22 @@ class Scorer(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, to be merged on another process."""
+        """Return the state, for a merge on another process."""
 
     @abstractmethod
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Take in the state of a scorer of another process."""
+        """Merge the state of another process's scorer."""
 
 
 class MetricScorer(Scorer):
     """Scores by a metric of `loopwright.metrics`.
 
-    A sample is a dict; its "position" numbers it in the evaluated data, and the metric's columns are taken from its
-    keys of the same names without their last s ("prediction", "reference").
+    A sample is a dict; "position" is its index in the evaluated data. The metric's columns are read from the keys of
+    the same names in the singular ("prediction", "reference").
 
     Args:
         make: makes the metric.
-        directions: for each of its results, whether more is better.
+        directions: for each of its results, whether higher is better.
     """
 
     def __init__(self, make: Any, directions: Mapping[str, bool]) -> None:
@@ -102,7 +101,7 @@ class MetricScorer(Scorer):
         return {name: float(value) for name, value in self._metric.compute().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the bootstrap's intervals, where the metric has one."""
+        """Return the bootstrap intervals, if the metric has them."""
         return self._metric.interval() if isinstance(self._metric, Bootstrap) else {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,27 +122,23 @@ class MetricScorer(Scorer):
 
 
 class JointScorer(Scorer):
-    """Several scorers of the same samples; the first one with a metric decides, the last one says what is complete.
-
-    Args:
-        parts: the scorers.
-    """
+    """Several scorers of the same samples; the first metric decides, the last scorer returns the complete samples."""
 
     def __init__(self, parts: Sequence[Scorer]) -> None:
         self._parts = list(parts)
         self.directions = {name: is_more for part in parts for name, is_more in part.directions.items()}
 
     def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        """Let each part hold the samples against the loss."""
+        """Let each part check the samples against the loss."""
         for part in self._parts:
             part.check_loss(samples, loss)
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to each part; return what the last one does."""
+        """Add the samples to each part; return the last part's result."""
         return [part.add(samples) for part in self._parts][-1]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish each part; return what the last one does."""
+        """Finish each part; return the last part's result."""
         return [part.finish() for part in self._parts][-1]
 
     def compute(self) -> dict[str, float]:
@@ -159,20 +154,20 @@ class JointScorer(Scorer):
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the states of the parts of another process."""
+        """Merge the states of another process's parts."""
         for part, other in zip(self._parts, state["parts"], strict=True):
             part.merge_state(other)
 
 
 class LossInterval(Scorer):
-    """The interval of the mean loss of samples that have one each; the loss itself is what the loop has recorded.
+    """The interval of the mean loss over samples; the loss itself is recorded by the loop.
 
-    There is none where a sample has no loss, or where those of a batch do not make up the loss of the batch: that of a
-    model may have terms that no sample has.
+    There is no interval if a sample has no loss, or if the sample losses do not add up to the batch loss: a model's
+    loss may have terms that no sample has.
 
     Args:
         loss: the key of a sample's loss, a mean over its items.
-        weight: the key of how many items these are, not necessarily a whole number; a sample without it has one.
+        weight: the key of the number of items, possibly fractional; 1 without the key.
     """
 
     directions: Mapping[str, bool] = {}
@@ -184,7 +179,7 @@ class LossInterval(Scorer):
         self._is_whole = True
 
     def check_loss(self, samples: Sequence[Mapping[str, Any]], loss: float) -> None:
-        """Give up where the mean over the samples is another number than the loss of the batch."""
+        """Give up if the mean over the samples differs from the batch loss."""
         sums, weights = (sum(column) for column in zip(*map(self._term, samples), strict=True))
         if weights and not math.isclose(sums / weights, loss, rel_tol=_SAME_LOSS, abs_tol=1e-6):
             self._is_whole = False
@@ -204,7 +199,7 @@ class LossInterval(Scorer):
         return {}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return that of the loss, where it has one."""
+        """Return the interval of the loss, if it has one."""
         found = self._losses.interval() if self._is_whole else {}
         return {name: (low * _UNITS_OF_WEIGHT, high * _UNITS_OF_WEIGHT) for name, (low, high) in found.items()}
 
@@ -220,46 +215,41 @@ class LossInterval(Scorer):
         self._is_whole = self._is_whole and bool(state["is_whole"])
 
     def _term(self, sample: Mapping[str, Any]) -> tuple[float, float]:
-        """Return what a sample adds to the sum of the loss, not a number where that is unknown, and to the weights."""
+        """Return a sample's term in the sum of losses, NaN if unknown, and its weight."""
         weight, loss = float(sample.get(self._weight, 1)), sample.get(self._loss)
         return (0.0 if weight == 0 else math.nan if loss is None else weight * float(loss)), weight
 
 
 class Examples:
-    """The samples with the largest losses, and those whose label the model is sure is wrong.
-
-    Args:
-        num_worst: how many of the first kind to keep.
-        num_suspects: how many of the second.
-    """
+    """The samples with the largest losses, and the samples with suspected labels."""
 
     def __init__(self, num_worst: int = NUM_WORST, num_suspects: int = NUM_SUSPECTS) -> None:
         self._worst = Top(num_worst, "loss")
         self._suspects = Top(num_suspects, "sure")
 
     def add(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Take in samples; those without a loss are passed over, those with "sure" are suspected."""
+        """Add samples; those without a loss are skipped, those with "sure" are suspected."""
         for sample in samples:
             self._worst.add(sample)
             self._suspects.add(sample)
 
     @property
     def worst(self) -> list[dict[str, Any]]:
-        """The samples with the largest losses, the largest first."""
+        """The samples with the largest losses, largest first."""
         return self._worst.sorted()
 
     @property
     def suspects(self) -> list[dict[str, Any]]:
-        """The suspected samples, the surest first."""
+        """The suspected samples, surest first."""
         return self._suspects.sorted()
 
 
 class Top:
-    """The samples with the largest values of a key; ties go to the lower position, so the order of batches is nothing.
+    """The samples with the largest values of a key; ties go to the lower position, whatever the batch order.
 
     Args:
         size: how many to keep.
-        key: of the samples; one that lacks it is passed over.
+        key: of the samples; samples without it are skipped.
     """
 
     def __init__(self, size: int, key: str) -> None:
@@ -279,15 +269,15 @@ class Top:
             heapq.heapreplace(self._heap, entry)
 
     def sorted(self) -> list[dict[str, Any]]:
-        """Return the samples, the largest first."""
+        """Return the samples, largest first."""
         return [sample for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 
 class PredictionFile:
-    """Writes predictions as JSON lines while they come; the file has its name only when it is whole.
+    """Streams predictions to a file as JSON lines; the file is renamed into place when it is complete.
 
     Args:
-        path: the file, whose folder is made; None writes nothing.
+        path: the file, whose folder is created; None writes nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -319,17 +309,17 @@ class PredictionFile:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are numbers; a correlation of predictions that are all alike is none."""
+    """Return the finite metrics; a correlation of constant predictions is not a number."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def finite_intervals(intervals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return the intervals whose ends are numbers; a score of rows of which there are none has no interval."""
+    """Return the intervals with finite ends; a score over no rows has no interval."""
     return {name: bounds for name, bounds in intervals.items() if all(map(math.isfinite, bounds))}
 
 
 def as_json(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return metrics as result.json has them: what is no finite number stands under "nonfinite" in words."""
+    """Return metrics for result.json, with non-finite values as text under "nonfinite"."""
     others = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
     return {"metrics": finite(metrics), **({"nonfinite": others} if others else {})}
 
@@ -341,7 +331,7 @@ def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_table(path: Path, samples: list[dict[str, Any]]) -> None:
-    """Write samples as csv, atomically; the columns are the keys of all of them, in the order they come."""
+    """Write samples as csv, atomically; the columns are the keys of all samples, in order of appearance."""
     columns = list(dict.fromkeys(key for sample in samples for key in sample))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")

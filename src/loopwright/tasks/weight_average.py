@@ -1,4 +1,4 @@
-"""A moving average of the weights: it is what is evaluated, and what the best model is chosen from and made of."""
+"""A moving average of the weights, which is evaluated, and from which the best model is chosen."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from loopwright.protocols import TrainerLike
 
 
 class AverageWeights(TrainerCallback):
-    """Averages the weights after each update, and puts the average in their place while the model is evaluated.
+    """Averages the weights after each update, and swaps the average in while the model is evaluated.
 
-    At update n the decay is at most (1 + n) / (10 + n), so that an average of a short run forgets its start. Batch
-    norms' statistics are averaged too.
+    At update n the decay is at most (1 + n) / (10 + n), so that a short run's average forgets its start. Batch norm
+    statistics are averaged too.
 
     Args:
-        decay: how much of the old average stays at each update.
+        decay: the weight of the old average at each update.
     """
 
-    asks_alike = True  # it asks for nothing
+    asks_alike = True  # it requests nothing
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
@@ -31,18 +31,18 @@ class AverageWeights(TrainerCallback):
         self._kept: list[torch.Tensor] | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin with the weights as they are."""
+        """Start from the current weights."""
         self._model = trainer.get_model(keep_torch_compile=False)
         self._average = ModelEma(self._model, self._decay)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Take a step towards the new weights."""
+        """Move the average towards the new weights."""
         update = trainer.progress.update
         self._average.decay = min(self._decay, (1 + update) / (10 + update))
         self._average.update(self._model)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Put the average in the place of the weights."""
+        """Swap the average in."""
         if self._average is not None:
             self._kept = [tensor.detach().clone() for tensor in _tensors(self._model)]
             _copy(_tensors(self._average.module), _tensors(self._model))
@@ -54,7 +54,7 @@ class AverageWeights(TrainerCallback):
             self._kept = None
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Put the weights back where an evaluation was broken off."""
+        """Put the weights back after an interrupted evaluation."""
         self.on_eval_epoch_end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,13 +62,13 @@ class AverageWeights(TrainerCallback):
         return {"average": None if self._average is None else dict(self._average.module.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the saved average."""
+        """Restore the saved average."""
         if state["average"] is not None and self._average is not None:
             load_weights(self._average.module, state["average"])
 
 
 def average_in(state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the average that the state of a checkpoint holds, if there is one."""
+    """Return the average in the state of a checkpoint, if there is one."""
     for saved in state["callbacks"]:
         if saved["class"] == AverageWeights.__name__ and saved["state"]:
             average: dict[str, Any] | None = saved["state"]["average"]

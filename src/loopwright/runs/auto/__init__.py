@@ -1,1 +1,1 @@
-"""Settings that are found by trying: batch size, learning rate, updates that fit into a time."""
+"""Settings found by trial: batch size, learning rate, number of updates that fit into a time."""

@@ -1,4 +1,4 @@
-"""Choosing the micro-batch of a run: `--batch auto`, and `--effective_batch` for the samples of an update."""
+"""Choose the micro-batch of a run: `--batch auto`, and `--effective_batch` for the samples of an update."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from loopwright.tasks.base import Job
 
 BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
-_OF_GPU = 0.9  # of its memory at most: what else is needed now and then, and gaps between blocks
-_OF_HOST = 0.8  # of what is available at most: others use it too
-_UPDATES = 2  # the optimizer makes its state in the first one
-_MICRO_BATCHES = 2  # of an update that has several: from the second one on there are gradients to be held
+_OF_GPU = 0.9  # at most this share of GPU memory: leaves room for peaks and fragmentation
+_OF_HOST = 0.8  # at most this share of the available memory: others use it too
+_UPDATES = 2  # the optimizer allocates its state in the first one
+_MICRO_BATCHES = 2  # if an update has several: from the second one on, gradients are held
 
 
 def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], Any], screen: Screen) -> None:
-    """Settle the micro-batch and the accumulation of a new run; called before its length is measured.
+    """Set the micro-batch and the accumulation of a new run; called before its length is measured.
 
-    With `--batch auto` the largest power of two that fits is tried out on the longest rows, two updates each,
-    and everything is put back bit by bit. The samples of an update stay what they are.
+    With `--batch auto`, powers of two are tried on the longest rows, two updates each, and the largest that fits wins.
+    All state is then restored bit by bit. The number of samples in an update does not change.
 
     Args:
         job: with its datasets; its `training` gets the numbers, and so does config.yaml.
         settings: of the run.
         make_optimizer: makes an optimizer for the job.
-        screen: what is said.
+        screen: prints the result.
 
     Raises:
-        InputError: there are several processes, or the samples of an update cannot be shared out.
+        InputError: there are several processes, or the samples of an update cannot be divided evenly.
         MemoryLimitError: not even one sample fits.
     """
     args, training = job.args, job.training
@@ -81,11 +81,7 @@ def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], A
 
 
 def _accumulate(settings: Settings, batch: int, effective: int, num_processes: int) -> None:
-    """Set the accumulation so that an update has so many samples.
-
-    Raises:
-        InputError: it would not be a whole number.
-    """
+    """Set the accumulation for this effective batch size; refuse one that does not divide evenly."""
     accumulation, rest = divmod(effective, batch * num_processes)
     if rest or not accumulation:
         each = f" on {num_processes} processes" if num_processes > 1 else ""
@@ -99,18 +95,18 @@ def _accumulate(settings: Settings, batch: int, effective: int, num_processes: i
 
 
 def _candidates(effective: int, num_samples: int) -> list[int]:
-    """Return the powers of two that divide an update, in order; one more row than there are is no larger batch."""
+    """Return the powers of two that divide an update, ascending, and no larger than the dataset."""
     powers = [2**power for power in range(effective.bit_length()) if effective % 2**power == 0]
     return [rows for rows in powers if rows <= num_samples] or [1]
 
 
 @dataclass(frozen=True)
 class _Need:
-    """What a micro-batch needs.
+    """The memory needs of a micro-batch.
 
     Attributes:
-        num_bytes: of a GPU the most that was in use, of the host what the forward pass keeps.
-        held: of the host, what the run holds besides: the gradients and the optimizer's state.
+        num_bytes: peak use on a GPU; activations kept by the forward pass on the host.
+        held: on the host, the gradients and the optimizer's state.
     """
 
     num_bytes: int
@@ -118,18 +114,14 @@ class _Need:
 
 
 def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, screen: Screen) -> int:
-    """Return the largest micro-batch that fits, and say what was found.
-
-    Raises:
-        MemoryLimitError: a single sample does not fit.
-    """
+    """Return the largest micro-batch that fits, and print it; raise MemoryLimitError if one sample does not fit."""
     started, best, needed, reason = time.monotonic(), 0, _Need(0, 0), ""
     candidates = _candidates(effective, len(job.train_dataset))
     with screen.waiting("finding a batch size", len(candidates)) as waiting:
         for rows in candidates:
             device = TaskTrainer(job).device
             room = max(_room(device) - needed.held, 0)
-            # What a batch needs grows with its rows: the next one is not tried where it cannot fit.
+            # Memory grows with the rows: skip the next size if it cannot fit.
             if best and device.type != "cuda" and 2 * needed.num_bytes > room:
                 reason = f"{rows} would need about {size(2 * needed.num_bytes)} of {size(room)}"
                 break
@@ -159,7 +151,7 @@ def _room(device: torch.device) -> float:
 
 
 class _FirstForward(TrainerCallback):
-    """Counts what the forward pass of the first micro-batch keeps.
+    """Counts the bytes that the forward pass of the first micro-batch keeps.
 
     Args:
         saved: counts.
@@ -174,7 +166,6 @@ class _FirstForward(TrainerCallback):
         self._is_first = True
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin to count, the first time."""
         if self._is_first:
             self._is_first = False
             self._stack.enter_context(self._saved.counting())
@@ -182,12 +173,11 @@ class _FirstForward(TrainerCallback):
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Stop counting."""
         self._stack.close()
 
 
 def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_batches: int) -> _Need | None:
-    """Train two updates of micro-batches of so many long rows; return what they need, or None if they do not fit.
+    """Train two updates on this many long rows; return the memory needed, or None if it does not fit.
 
     Raises:
         MemoryLimitError: one row does not fit.

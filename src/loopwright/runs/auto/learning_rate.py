@@ -1,4 +1,4 @@
-"""Finding the learning rate of a task: `--lr auto`, and what `lw find-lr` prints."""
+"""Find the learning rate of a task: `--lr auto`, and the output of `lw find-lr`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from loopwright.tasks.base import Job
 
 RATES_FILE = "lr_find.json"
 _ROWS, _COLUMNS = 10, 60
-_HEADROOM = 1.1  # of the plot over the losses before the lowest; what is above is drawn at its top
+_HEADROOM = 1.1  # height of the plot over the losses before the minimum; higher losses are clipped
 
 
 @dataclass(frozen=True)
 class Search:
-    """Where a learning rate is looked for.
+    """The range of a learning-rate search.
 
     Attributes:
         start, end: the rates of the first and the last update.
-        num_updates: how many.
+        num_updates: the number of updates.
     """
 
     start: float = 1e-7
@@ -41,18 +41,10 @@ def find_rate(
     screen: Screen,
     search: Search,
 ) -> LearningRateCurve:
-    """Return the curve of a job's learning rate, and leave the job as it was.
-
-    Args:
-        job: with its datasets.
-        make_optimizer: makes an optimizer for the job.
-        loader_options: the arguments of the training loader.
-        screen: shows how far it is.
-        search: where to look.
-    """
+    """Return the learning-rate curve of a job with datasets, and leave the job unchanged."""
     training = job.training
     optimizer = make_optimizer(job)
-    # The first group may be one that learns slower than the rest, such as a backbone.
+    # The first group may learn slower than the rest, such as a backbone.
     slower = float(optimizer.param_groups[0]["lr"]) / training.learning_rate if training.learning_rate > 0 else 1.0
     trainer = TaskTrainer(job, optimizer, is_rehearsal=True)
     with screen.waiting("finding a learning rate", search.num_updates) as waiting:
@@ -84,17 +76,17 @@ def choose_rate(
     run: RunFolder | None,
     screen: Screen,
 ) -> None:
-    """Find the learning rate of a run that was given as "auto", say it, and write it down.
+    """Find the learning rate of a run with `--lr auto`, print it, and write it down.
 
-    Where the loss falls at no rate, that of the task is kept.
+    If the loss falls at no rate, the task's default is kept.
 
     Args:
         job: with its datasets.
-        settings: of the run; they have the rate afterwards.
+        settings: of the run; they get the rate.
         make_optimizer: makes an optimizer for the job.
         loader_options: the arguments of the training loader.
-        run: the folder; None on processes that write no files.
-        screen: what is said.
+        run: the run folder; None on processes that write no files.
+        screen: prints the result.
     """
     curve = find_rate(job, make_optimizer, loader_options, screen, Search())
     chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
@@ -108,24 +100,18 @@ def choose_rate(
 
 
 def rounded(rate: float) -> float:
-    """Return a rate with two digits, as a person would write it."""
+    """Return a rate rounded to two significant digits."""
     return float(f"{rate:.2g}")
 
 
 def write_curve(curve: LearningRateCurve, chosen: float, run: RunFolder) -> None:
-    """Write lr_find.json; called once the rate of a run is chosen.
-
-    Args:
-        curve: what was seen.
-        chosen: the rate that the run takes.
-        run: its folder.
-    """
+    """Write lr_find.json; called once the rate of a run is chosen."""
     told = {name: _plain(value) for name, value in asdict(curve).items()}
     write_json(run.path / RATES_FILE, {"chosen": chosen, **told})
 
 
 def sentences(curve: LearningRateCurve) -> list[str]:
-    """Return what was found, in words: a line, and another one where it ended early."""
+    """Return the result in words: one line, and another if the search ended early."""
     seen = f"{len(curve.rates)} updates from {curve.rates[0]:.2g} to {curve.rates[-1]:.2g}"
     if curve.suggestion is None or curve.steepest is None or curve.lowest is None:
         found = f"the loss fell at no learning rate in {seen}"
@@ -135,7 +121,7 @@ def sentences(curve: LearningRateCurve) -> list[str]:
 
 
 def plot_lines(curve: LearningRateCurve) -> list[str]:
-    """Return the smoothed loss over the learning rate as lines of text; a bar marks the suggestion."""
+    """Plot the smoothed loss over the learning rate as lines of text; a bar marks the suggestion."""
     points = [(math.log10(rate), loss) for rate, loss in zip(curve.rates, curve.smoothed, strict=True)]
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
@@ -169,7 +155,7 @@ def plot_lines(curve: LearningRateCurve) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, where what is not finite is nothing."""
+    """Return a value as JSON; None if it is not finite."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

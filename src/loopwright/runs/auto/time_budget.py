@@ -1,4 +1,4 @@
-"""How many updates fit into a time, for `--time 2h`: lengths of time in words, and the plan as a function. No torch."""
+"""The number of updates that fit into `--time 2h`: durations as text, and the plan as a pure function. No torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from loopwright.runs.clock import Course
 
 
 def flag_text(seconds: float) -> str:
-    """Return a time as `--time` takes it, rounded up: to seconds, to minutes from two minutes on."""
+    """Return a time as `--time` takes it, rounded up to seconds, or to minutes from two minutes on."""
     whole = math.ceil(seconds) if seconds <= 120 else 60 * math.ceil(seconds / 60)
     parts = {"h": whole // 3600, "m": whole % 3600 // 60, "s": whole % 60} if whole > 120 else {"s": whole}
     return "".join(f"{value}{unit}" for unit, value in parts.items() if value)
 
 
 def told_seconds(seconds: float) -> str:
-    """Return a time in words: 0.48 s, 12 s, 6 min, 2 h 5 min."""
+    """Return a time as text: 0.48 s, 12 s, 6 min, 2 h 5 min."""
     if seconds < 9.95:
         return f"{seconds:.2g} s"
     if seconds < 99.5:
@@ -30,16 +30,16 @@ def told_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the parts of a run take, in seconds, as they were measured before its first update.
+    """The cost of each part of a run in seconds, measured before its first update.
 
     Attributes:
-        start: so much has passed since the command began.
-        warm_up: of the first updates beyond what others take: workers that start, graphs that are recorded.
-        update: of an update.
-        evaluation: of an evaluation.
-        training_evaluation: of an evaluation on the training data, one for each epoch; 0 where there is none.
-        save: of a save.
-        end: of what comes after the last evaluation: the test data, the model folder, the report.
+        start: time since the command began.
+        warm_up: extra time of the first updates: worker start-up, graph capture.
+        update: one update.
+        evaluation: one evaluation.
+        training_evaluation: one evaluation on the training data, once per epoch; 0 if there is none.
+        save: one save.
+        end: everything after the last evaluation: test data, model folder, report.
     """
 
     start: float
@@ -53,7 +53,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run of some length takes, in seconds: its updates, its evaluations, its saves, and all else."""
+    """The duration of a run in seconds: updates, evaluations, saves, and everything else."""
 
     updates: float
     evaluations: float
@@ -62,18 +62,12 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.updates + self.evaluations + self.saves + self.others
 
 
 def estimate(costs: Costs, course: Course, position: int = 0) -> Estimate:
-    """Return what a run takes.
-
-    Args:
-        costs: of its parts.
-        course: how long it is, and how often it evaluates and saves.
-        position: so many updates are done already.
-    """
+    """Return the estimated duration of a run from update `position` on."""
     return Estimate(
         updates=(course.updates - position) * costs.update,
         evaluations=course.evaluations_after(position) * costs.evaluation
@@ -84,16 +78,16 @@ def estimate(costs: Costs, course: Course, position: int = 0) -> Estimate:
 
 
 def planned_updates(seconds: float, costs: Costs, course_of: Callable[[int], Course], position: int = 0) -> int:
-    """Return how many updates a run has in all, so that it takes no longer than it may, and with one more would.
+    """Return the largest number of updates with which a run stays within its time.
 
     Args:
-        seconds: what it may take.
+        seconds: the time limit.
         costs: of its parts.
-        course_of: returns the course of a run of so many updates.
-        position: so many updates are done already.
+        course_of: returns the course of a run with this many updates.
+        position: the number of updates already done.
 
     Returns:
-        The number, `position` included; `position` itself where not even one more fits.
+        The total, including `position`; just `position` if not even one more update fits.
     """
     fits, too_many = position, position + 2 + int(seconds / costs.update)
     while too_many - fits > 1:
@@ -106,10 +100,10 @@ def planned_updates(seconds: float, costs: Costs, course_of: Callable[[int], Cou
 
 
 def check_fits(given: str, costs: Costs, course: Course, position: int) -> None:
-    """Refuse a time in which not even one update can be made; called with the course of one.
+    """Refuse a time that is too short for a single update; called with the course of one.
 
     Raises:
-        InputError: it says what the parts take, and how much time is enough.
+        InputError: with the cost of each part and a sufficient time.
     """
     needed = estimate(costs, course, position)
     if needed.total <= seconds_of(given):
@@ -128,7 +122,7 @@ def check_fits(given: str, costs: Costs, course: Course, position: int) -> None:
 
 
 def told_plan(given: str, costs: Costs, course: Course, position: int) -> str:
-    """Return the plan on one line, as the start block has it."""
+    """Return the plan as a line of the start block."""
     found = estimate(costs, course, position)
     steps = f"{course.updates:,} step{'s' if course.updates > 1 else ''}"
     if position:

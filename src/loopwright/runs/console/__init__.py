@@ -1,1 +1,1 @@
-"""The terminal of a run: start block, status line, evaluation table, end; and its events as JSON."""
+"""The terminal output of a run: start block, status line, evaluation table, end; and its events as JSON."""

@@ -1,4 +1,4 @@
-"""What a run says when it is over: where the time went, the best model, its mistakes, the files, what to do next."""
+"""The summary at the end of a run: time use, best model, its mistakes, files, next steps."""
 
 from __future__ import annotations
 
@@ -30,17 +30,7 @@ def say_summary(
     spent: TimeSpent,
     screen: Screen,
 ) -> None:
-    """Say how the run went; called once everything is written.
-
-    Args:
-        job: of the run.
-        run: its folder.
-        result: as result.json has it.
-        examples: the worst and the suspected samples.
-        drawn: pictures that were written.
-        spent: where the time of this process went.
-        screen: what is said.
-    """
+    """Print the summary of a run; called once everything is written."""
     place = os.path.normpath(run.path)
     total = time.monotonic() - screen.began
     trained = lasted(result["seconds"])
@@ -68,7 +58,7 @@ def say_summary(
         screen.block("", ", ".join(str(path.relative_to(run.path)) for path in drawn))
     name = shlex.quote(run.id if run.path.name == run.id else place)
     longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
-    if job.training.max_steps > 0:  # it wins over the epochs
+    if job.training.max_steps > 0:  # overrides the epochs
         longer = f"--max_steps {2 * job.training.max_steps}"
     commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} {longer}")
     screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
@@ -76,7 +66,7 @@ def say_summary(
 
 
 def in_words(sample: Mapping[str, Any]) -> str:
-    """Return a mistake on one line: what it was, what the model said, what is true."""
+    """Return a mistake on one line: input, prediction, truth."""
     words = []
     role = next((role for role in _TEXT_ROLES if isinstance(sample.get(role), str)), None)
     if role is not None:
@@ -103,18 +93,17 @@ def _short(value: Any) -> str:
 
 
 def _first(metrics: Mapping[str, float], name: str) -> dict[str, float]:
-    """Return the metrics with one of them in front."""
     return {name: metrics[name], **metrics} if name in metrics else dict(metrics)
 
 
 def _input(job: Job) -> str:
-    """Return what can be predicted, as one would type it: a row of the validation data, or a file."""
+    """Return an example input to predict, as one would type it: a validation row or a file."""
     row = job.data.rows("validation")[0]
     if isinstance(row.get("image"), str):
         return shlex.quote(os.path.relpath(row["image"]))
     if isinstance(row.get("text"), str) and "text_pair" not in row:
         words = row["text"].split()[:_MOST_WORDS]
-        if job.args.task == "masked-lm":  # there must be something to fill in
+        if job.args.task == "masked-lm":  # there must be a mask to fill
             words = [*words[:-1], job.processor.mask_token]
         return shlex.quote(visible(" ".join(words)) or "a text")
     file = job.plan.files[-1].path

@@ -1,4 +1,4 @@
-"""The evaluations of a run as rows of one table, with a header. No torch."""
+"""The evaluations of a run as a table with a header. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loopwright.runs.console.screen import metric_text
 
 _ROW = "eval"
 _FIRST_WIDTH = 6
-_HEADER_EVERY = 20  # rows, where other lines stand between them
+_HEADER_EVERY = 20  # rows, if other lines are printed between them
 _BEST = "best"
 
 
@@ -16,7 +16,7 @@ class EvalTable:
     """Makes the lines of a table of evaluations.
 
     Args:
-        decisive: the metric that decides, which stands first.
+        decisive: the metric that selects the best model; it comes first.
     """
 
     def __init__(self, decisive: str) -> None:
@@ -36,19 +36,19 @@ class EvalTable:
         is_best: bool,
         columns: int | None = None,
     ) -> tuple[list[str], list[str]]:
-        """Return the row of an evaluation, with the header above it where it is due.
+        """Return the row of an evaluation, preceded by the header if due.
 
         Args:
-            update: so many were done.
-            epoch: where in the run that is.
-            metrics: by name; the loss is one.
-            intervals: (low, high) of those that have one.
-            seconds: how long it took.
-            is_best: by the metric that decides, so far.
-            columns: how wide the terminal is; None leaves nothing out, and repeats the header now and then.
+            update: the number of updates done.
+            epoch: the position in the run.
+            metrics: by name, including the loss.
+            intervals: (low, high) of the metrics that have one.
+            seconds: the duration of the evaluation.
+            is_best: whether it is the best so far by the decisive metric.
+            columns: the width of the terminal; None omits nothing, and repeats the header now and then.
 
         Returns:
-            The lines for the screen, and the whole ones.
+            The lines for the screen, and the untruncated ones.
         """
         names = sorted(metrics, key=lambda name: (name != self._decisive, name == "loss"))
         cells = {"update": f"{update:,}", "epoch": f"{epoch:.2f}"}
@@ -64,7 +64,7 @@ class EvalTable:
             return whole, whole
         shown, widths = list(cells), self._widths
         if "loss" in cells and self._decisive != "loss" and _width_of(shown, widths) > columns:
-            cells["loss"] = metric_text(metrics["loss"], None)  # without its interval there may be room for a metric
+            cells["loss"] = metric_text(metrics["loss"], None)  # dropping its interval may make room for a metric
             self._narrow.setdefault("loss", max(len("loss"), len(cells["loss"])))
             widths = {**widths, **self._narrow}
         dropped = [*reversed([name for name in names if name not in (self._decisive, "loss")]), "epoch", "loss"]

@@ -1,7 +1,7 @@
-"""What `--json` prints: one JSON object per line, for scripts. No torch.
+"""The events of `--json`: one JSON object per line, for scripts. No torch.
 
-The records of a run are those of its metrics.jsonl, under the same names; a few have fields beside them that the file
-need not repeat (see `EventLines.add`). What comes before a run and after it has events of its own.
+The records of a run are the ones in its metrics.jsonl, under the same names; a few have extra fields (see
+`EventLines.add`). Stages before and after the run have their own events.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _END = "end"
 
 
 class EventLines:
-    """Writes events to a stream as they happen, each as one line.
+    """Writes events to a stream as they happen, one per line.
 
     Args:
-        stream: standard output; None writes nothing, on processes beside the first.
+        stream: standard output; None writes nothing, on ranks other than 0.
 
     Attributes:
         has_begun: a run has begun to train.
@@ -34,21 +34,21 @@ class EventLines:
         self.has_begun = False
 
     def tell(self, event: str, /, **fields: Any) -> None:
-        """Write an event, with the time.
+        """Write an event with a timestamp.
 
         Raises:
-            OSError: the stream cannot be written, of a full disk say; nothing more is. A reader may go away.
+            OSError: the stream cannot be written, as on a full disk; writing stops. A closed pipe does not raise.
         """
         self._write({"event": event, **fields, "time": round(time.time(), 3)})
 
     def add(self, event: str, /, **fields: Any) -> None:
-        """Keep fields for the next event of this name; called before it is due, by whoever knows them."""
+        """Attach fields to the next event of this name."""
         self._added.setdefault(event, {}).update(fields)
 
     def hear(self, record: Mapping[str, Any]) -> None:
-        """Write a record of metrics.jsonl with the fields that were added; called with each as it is written.
+        """Write a record of metrics.jsonl with the attached fields; called with each record as it is written.
 
-        How the training ended is kept for the last line, which `end` writes when the model is written too.
+        The outcome of the training is kept for the last line, which `end` writes after the model is written.
         """
         event = record["event"]
         self.has_begun = True
@@ -58,12 +58,12 @@ class EventLines:
             self._write({**record, **self._added.pop(event, {})})
 
     def end(self, **fields: Any) -> None:
-        """Write the last line of a run: how its training ended, the fields that were added, and these."""
+        """Write the last line of a run: the outcome of the training, the attached fields, and these."""
         self.tell(_END, **{**self._added.pop(_END, {}), **fields})
         self.has_begun = False
 
     def lines(self, *objects: Mapping[str, Any]) -> None:
-        """Write objects that are no events: the answers of verbs that look."""
+        """Write plain objects, not events: the answers of read-only verbs."""
         for each in objects:
             self._write(each)
 
@@ -76,9 +76,9 @@ class EventLines:
             self._stream.flush()
         except OSError as error:
             stream, self._stream = self._stream, None
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream of the system's
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # not a system stream
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-            if not isinstance(error, BrokenPipeError):  # then the run goes on, and its folder has everything
+            if not isinstance(error, BrokenPipeError):  # the run continues, and its folder has everything
                 raise

@@ -1,4 +1,4 @@
-"""What a run says while it trains: a line that changes on a terminal, plain lines elsewhere, a table of evaluations."""
+"""The output of a run during training: a live line on a terminal, plain lines elsewhere, an evaluation table."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from loopwright.runs.console.status_line import bar_of, fitted
 if TYPE_CHECKING:
     from loopwright.runs.trainer import TaskTrainer
 
-_MUCH_WAITING = 0.2  # of the time
+_MUCH_WAITING = 0.2  # share of the time
 _NO_LIMIT = 1 << 16
 
 
 class ReportProgress(TrainerCallback):
-    """Says how a run is doing, asks for a save after the best evaluation, and watches for `eval_loss`.
+    """Reports the progress of a run, requests a save after the best evaluation, and checks for `eval_loss`.
 
-    An update costs it a counter. What it shows comes from the logs, so that the loop never waits for the device.
+    An update costs only a counter. The displayed values come from the logs, so the loop never waits for the device.
 
     Args:
-        screen: what is said.
+        screen: prints the lines.
         pace: of the run.
-        decisive: the metric that decides which evaluation is the best, as tables name it.
+        decisive: the metric that selects the best evaluation, as named in tables.
         logs_first: log the first update too.
-        live: keeps report.html fresh; None on processes that write no files.
+        live: refreshes report.html; None on processes that write no files.
     """
 
     asks_alike = True
@@ -56,7 +56,7 @@ class ReportProgress(TrainerCallback):
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin to count, and open the line that changes where there can be one."""
+        """Start the clock, and open the live line if possible."""
         update = trainer.progress.update
         self._pace.begin(update)
         if update > 0:
@@ -65,14 +65,14 @@ class ReportProgress(TrainerCallback):
             self._line = self._screen.open_line(self._compose, self._course.updates, update)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Count an update; ask for a log of the first one, where that is wanted."""
+        """Count an update; request a log of the first one if wanted."""
         if self._line is not None:
             self._line.update(1)
         if self._logs_first and trainer.progress.update == 1:
             trainer.request_log()
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Say where the run is, how fast, and how long it will take."""
+        """Print position, speed and time left."""
         self._latest, self._speed = logs, dict(trainer.speed)  # type: ignore[attr-defined] # of every Trainer
         self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
         share = 100 * logs["update"] / max(self._course.updates, 1)
@@ -85,20 +85,20 @@ class ReportProgress(TrainerCallback):
         self._refresh()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self._pace.begin_evaluation()
         self._evaluated = (0, _num_batches(trainer.eval_loader))
 
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int = 0, **kwargs: Any
     ) -> None:
-        """Count a batch of the evaluation, once however many parts it is run in."""
+        """Count a batch of the evaluation, once even if it runs in several parts."""
         if self._line is not None and self._evaluated is not None:
             self._evaluated = (step + 1, self._evaluated[1])
             self._line.nudge()
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say the metrics; if they are the best so far, ask for a checkpoint of them."""
+        """Print the metrics; request a checkpoint if they are the best so far."""
         history = trainer.run_history
         name = "intermediate_eval_loss" if kwargs.get("is_intermediate") else "eval_loss_epoch"
         history.update_metric("eval_loss", history.get_latest_metric(name))
@@ -122,7 +122,7 @@ class ReportProgress(TrainerCallback):
         self._refresh()
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say the metrics on the training data, where they were asked for."""
+        """Print the metrics on the training data, if requested."""
         latest = trainer.run_history.latest()
         if "train_eval_loss" in latest:
             names = {name.removeprefix("train_"): value for name, value in latest.items() if name.startswith("train_")}
@@ -131,20 +131,19 @@ class ReportProgress(TrainerCallback):
             self._screen.say(f"on the training data, update {trainer.progress.update}:  {text}")
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that a run which is stopped is saved first."""
+        """Print that a stopped run is saved first."""
         self._screen.close_line()
         self._line = None
         again = "; a second Ctrl-C drops that" if "SIGINT" in str(kwargs.get("error")) else ""
         self._screen.say(f"stopped after step {trainer.progress.update:,}, saving{again}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Stop the clock, and take the line away."""
+        """Stop the clock, and remove the live line."""
         self._pace.end()
         self._screen.close_line()
         self._line = None
 
     def _say_resumed(self, trainer: TaskTrainer) -> None:
-        """Say where a run goes on, and what is as it was."""
         progress = trainer.progress
         data = "changed data (--allow_changed_data)" if trainer.job.args.allow_changed_data else "data unchanged"
         due = f"sample {progress.samples + 1:,}"
@@ -158,13 +157,13 @@ class ReportProgress(TrainerCallback):
     # --- words --------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Bring the report up to date, if it is time; a disk that refuses does not end a run."""
+        """Refresh the report if due; a write error does not end the run."""
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.refresh()
 
     def _compose(self, update: int, columns: int | None) -> str:
-        """Return the line that changes, as wide as the terminal allows; with no limit there is a bar beside it."""
+        """Compose the live line for the width of the terminal; without a limit there is a separate bar."""
         if columns is None:
             return fitted(self._parts(update), _NO_LIMIT)
         share = update / max(self._course.updates, 1)
@@ -176,7 +175,6 @@ class ReportProgress(TrainerCallback):
         return f"{head}{bar}  {text}" if has_room else f"{head}{text}"
 
     def _parts(self, update: int) -> list[tuple[int, str]]:
-        """Return what a line says, each with how much it matters."""
         logs, speed = self._latest, self._speed
         waiting, left = speed.get("data_wait"), self._pace.seconds_left(update)
         parts = [(9, f"step {update:,}/{self._course.updates:,}"), (3, f"epoch {self._course.epoch_at(update):.2f}")]
@@ -201,7 +199,7 @@ class ReportProgress(TrainerCallback):
 
 
 def _at(seconds_left: float) -> str:
-    """Return the time of day in so many seconds; with the date, where that is another day."""
+    """Return the time of day this many seconds from now, with the date if it is another day."""
     now = datetime.now()
     then = now + timedelta(seconds=seconds_left)
     return f"{then:%H:%M:%S}" if then.date() == now.date() else f"{then:%b %d %H:%M}"

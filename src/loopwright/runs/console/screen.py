@@ -1,4 +1,4 @@
-"""What a run says on the screen and in log.txt: plain lines, and on a terminal one that changes. No torch."""
+"""The output of a run on the screen and in log.txt: plain lines, and one live line on a terminal. No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from loopwright.runs.console.json_events import EventLines
 
 T = TypeVar("T")
 
-_SILENT_SECONDS = 1.0  # what is over by then is not worth a line
+_SILENT_SECONDS = 1.0  # shorter work gets no line
 _SECONDS_BETWEEN = 0.1
 _INDENT = 8
-# Data can hold anything, also what a terminal obeys: all but the tab and the end of a line.
+# Data may contain control characters that a terminal obeys: escape all but tab and newline.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_REMARKS = ("note", "warning")  # lines that begin so are told to scripts too
+_REMARKS = ("note", "warning")  # lines with these prefixes are also sent as events
 
 
 class Screen:
@@ -32,13 +32,13 @@ class Screen:
     Args:
         is_main: whether this process prints at all.
         is_quiet: write to the log only.
-        is_plain: print on a terminal what a pipe gets: whole lines, none that changes.
-        events: of `--json`: what happens is written there for scripts, and nothing is printed for people.
+        is_plain: print plain lines even on a terminal, without a live line.
+        events: the stream of `--json`: events go there, and no text is printed.
 
     Attributes:
-        is_plain: no line changes, and none is broken.
-        events: as given; None where nobody listens.
-        began: when it was made, by the monotonic clock: the start of what a person waits for.
+        is_plain: no live line, no wrapping.
+        events: as given; None without `--json`.
+        began: creation time by the monotonic clock, the start of the user's wait.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Screen:
 
     @property
     def run(self) -> RunFolder | None:
-        """The run whose log.txt has what is said; None before there is one."""
+        """The run whose log.txt gets the output; None before there is one."""
         return self._run
 
     @property
@@ -65,14 +65,14 @@ class Screen:
 
     @property
     def is_live(self) -> bool:
-        """Whether a line can be written anew: on a terminal, or in a notebook."""
+        """Whether a line can be redrawn: on a terminal or in a notebook."""
         from loopwright.runs.console.status_line import is_notebook, is_terminal
 
         return self.speaks and not self.is_plain and (is_terminal(sys.stdout) or is_notebook())
 
     @property
     def columns(self) -> int | None:
-        """How wide the terminal is; None in a pipe, a file or a notebook, where lines may be long."""
+        """The width of the terminal; None in a pipe, a file or a notebook, where lines may be long."""
         from loopwright.runs.console.status_line import columns_of, is_terminal
 
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
@@ -82,7 +82,7 @@ class Screen:
 
         Args:
             line: for the screen.
-            logged: for log.txt, if that is another one.
+            logged: for log.txt, if different.
         """
         if not self._is_main:
             return
@@ -102,32 +102,32 @@ class Screen:
             self.events.tell("warning", message=text)
 
     def tell(self, event: str, /, **fields: Any) -> None:
-        """Tell scripts of an event; nothing where nobody listens."""
+        """Send an event to scripts; a no-op without `--json`."""
         if self.events is not None:
             self.events.tell(event, **fields)
 
     def add(self, event: str, /, **fields: Any) -> None:
-        """Keep fields for the next event of a name that scripts are told of."""
+        """Attach fields to the next event of this name."""
         if self.events is not None:
             self.events.add(event, **fields)
 
     def _fall_silent(self) -> None:
-        """Print nothing more, now that whoever read it has gone away; what goes on does so, with log.txt."""
+        """Stop printing after a broken pipe; the run continues and still writes log.txt."""
         self._is_quiet, self._line = True, None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stream of the system's
-            # What is left in the buffer must go somewhere when the process ends.
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # not a system stream
+            # The rest of the buffer needs a target at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
 
     def say_wrapped(self, line: str) -> None:
-        """Print a line; one that is too long for the terminal is broken between words, as it is not in log.txt."""
+        """Print a line, wrapped to the terminal; log.txt gets it unwrapped."""
         columns = self.columns if self.speaks else None
         fits = columns is None or "\n" in line or len(line) <= columns
         self.say(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
 
     def log(self, line: str) -> None:
-        """Write a line to log.txt alone."""
+        """Write a line to log.txt only."""
         if not self._is_main:
             return
         if self._run is None:
@@ -136,12 +136,12 @@ class Screen:
             self._run.append_log(line)
 
     def block(self, name: str, *lines: str, wraps: bool = True) -> None:
-        """Print lines under a name, as the start block has them.
+        """Print lines under a name, as in the start block.
 
         Args:
             name: of the block.
-            lines: what it says.
-            wraps: break lines that are too long for the terminal between words; not of what is to be copied.
+            lines: its content.
+            wraps: wrap long lines to the terminal; False for lines to be copied.
         """
         columns = self.columns if wraps and self.speaks else None
         for index, line in enumerate(lines):
@@ -150,19 +150,19 @@ class Screen:
             self.say(head + f"\n{' ' * _INDENT}".join(parts), head + line)
 
     def attach(self, run: RunFolder) -> None:
-        """Write what was said so far, and from now on, to the log of a run."""
+        """Write all output, past and future, to the log of a run."""
         self._run = run
         for line in self._earlier:
             run.append_log(line)
         self._earlier = []
 
     def open_line(self, compose: Callable[[int, int | None], str], total: int, initial: int = 0) -> Any:
-        """Return a line that counts, below everything that is said, until `close_line`; None where there can be none.
+        """Open a live counter below all output until `close_line`; None if the output cannot have one.
 
         Args:
-            compose: called with how many are done and the columns that there are, None for no limit; returns the text.
-            total: how many there are.
-            initial: how many were done before.
+            compose: called with the count and the columns (None for no limit); returns the text.
+            total: the final count.
+            initial: the count at the start.
         """
         self.close_line()
         if self.is_live:
@@ -174,32 +174,32 @@ class Screen:
         return self._line
 
     def close_line(self) -> None:
-        """Take the line that counts away; called at the end of a training, whatever ended it."""
+        """Remove the live counter; called at the end of training, however it ended."""
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
     def waiting(self, what: str, total: int | None = None, *, is_one_step: bool = False) -> Waiting:
-        """Return something that shows how far long work has come; a context manager.
+        """Return a context manager that shows the progress of long work.
 
         Args:
-            what: it is, such as "tokenising".
-            total: how many steps it has, where that is known.
-            is_one_step: it does not say how far it is: the seconds are shown as they pass.
+            what: the work, such as "tokenising".
+            total: the number of steps, if known.
+            is_one_step: progress is unknown: show the elapsed seconds.
         """
         return Waiting(self, what, total, is_one_step=is_one_step)
 
 
 class Waiting:
-    """How far long work has come. Nothing is shown in its first second; then one line on a terminal that changes.
+    """The progress of long work: nothing for the first second, then a live line on a terminal.
 
-    Where the error stream is no terminal, one plain line is said when the work is over.
+    If standard error is not a terminal, one plain line is printed when the work is done.
 
     Args:
-        screen: what is said.
-        what: the work is.
-        total: steps that it has, where that is known.
-        is_one_step: a thread shows the seconds while the block runs, in which nothing may be forked.
+        screen: prints the lines.
+        what: the work.
+        total: the number of steps, if known.
+        is_one_step: a thread shows the elapsed seconds while the block runs, which must not fork.
     """
 
     def __init__(self, screen: Screen, what: str, total: int | None = None, *, is_one_step: bool = False) -> None:
@@ -226,7 +226,7 @@ class Waiting:
         self.close(is_over=kind is None)
 
     def to(self, done: int, total: int | None = None) -> None:
-        """Say how far it is; may be called for every step."""
+        """Update the progress; may be called for every step."""
         self._done = done
         if total is not None:
             self._total = total
@@ -234,17 +234,13 @@ class Waiting:
             self._show()
 
     def over(self, things: Iterable[T]) -> Iterator[T]:
-        """Yield the things, counting them."""
+        """Yield the items, counting them."""
         for done, thing in enumerate(things, 1):
             yield thing
             self.to(done)
 
     def close(self, is_over: bool = True) -> None:
-        """Take the line away; called once, at the end.
-
-        Args:
-            is_over: the work came to its end.
-        """
+        """Remove the line; called once, at the end, with `is_over` if the work is complete."""
         if self._thread is not None:
             self._is_closed.set()
             self._thread.join()
@@ -286,17 +282,16 @@ class Waiting:
 
 
 def visible(text: str) -> str:
-    """Return a text for a terminal: what would move the cursor, ring or turn the line round is spelt out."""
+    """Return a text that is safe for a terminal, with control and bidirectional characters escaped."""
     return text.translate(_CONTROLS)
 
 
 def _broken(line: str, columns: int) -> list[str]:
-    """Return a line in parts of so many columns; words stay whole."""
     return textwrap.wrap(line, max(columns, 20), break_long_words=False, break_on_hyphens=False) or [line]
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write a text; characters that the stream has not got are replaced."""
+    """Write a text, replacing characters that the stream cannot encode."""
     try:
         stream.write(text)
     except UnicodeEncodeError:
@@ -306,29 +301,29 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def eval_metrics(latest: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of an evaluation by their short names, out of everything that a history holds."""
+    """Return the metrics of an evaluation by their short names, out of all entries of a history."""
     names = {name.removeprefix("eval_"): value for name, value in latest.items() if name.startswith("eval_")}
     bounds = {f"{name}{end}" for name in names for end in ("_low", "_high")}
     return {name: value for name, value in names.items() if name != "loss_epoch" and name not in bounds}
 
 
 def metrics_text(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Return metrics on one line, each with half the width of its interval where it has one."""
+    """Return metrics on one line, each with half the width of its interval if it has one."""
     return "  ".join(f"{name} {metric_text(value, intervals.get(name))}" for name, value in metrics.items())
 
 
 def metric_text(value: float, interval: tuple[float, float] | None) -> str:
-    """Return a metric with half the width of its interval where it has one."""
+    """Return a metric with half the width of its interval if it has one."""
     return f"{value:.4f}" if interval is None else f"{value:.4f} ±{(interval[1] - interval[0]) / 2:.3f}"
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as minutes and seconds, or hours too."""
+    """Return seconds as minutes and seconds, with hours if needed."""
     whole = int(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def lasted(seconds: float) -> str:
-    """Return how long something took: with tenths below a minute, so that short runs can be told apart."""
+    """Return a duration, with tenths below a minute so that short runs can be told apart."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)

@@ -1,7 +1,7 @@
-"""What a run says before its first update: model, device, batch, floors, time, guarantee, folder.
+"""The start block of a run: model, device, batch, floors, time, guarantee, folder.
 
-The lines about the data come before it, from `loopwright.runs.data.describe`, when torch is not imported yet; those
-about memory and disk from the rehearsal.
+The lines about the data are printed earlier, by `loopwright.runs.data.describe`, before torch is imported; the lines
+about memory and disk come from the rehearsal.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from loopwright.runs.trainer import TaskTrainer
 
 _MOST_NAMES = 4
-_GUARANTEE = "Resume guarantee "  # what the trainer says of it begins so
+_GUARANTEE = "Resume guarantee "  # prefix of the trainer's line about it
 _TRACKERS = "Trackers: "
 _PRECISIONS = {"no": "fp32", "bf16": "bf16 mixed precision", "fp16": "fp16 mixed precision", "fp8": "fp8"}
 
 
 def say_model(job: Job, screen: Screen) -> None:
-    """Say which model it is, how large, and what of it is new; called once the model is made."""
+    """Print the model, its size and its new weights; called once the model is built."""
     parameters = list(job.model.parameters())
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -45,7 +45,7 @@ def say_model(job: Job, screen: Screen) -> None:
 
 
 def say_device(job: Job, trainer: TaskTrainer, screen: Screen) -> None:
-    """Say where it trains, how precisely, and how an update is run; called before the first one."""
+    """Print the device, the precision and the step mode; called before the first update."""
     training, device = job.training, trainer.device
     num_processes = trainer.num_processes
     if device.type == "cuda":
@@ -65,7 +65,7 @@ def say_device(job: Job, trainer: TaskTrainer, screen: Screen) -> None:
 
 
 def say_batch(job: Job, course: Course, screen: Screen, num_processes: int, window: int) -> None:
-    """Say how many samples an update has, and how many updates there are; called once the data is ready."""
+    """Print the samples per update and the number of updates; called once the data is ready."""
     training = job.training
     batch = training.train_batch_size
     updates = f"{course.updates:,} update{'s' if course.updates > 1 else ''}"
@@ -83,13 +83,13 @@ def say_batch(job: Job, course: Course, screen: Screen, num_processes: int, wind
 
 
 def say_floors(floors: Mapping[str, Mapping[str, float]], screen: Screen) -> None:
-    """Say what trivial methods reach on the validation data; called once they are known."""
+    """Print the scores of the trivial baselines on the validation data; called once they are known."""
     if floors:
         screen.block("floor", " · ".join(f"{name} {metrics_text(values, {})}" for name, values in floors.items()))
 
 
 def say_time(course: Course, screen: Screen) -> None:
-    """Say how long the run will take, and what that rests on; called after the rehearsal, if there was one."""
+    """Print the expected duration and its basis; called after the rehearsal, if any."""
     seconds = course.expected_seconds()
     if seconds is None:
         screen.block("time", "known once the first updates are logged: there was no rehearsal")
@@ -102,18 +102,12 @@ def say_time(course: Course, screen: Screen) -> None:
 
 
 def say_run(run: RunFolder, screen: Screen) -> None:
-    """Say where everything goes; called last, before the trainer begins."""
+    """Print the run folder; called last, before the trainer begins."""
     screen.block("run", f"{run.id} -> {os.path.normpath(run.path)}")
 
 
 def say_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
-    """Say where an interrupted run can go on from, and return that; called when it has ended, in order or at once.
-
-    Args:
-        run: its folder.
-        seconds: how long it took to save.
-        screen: what is said.
-    """
+    """Print and return the point from which an interrupted run can resume."""
     screen.close_line()
     name = run.id if run.path.name == run.id else os.path.normpath(run.path)
     newest = _newest_saved(run)
@@ -128,7 +122,7 @@ def say_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
 
 
 def _newest_saved(run: RunFolder) -> tuple[int, str] | None:
-    """Return the update and the name of the newest checkpoint, of which status.json may not tell yet; None for none."""
+    """Return update and name of the newest checkpoint, which may be newer than status.json; None without one."""
     found = []
     for folder in checkpoint_folders(run.checkpoints):
         with contextlib.suppress(CheckpointError):
@@ -137,7 +131,7 @@ def _newest_saved(run: RunFolder) -> tuple[int, str] | None:
 
 
 def say_of_trainer(line: str, screen: Screen) -> None:
-    """Say a line of the trainer, the guarantee as a line of the block; what the run says itself is left out."""
+    """Print a line of the trainer, the guarantee as part of the block; skip lines that the run prints itself."""
     if line.startswith(_GUARANTEE):
         screen.block("resume", line.removeprefix(_GUARANTEE))
     elif line != unused_devices(torch.cuda.device_count()) and not line.startswith(SAVED):

@@ -1,4 +1,4 @@
-"""The one line that changes while something goes on: on a terminal, or as the bar of a notebook. No torch."""
+"""The live line of a running job: on a terminal, or as a notebook's progress bar. No torch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm as automatic
 from tqdm.std import tqdm
 
-# Called with how many are done, and the columns that there are; None for no limit, and no bar of its own.
+# Called with the count and the available columns; None means no limit and a separate bar.
 Compose = Callable[[int, int | None], str]
 
 _SECONDS_BETWEEN = 0.1
 _BAR_WIDTH = 18
 _FULL, _EMPTY = "━", "─"
 _FALLBACK_WIDTH = 80
-_SPARE_COLUMNS = 3  # for the ^C that a terminal writes behind the line
+_SPARE_COLUMNS = 3  # for the ^C that a terminal echoes after the line
 
 
 class TerminalLine(tqdm):  # type: ignore[type-arg]
-    """A line of a terminal that is written anew at most ten times a second.
+    """A terminal line, redrawn at most ten times a second.
 
     Args:
         compose: returns the text.
-        total: how many there are.
-        initial: how many were done before.
+        total: the final count.
+        initial: the count at the start.
         stream: the terminal.
     """
 
-    monitor_interval = 0  # no thread: there may be forks
+    monitor_interval = 0  # no thread: the process may fork
 
     def __init__(self, compose: Compose, total: int | None, initial: int, stream: TextIO) -> None:
         self._compose = compose
@@ -48,11 +48,11 @@ class TerminalLine(tqdm):  # type: ignore[type-arg]
         return self._compose(int(self.n), columns_of(self.fp) - _SPARE_COLUMNS)
 
     def clear(self, nolock: bool = False) -> None:
-        """Take the line away until it is written again, with what a terminal wrote behind it."""
+        """Erase the line, with anything the terminal echoed after it, until it is drawn again."""
         self.fp.write("\r\x1b[K")
 
     def nudge(self) -> None:
-        """Write the line anew if it is time, although nothing was counted."""
+        """Redraw the line if due, even if nothing was counted."""
         now = time.time()  # tqdm's clock
         if now - self.last_print_t >= self.mininterval:
             self.last_print_t = now
@@ -60,12 +60,12 @@ class TerminalLine(tqdm):  # type: ignore[type-arg]
 
 
 class NotebookBar:
-    """The bar of a notebook, or tqdm's text where a notebook has no widgets.
+    """A notebook's progress bar, or tqdm's text bar if the notebook has no widgets.
 
     Args:
         compose: returns the text beside the bar.
-        total: how many there are.
-        initial: how many were done before.
+        total: the final count.
+        initial: the count at the start.
     """
 
     def __init__(self, compose: Compose, total: int | None, initial: int) -> None:
@@ -81,38 +81,38 @@ class NotebookBar:
         self.nudge()
 
     def update(self, count: int) -> None:
-        """Count some."""
+        """Add to the count."""
         self._bar.update(count)
 
     def nudge(self) -> None:
-        """Write the text anew."""
+        """Update the text."""
         self._bar.set_description_str(self._compose(int(self._bar.n), None), refresh=False)
 
     def clear(self) -> None:
-        """Do nothing: lines of a notebook do not disturb its bar."""
+        """Do nothing: output of a notebook does not disturb its bar."""
 
     def refresh(self) -> None:
-        """Show it anew."""
+        """Redraw the bar."""
         self.nudge()
         self._bar.refresh()
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._bar.close()
 
 
 def bar_of(share: float) -> str:
-    """Return a bar of characters."""
+    """Return a text progress bar."""
     full = round(_BAR_WIDTH * min(max(share, 0.0), 1.0))
     return _FULL * full + _EMPTY * (_BAR_WIDTH - full)
 
 
 def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> str:
-    """Return parts on one line; those of the lowest rank are left out until it fits.
+    """Join parts to one line, dropping the lowest ranks until it fits.
 
     Args:
-        parts: (rank, text) in the order of the line; of equal ranks the last goes first.
-        columns: how wide the line may be.
+        parts: (rank, text) in the order of the line; of equal ranks the last is dropped first.
+        columns: the maximum width.
     """
     kept = [part for part in parts if part[1]]
     while len(kept) > 1 and len(joint.join(text for _, text in kept)) > columns:
@@ -122,7 +122,7 @@ def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> s
 
 
 def columns_of(stream: Any) -> int:
-    """Return how wide a terminal is; 80 where it does not say."""
+    """Return the width of a terminal; 80 if unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
     except (AttributeError, OSError, ValueError):
@@ -130,15 +130,15 @@ def columns_of(stream: Any) -> int:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal on which a line can be written anew."""
+    """Whether a stream is a terminal on which a line can be redrawn."""
     try:
         return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # closed, or none
+    except (AttributeError, ValueError):  # closed or missing
         return False
 
 
 def is_notebook() -> bool:
-    """Whether this runs in the kernel of a notebook."""
+    """Whether this runs in a notebook kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})

@@ -1,1 +1,1 @@
-"""The tasks with texts, a file each, and what they share: `models`, `samples`, `language_model`, `seq2seq`."""
+"""The text tasks, one file each, and their shared code: `models`, `samples`, `language_model`, `seq2seq`."""

@@ -1,8 +1,8 @@
-"""From spans that a model has scored in the windows of a context to the answer of a row. No torch.
+"""From the spans that a model has scored in the windows of a context to the answer of a row. No torch.
 
-A long context is read in windows that overlap. What the model says about one window is a dict: "position" (of the row),
-"window" (its number), "num_windows" (of the row), "context", "spans" (score, first character, end; the best first),
-"null_score" (of "there is no answer in this window") and, of rows with answers, "reference" and "loss".
+A long context is read in overlapping windows. The model's output for one window is a dict: "position" (of the row),
+"window" (its number), "num_windows" (of the row), "context", "spans" (score, first character, end; best first),
+"null_score" (of "there is no answer in this window") and, for rows with answers, "reference" and "loss".
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from loopwright.metrics.question_answering import answer_scores
 from loopwright.tasks.scoring import MetricScorer, Scorer
 
-_SURE = 0.9  # how sure a model has to be of an answer that shares no word with those of the data to suspect these
-_NO_SPAN = 1e4  # how sure of no answer a row is in which nothing can be one
+_SURE = 0.9  # confidence above which an answer that shares no word with the references makes them suspect
+_NO_SPAN = 1e4  # no-answer score of a row without any possible span
 
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """How the answer of a row is chosen.
+    """How to choose the answer of a row.
 
     Attributes:
         n_best: how many answers are kept.
         may_be_unanswered: whether a question may have no answer (SQuAD 2).
-        threshold: how much larger the score of no answer must be than that of the best span.
+        threshold: the margin by which the no-answer score must exceed the best span's.
     """
 
     n_best: int
@@ -39,13 +39,13 @@ class AnswerRules:
 
 
 class WindowCollector:
-    """Holds the windows of rows until all of a row have come."""
+    """Buffers windows until all windows of a row are there."""
 
     def __init__(self) -> None:
         self._pending: dict[int, dict[int, dict[str, Any]]] = {}
 
     def add(self, windows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """Take in windows; return those of each row that is complete now, in order."""
+        """Add windows; return the windows of each row that is now complete, in order."""
         complete = []
         for window in windows:
             held = self._pending.setdefault(window["position"], {})
@@ -55,7 +55,7 @@ class WindowCollector:
         return complete
 
     def take_rest(self) -> list[list[dict[str, Any]]]:
-        """Return the windows of the rows that are not complete, and forget them."""
+        """Return and forget the windows of incomplete rows."""
         rest = [_in_order(self._pending[position]) for position in sorted(self._pending)]
         self._pending = {}
         return rest
@@ -66,14 +66,14 @@ def _in_order(held: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tuple[list[dict[str, Any]], float]:
-    """Return the best answers of a row, and how much larger the score of no answer is than that of the best.
+    """Return the best answers of a row, and the margin of the no-answer score over the best one.
 
-    A span that several windows hold counts once, with its best score. Blanks at its ends are cut off. The shares of the
-    answers add up to 1, together with that of no answer where there may be none. The score of no answer is the least
-    over the windows: one window with an answer is enough.
+    A span found in several windows counts once, with its best score. Its surrounding whitespace is cut off. The shares
+    of the answers add up to 1, including no answer if that is allowed. The no-answer score is the minimum over the
+    windows: one window with an answer is enough.
 
     Returns:
-        A list of {"text", "score", "start", "end"}, the best first; and the difference.
+        A list of {"text", "score", "start", "end"}, best first; and the margin.
     """
     context = windows[0]["context"]
     scores: dict[tuple[int, int], float] = {}
@@ -96,10 +96,10 @@ def best_answers(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> tu
 
 
 def scored_row(windows: Sequence[Mapping[str, Any]], rules: AnswerRules) -> dict[str, Any]:
-    """Return what is scored and written about a row.
+    """Return the scored sample of a row.
 
-    Its "prediction" is the best span even if "no_answer_score" says that there is none: the metric decides that, since
-    it also looks for the best threshold.
+    Its "prediction" is the best span even if "no_answer_score" favours no answer: the metric decides that, since it
+    also searches for the best threshold.
     """
     answers, difference = best_answers(windows, rules)
     first = windows[0]
@@ -137,17 +137,12 @@ class AnsweredRows(MetricScorer):
     """Scores rows by their answers."""
 
     def compute(self) -> dict[str, float]:
-        """Return the scores; how many questions there are of each kind is no score."""
+        """Return the scores, without the counts of each kind of question."""
         return {name: value for name, value in super().compute().items() if not name.endswith("total")}
 
 
 class AnswerScorer(Scorer):
-    """Scores rows once all of their windows have come.
-
-    Args:
-        rows: scores whole rows.
-        rules: how the answer of a row is chosen.
-    """
+    """Scores rows once all of their windows are there."""
 
     def __init__(self, rows: AnsweredRows, rules: AnswerRules) -> None:
         self.directions = rows.directions
@@ -156,11 +151,11 @@ class AnswerScorer(Scorer):
         self._collector = WindowCollector()
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Take in windows; return the rows that are complete."""
+        """Add windows; return the rows that are complete."""
         return self._score(self._collector.add(samples))
 
     def finish(self) -> list[dict[str, Any]]:
-        """Score the rows whose windows different processes have seen, or of which some were left out."""
+        """Score the rows whose windows are spread over processes or incomplete."""
         from torch import distributed
 
         from loopwright.engine.processes import gather_objects, is_distributed
@@ -181,11 +176,11 @@ class AnswerScorer(Scorer):
         return self._rows.intervals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of what was scored; called after `finish`, so that no window is waiting."""
+        """Return the state of the scored rows; called after `finish`, so that no window is pending."""
         return self._rows.state_dict()
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Take in the rows that another process has scored."""
+        """Merge the rows scored by another process."""
         self._rows.merge_state(state)
 
     def _score(self, rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

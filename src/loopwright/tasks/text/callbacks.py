@@ -1,4 +1,4 @@
-"""Callbacks that write texts into the run folder: the first training batch, and what the model writes."""
+"""Callbacks that write texts into the run folder: the first training batch, and samples of the model's output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from loopwright.tasks.text.samples import FIRST_BATCH, SAMPLES, add_samples, des
 
 
 class FirstBatchText(TrainerCallback):
-    """Writes down the first batch that a run is trained on, decoded.
+    """Writes the first training batch of a run, decoded, unless the file exists.
 
-    It asks the trainer for that batch alone: listening to every step would keep the outputs of all of them.
-
-    Args:
-        job: of the run.
-        run: its folder; a file that is there stays.
+    It asks the trainer for that batch only: listening to every step would keep the outputs of all of them.
     """
 
     def __init__(self, job: Job, run: RunFolder) -> None:
@@ -29,7 +25,7 @@ class FirstBatchText(TrainerCallback):
         self._path: Path = run.path / "samples" / FIRST_BATCH
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Ask for the batch, if the run is at its start."""
+        """Request the batch, if the run is at its start."""
         if trainer.progress.update == 0 and not self._path.exists() and self._job.training.process_index == 0:
             trainer.look_at_first_batch = self.write  # type: ignore[attr-defined] # a TaskTrainer
 
@@ -42,13 +38,9 @@ class FirstBatchText(TrainerCallback):
 
 
 class SamplesAtEvaluations(TrainerCallback):
-    """Adds what the model writes at each evaluation to eval/samples.jsonl, where the task has something to show.
+    """Appends samples of the model's output to eval/samples.jsonl at each evaluation, if the task has any.
 
-    Samples are an extra: whatever goes wrong with them is said once, and the run goes on.
-
-    Args:
-        job: of the run.
-        run: its folder.
+    Samples are an extra: an error is logged once, and the run continues.
     """
 
     def __init__(self, job: Job, run: RunFolder) -> None:
@@ -57,13 +49,13 @@ class SamplesAtEvaluations(TrainerCallback):
         self._has_told = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Forget what was written after the checkpoint from which the run goes on, at an earlier end too."""
+        """Drop samples newer than the checkpoint that the run resumes from."""
         if self._job.training.process_index == 0 and self._path.exists():
             done = trainer.progress.update
             rewrite(self._path, [line for line in read(self._path) if 0 <= _update_of(line) <= done])
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Let the task write its samples."""
+        """Append the task's samples."""
         if self._job.training.process_index != 0:
             return
         kept = trainer.first_samples  # type: ignore[attr-defined] # a TaskTrainer
@@ -83,5 +75,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _update_of(line: Mapping[str, Any]) -> int:
-    """Return the update of some samples; -1 for those of the best model, which were written at an end."""
+    """Return the update of some samples; -1 for samples of the best model, written at the end of a run."""
     return line["update"] if isinstance(line["update"], int) else -1

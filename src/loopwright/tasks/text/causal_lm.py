@@ -1,6 +1,6 @@
 """causal-lm: the next token, over blocks of the joined text or line by line.
 
-Each token is asked for exactly once: a block's last target is the first token of the next block. The sums over tokens
+Each token is a target exactly once: a block's last target is the first token of the next block. The sums over tokens
 are exact, so perplexity and bits per byte do not depend on the batch size.
 """
 
@@ -29,9 +29,9 @@ from loopwright.tasks.text.samples import SAMPLES, add_samples, tokens_of
 AUTO_CLASS = "AutoModelForCausalLM"
 END_TOKEN = "<|endoftext|>"
 _LARGEST_BLOCK = 1_024
-_WORDS_GIVEN = 5  # of a text that is continued for the report
+_WORDS_GIVEN = 5  # words of a text to be continued for the report
 _TOKENS_SHOWN = 48
-_SHOWN_TEMPERATURE = 0.7  # the likeliest tokens alone repeat themselves
+_SHOWN_TEMPERATURE = 0.7  # greedy decoding repeats itself
 
 
 @dataclass
@@ -89,7 +89,7 @@ class CausalLanguageModel(language.LanguageTask):
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return the bits per byte of gzip on the validation data, and what the frequencies of tokens reach."""
+        """Return gzip's bits per byte on the validation data, and the unigram scores."""
         data, tokenizer = job.data, job.processor
         found = language.unigram(data, _encoder(tokenizer), len(tokenizer))
         texts = (f"{row['text']}\n" for rows in data.batches("validation") for row in rows)
@@ -99,7 +99,7 @@ class CausalLanguageModel(language.LanguageTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load a model, or make a small one and its tokenizer."""
+        """Load a model, or build a small one and its tokenizer."""
         notes: list[str] = []
         if origin.path is None:
             tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
@@ -120,7 +120,7 @@ class CausalLanguageModel(language.LanguageTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return blocks, or rows by themselves; for `predict` the texts to go on with."""
+        """Return blocks or single rows; for `predict`, the texts to continue."""
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
             most = text.longest_allowed(tokenizer, job.model.config) or size
@@ -149,7 +149,7 @@ class CausalLanguageModel(language.LanguageTask):
         return language.mean_of(outputs, labels), outputs
 
     def _inputs(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the model takes: of packed rows with positions, and a mask that keeps their parts apart."""
+        """Return the model inputs; packed rows get positions, and a mask that separates them."""
         if "sequence_ids" not in batch:
             return self.model_inputs(batch)
         from loopwright.data.packing import block_diagonal_mask
@@ -160,11 +160,11 @@ class CausalLanguageModel(language.LanguageTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return bits per byte, perplexity and loss over all tokens."""
+        """Return a scorer of bits per byte, perplexity and loss over all tokens."""
         return MetricScorer(lambda: load_metric("bits_per_byte"), {"bits_per_byte": False, "perplexity": False})
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return sums, tokens and bytes of each block or row."""
+        """Return the sums, tokens and bytes of each block or row."""
         samples = language.sample_sums(batch, outputs)
         sizes = batch["num_bytes"].tolist()
         return [{**sample, "num_byte": size} for sample, size in zip(samples, sizes, strict=True)]
@@ -181,14 +181,14 @@ class CausalLanguageModel(language.LanguageTask):
         }
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return each text with what the model goes on with."""
+        """Return each text with the model's continuation."""
         added = _continued(job, model, batch, job.args.max_new_tokens, job.args.temperature)
         return [{"text": given + each, "continuation": each} for given, each in zip(batch["text"], added, strict=True)]
 
     # --- for the report -----------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens, and how many of the next ones are asked for."""
+        """Return the tokens, and the number of targets among them."""
         num_asked = int((batch["labels"][index] != language.IGNORED).sum())
         fields = [("text", tokens_of(job, batch, index)), ("asked for", f"{num_asked} next tokens")]
         if "sequence_ids" in batch:
@@ -197,9 +197,9 @@ class CausalLanguageModel(language.LanguageTask):
         return fields
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the beginnings of some validation texts, each with how the model goes on; drawn by the same chance.
+        """Return the beginnings of some validation texts with the model's continuations, sampled with a fixed seed.
 
-        Whoever calls it guards the run: whatever the model raises comes out.
+        Exceptions of the model are raised: the caller protects the run.
         """
         import torch
 
@@ -207,7 +207,7 @@ class CausalLanguageModel(language.LanguageTask):
         from loopwright.engine.seeding import preserved_generators, seed_torch
 
         rows, number = job.data.rows("validation"), job.args.num_samples
-        if not number or job.training.fsdp:  # of a model in shards all processes would have to take part
+        if not number or job.training.fsdp:  # with a sharded model, all processes would have to take part
             return []
         places = sorted({index * len(rows) // number for index in range(number)})
         starts = [" ".join(rows[place]["text"].split()[:_WORDS_GIVEN]) for place in places]
@@ -230,14 +230,14 @@ class CausalLanguageModel(language.LanguageTask):
         return [{"start": start, "written": each} for start, each in zip(starts, added, strict=True)]
 
     def illustrate(self, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Add what the best model writes to the samples of the evaluations."""
+        """Add the best model's texts to the samples of the evaluations."""
         drawn = super().illustrate(job, run, worst)
         add_samples(run.evaluation / SAMPLES, None, self.written_samples(job, []))
         return drawn
 
 
 def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temperature: float = 0.0) -> list[str]:
-    """Return what a model adds to each text of a batch: as many tokens as are asked for, and as it has room for."""
+    """Return the model's continuation of each text in a batch, up to `most` tokens or the model's limit."""
     from transformers import GenerationConfig
 
     tokenizer, ids = job.processor, batch["input_ids"]
@@ -256,7 +256,7 @@ def _continued(job: Job, model: Any, batch: Mapping[str, Any], most: int, temper
 
 
 class BlockDataset:
-    """Blocks of a stream; the target of each token is the next one, also of the last.
+    """Blocks of a stream; the target of each token, including the last, is the next one.
 
     Args:
         tokenizer: of the model.
@@ -290,7 +290,7 @@ class BlockDataset:
 
 
 class PackedLines:
-    """Rows by themselves, several in one block where they fit.
+    """Separate rows, several packed into one block if they fit.
 
     Args:
         lines: the rows as features.
@@ -320,12 +320,7 @@ class PackedLines:
 
 
 class PackedRows:
-    """The texts of each block of several rows, to be shown.
-
-    Args:
-        rows: by number.
-        groups: the numbers of the rows of each block.
-    """
+    """The texts of each block of several rows, for display; `groups` has the row numbers of each block."""
 
     def __init__(self, rows: Rows, groups: list[list[int]]) -> None:
         self._rows = rows
@@ -339,13 +334,7 @@ class PackedRows:
 
 
 class LineEncoder:
-    """Makes features of one row; used in loader workers.
-
-    Args:
-        encode: makes tokens.
-        start: the token that a row begins with.
-        size: tokens that are kept.
-    """
+    """Encodes a row in loader workers, with a `start` token, cut to `size` tokens."""
 
     def __init__(self, encode: language.RowEncoder, start: int | None, size: int) -> None:
         self._encode = encode
@@ -353,24 +342,18 @@ class LineEncoder:
         self._size = size
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tokens and targets, and the bytes of the targets."""
+        """Return tokens, targets, and the bytes of the targets."""
         ((ids, sizes),) = self._encode([row["text"]])
         if self._start is not None:
             ids, sizes = np.append(self._start, ids), np.append(0, sizes)
-        if len(ids) < 2:  # a single token, and none before it: nothing can be asked for
+        if len(ids) < 2:  # a single token without a predecessor: nothing to predict
             return {"input_ids": ids, "labels": np.full(len(ids), language.IGNORED), "num_bytes": 0}
         ids, sizes = ids[: self._size + 1], sizes[: self._size + 1]
         return {"input_ids": ids[:-1], "labels": ids[1:], "num_bytes": int(sizes[1:].sum())}
 
 
 class PromptEncoder:
-    """Makes tokens of a text to go on with: its last ones, if it is too long.
-
-    Args:
-        tokenizer: of the model.
-        start: the token that a text begins with.
-        room: tokens that are kept.
-    """
+    """Encodes a prompt with a `start` token; a long one keeps only its last `room` tokens."""
 
     def __init__(self, tokenizer: Any, start: int | None, room: int) -> None:
         self._tokenizer = tokenizer
@@ -391,7 +374,7 @@ class PromptEncoder:
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:
-    """Return byte pairs trained on texts, with one special token: the end of a text. It gives back any text exactly."""
+    """Train a lossless byte-level BPE tokenizer with one special token, the end of a text."""
     import os
     from itertools import islice
 
@@ -434,11 +417,7 @@ def small_decoder(tokenizer: Any, num_positions: int) -> text.Loaded:
 
 
 def _check_causal(path: str, model: Any) -> None:
-    """Refuse a model whose outputs depend on later tokens: it would only copy them.
-
-    Raises:
-        InputError: it does.
-    """
+    """Refuse a model whose outputs depend on later tokens: it would only copy them."""
     import torch
 
     ids = torch.arange(8).remainder(language.num_embeddings(model))[None]
@@ -459,7 +438,7 @@ def _check_causal(path: str, model: Any) -> None:
 
 
 def _start(tokenizer: Any) -> int | None:
-    """Return the token that a text begins with: its own, or the end of the text before it."""
+    """Return the start token of a text, or else the end token of the text before it."""
     found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return None if found is None else int(found)
 
@@ -469,7 +448,7 @@ def _encoder(tokenizer: Any) -> language.RowEncoder:
 
 
 def _counter(tokenizer: Any) -> Any:
-    """Return what counts the tokens that a row by itself takes."""
+    """Return a function that counts the tokens of a single row."""
     encode, start = _encoder(tokenizer), _start(tokenizer)
     return lambda row: max(1, len(encode([row["text"]])[0][0]) - (start is None))
 

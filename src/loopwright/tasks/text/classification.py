@@ -18,7 +18,7 @@ from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Sc
 from loopwright.tasks.text import models as text
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-_SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
+_SURE = 0.9  # confidence above which a contradicted label is suspected
 _PROBLEM_TYPES = {
     "class": "single_label_classification",
     "multi": "multi_label_classification",
@@ -83,7 +83,7 @@ class TextClassification(Task):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles; those of a GLUE task have its column names."""
+        """Return the roles; a GLUE task has its own column names."""
         schema = SCHEMAS[self.name]
         if args.glue is None:
             return schema
@@ -91,7 +91,7 @@ class TextClassification(Task):
         return schema.with_names({role: (column,) for role, column in roles})
 
     def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
-        """Require the second text where the model was trained on pairs."""
+        """Require the second text if the model was trained on pairs."""
         is_pair = "text_pair" in plan.columns
         roles = (replace(role, is_required=is_pair) if role.name == "text_pair" else role for role in schema.roles)
         return replace(schema, roles=tuple(roles))
@@ -101,7 +101,7 @@ class TextClassification(Task):
         return {name: row[name] for name in ("text", "text_pair") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text; of pairs a row per two texts, or per text with a tab in it."""
+        """Return a row per text; for pairs, a row per two texts, or per text with a tab in it."""
         if "text_pair" not in plan.columns:
             return [{"text": each} for each in texts]
         fix = "give two texts for each pair, or one with a tab between them"
@@ -109,7 +109,7 @@ class TextClassification(Task):
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what the most frequent class and word counts reach, or the mean of numbers."""
+        """Score the most frequent class and word counts, or the mean of numbers."""
         data, labels = job.data, _labels(job.plan)
         rivals: dict[str, Any] = {"majority": MostFrequent()}
         if labels.kind == "float":
@@ -129,7 +129,7 @@ class TextClassification(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a classifier with as many outputs as there are labels."""
+        """Load or build a classifier with one output per label."""
         from loopwright.data.collators import DataCollatorWithPadding
 
         labels = _labels(data.plan)
@@ -162,14 +162,14 @@ class TextClassification(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the rows tokenised, with their labels."""
+        """Return the tokenised rows, with their labels."""
         labels = _labels(job.plan) if is_labelled else None
         return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the metrics of the kind of labels, or of the GLUE task."""
+        """Return a scorer for the kind of labels or the GLUE task."""
         kind, num_labels, glue = _labels(job.plan).kind, len(_labels(job.plan).names), job.args.glue
         directions = {name: True for name in _result_names(kind, glue)}
         if "mse" in directions:
@@ -178,7 +178,7 @@ class TextClassification(Task):
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and, where the model is sure of another label, how sure."""
+        """Return prediction, label, loss and the confidence in a different label, if high."""
         from torch.nn import functional
 
         logits, labels, kind = outputs.logits.float(), batch["labels"], _labels(job.plan).kind
@@ -212,7 +212,7 @@ class TextClassification(Task):
         return shown
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the label and its score, the labels and theirs, or the number of each row."""
+        """Return the label and its score, the labels and their scores, or the number of each row."""
         logits = model(**self.model_inputs(batch)).logits.float()
         kind, names = _labels(job.plan).kind, _labels(job.plan).names
         if kind == "float":
@@ -231,13 +231,7 @@ class TextClassification(Task):
 
 
 class Encoder:
-    """Makes features of a row; used in loader workers.
-
-    Args:
-        tokenizer: of the model.
-        max_length: tokens that are kept.
-        labels: how labels are numbered; None for rows without.
-    """
+    """Encodes a row in loader workers; `labels` is None for rows without labels."""
 
     def __init__(self, tokenizer: Any, max_length: int, labels: Any) -> None:
         self._tokenizer = tokenizer
@@ -262,7 +256,7 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _target(labels: Labels, label: Any) -> Any:
-    """Return an encoded label as the model is trained on it: of several labels a 0 or 1 for each that there is."""
+    """Return an encoded label as a training target; several labels become a 0/1 vector."""
     return [float(number in label) for number in range(len(labels.names))] if labels.kind == "multi" else label
 
 
@@ -282,7 +276,7 @@ def _flat_texts(data: RunData) -> Iterator[str]:
 
 
 def _samples(batch: Mapping[str, Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one dict per sample of columns that are still on the device."""
+    """Return one dict per sample from columns that are still on the device."""
     lists = {"position": batch["position"].tolist(), **{name: column.tolist() for name, column in columns.items()}}
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -299,7 +293,7 @@ def _create_metric(kind: str, num_labels: int, glue: str | None) -> Metric:
 
 
 def _result_names(kind: str, glue: str | None) -> list[str]:
-    """Return the names of the results of `_create_metric`, the one that decides first."""
+    """Return the names of the results of `_create_metric`, the decisive one first."""
     if glue is not None:
         named = {"cola": ["matthews_correlation"], "stsb": ["pearson", "spearmanr"]}
         return named.get(glue, ["accuracy", "f1"] if glue in ("mrpc", "qqp") else ["accuracy"])

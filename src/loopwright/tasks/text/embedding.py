@@ -1,4 +1,4 @@
-"""sentence-embedding: an encoder whose vectors are near for texts that belong together."""
+"""sentence-embedding: an encoder whose vectors are close for texts that belong together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
 
 AUTO_CLASS = "AutoModel"
-_MOST_UNTRAINED = 2_000  # rows that the untrained model is scored on at most: it costs as much as an evaluation
+_MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
 _NUM_NEAREST = 5
 _WORD = re.compile(r"\w+")
 _WORD_DIMENSIONS = 512
@@ -69,10 +69,10 @@ class SentenceEmbeddingArguments(TaskArguments):
 
 @dataclass(frozen=True)
 class PairSchema(Schema):
-    """The schema of pairs: what is embedded later needs no partner."""
+    """The schema of pairs; prediction needs no partner."""
 
     def for_prediction(self) -> Schema:
-        """Return the schema of texts; with a partner, or with several candidates, they are compared with these."""
+        """Return the schema of texts, optionally with a partner or candidates to compare with."""
         partner = next(role for role in self.roles if role.name == "text_pair")
         return replace(
             self,
@@ -114,7 +114,7 @@ class SentenceEmbedding(Task):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles: with a score or without one, where that is said."""
+        """Return the roles, with or without a score if that is set."""
         roles = SCHEMAS[self.name].roles
         if args.objective == "negatives":
             roles = tuple(role for role in roles if role.name != "score")
@@ -123,7 +123,7 @@ class SentenceEmbedding(Task):
         return PairSchema(self.name, roles)
 
     def columns(self, args: Any) -> dict[str, str]:
-        """Return the columns that are named; that of a score is not looked at where none is learnt."""
+        """Return the named columns; the score column is ignored if no score is learnt."""
         named = super().columns(args)
         return {role: column for role, column in named.items() if role != "score" or args.objective != "negatives"}
 
@@ -144,7 +144,7 @@ class SentenceEmbedding(Task):
         return {name: row[name] for name in ("text", "text_pair") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text; what comes after a tab is compared with what comes before."""
+        """Return a row per text; a tab separates two texts to compare."""
         rows: list[dict[str, Any]] = []
         for each in texts:
             first, *others = each.split("\t")
@@ -154,7 +154,7 @@ class SentenceEmbedding(Task):
         return rows
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what common words reach, and the model before it is trained, where it is not too much to score."""
+        """Score common words and, unless that is too slow, the untrained model."""
         data, args, words = job.data, job.args, WordVectors()
         for rows in data.batches("train"):
             words.learn(each for row in rows for each in _pair(row))
@@ -173,7 +173,7 @@ class SentenceEmbedding(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make an encoder."""
+        """Load or build an encoder."""
         notes = []
         if not origin.is_run:
             self._settle(data.plan, args, training)
@@ -200,7 +200,7 @@ class SentenceEmbedding(Task):
         return Job(self, data, args, training, model, tokenizer, collator, notes, new)
 
     def _settle(self, plan: DataPlan, args: Any, training: TaskTrainingArguments) -> None:
-        """Write into the settings what is learnt, and how scores are read."""
+        """Write the objective and the range of scores into the settings."""
         args.objective = args.objective or ("scores" if "score" in plan.columns else "negatives")
         if args.objective == "negatives":
             if training.train_batch_size < 2:
@@ -228,17 +228,17 @@ class SentenceEmbedding(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the rows tokenised, both texts of a pair, or one text of a row to be embedded."""
+        """Return the tokenised rows: both texts of a pair, or one text to embed."""
         has_score = is_labelled and job.args.objective == "scores"
         return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all texts of a batch one after the other."""
+        """Return all texts of a batch in one flat batch."""
         skipped = ("position", "is_text", "labels")
         return {name: value.flatten(0, 1) for name, value in batch.items() if name not in skipped}
 
     def why_not_cut(self, job: Job) -> str | None:
-        """Return why pairs stay together: each is told apart from all others of its batch."""
+        """Return why pairs stay together: each is contrasted with all others of its batch."""
         if job.args.objective == "scores":
             return None
         return "the loss compares each pair with all others of its batch, so that a part of it is another loss"
@@ -260,13 +260,13 @@ class SentenceEmbedding(Task):
         return (functional.cross_entropy(logits, right) + functional.cross_entropy(logits.T, right)) / 2, vectors
 
     def _vectors(self, model: Any, batch: Mapping[str, Any]) -> Any:
-        """Return the vectors of the texts of each sample, of length 1: (samples, texts, dimensions)."""
+        """Return the unit vectors of each sample's texts: (samples, texts, dimensions)."""
         return _pooled(model, self.model_inputs(batch)).unflatten(0, batch["is_text"].shape)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the correlations of scores, or the ranks among the rows of a pool."""
+        """Return a scorer of score correlations, or of ranks within a pool."""
         from torch import distributed
 
         from loopwright.engine.processes import gather_objects, is_distributed
@@ -302,7 +302,7 @@ class SentenceEmbedding(Task):
         return [{"embedding": vector} for vector in self._vectors(model, batch)[:, 0].tolist()]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the vector of each text; or its cosine with another; or the nearest of its candidates."""
+        """Yield the vector of each text, its cosine with another text, or the nearest of its candidates."""
         size = job.training.eval_batch_size
         if job.args.candidates is not None:
             yield from self._nearest(job, rows, _texts_of_file(job.args.candidates))
@@ -315,7 +315,6 @@ class SentenceEmbedding(Task):
             yield from (_answer(row, vectors) for row in some)
 
     def _nearest(self, job: Job, rows: Rows, texts: list[str]) -> Iterator[dict[str, Any]]:
-        """Yield for each row the texts that are nearest to its own, the nearest first."""
         size = job.training.eval_batch_size
         embedded = super().predict_rows(job, [{"text": each} for each in texts])
         known = np.asarray([each["embedding"] for each in embedded], dtype=np.float32)
@@ -331,14 +330,7 @@ class SentenceEmbedding(Task):
 
 
 class Encoder:
-    """Makes features of a row; used in loader workers.
-
-    Args:
-        tokenizer: of the model.
-        max_length: tokens of a text that are kept.
-        is_pair: whether rows are pairs, or single texts.
-        has_score: whether pairs have a score.
-    """
+    """Encodes a row in loader workers: a pair, with or without a score, or a single text."""
 
     def __init__(self, tokenizer: Any, max_length: int, is_pair: bool, has_score: bool) -> None:
         self._tokenizer = tokenizer
@@ -358,13 +350,7 @@ class Encoder:
 
 
 class Embedder:
-    """A model that embeds texts outside of a run.
-
-    Args:
-        model: in evaluation mode.
-        tokenizer: of the model.
-        max_length: tokens of a text that are kept.
-    """
+    """A model in evaluation mode that embeds texts outside a run."""
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
         self._model = model
@@ -384,14 +370,14 @@ class Embedder:
 
 
 class WordVectors:
-    """Vectors of the words of a text, in whatever order: what two texts have in common without any meaning."""
+    """Bag-of-words vectors: the overlap of two texts, without their meaning."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._num_texts = 0
 
     def learn(self, texts: Iterable[str]) -> None:
-        """Count in how many texts a word occurs; rare words weigh more."""
+        """Count the texts in which each word occurs; rare words weigh more."""
         for each in texts:
             self._counts.update(set(self._places(each)))
             self._num_texts += 1
@@ -413,11 +399,7 @@ class WordVectors:
 
 
 def _load(origin: Origin) -> tuple[Any, Any, list[str]]:
-    """Return the encoder of an origin, its tokenizer, and the names of its new weights.
-
-    Raises:
-        InputError: there is no such model, or it is no encoder.
-    """
+    """Return the encoder of an origin, its tokenizer, and the names of its new weights; refuse other models."""
     path = str(origin.path)
     if text.load_config(path).is_encoder_decoder:
         raise InputError(
@@ -427,7 +409,7 @@ def _load(origin: Origin) -> tuple[Any, Any, list[str]]:
         )
     tokenizer = text.load_tokenizer(path)
     loaded = text.load_model(origin, AUTO_CLASS)
-    # A pooler is for the first token; the mean does not use it, and a part without gradients must not be trained.
+    # The mean does not use the pooler, and a part without gradients must not be trained.
     for name, parameter in loaded.model.named_parameters():
         if name.startswith("pooler."):
             parameter.requires_grad_(False)
@@ -435,7 +417,7 @@ def _load(origin: Origin) -> tuple[Any, Any, list[str]]:
 
 
 def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return the mean over the tokens of each text, without those that only fill up, of length 1."""
+    """Return the normalized mean over the tokens of each text, without padding."""
     from torch.nn import functional
 
     hidden = model(**inputs).last_hidden_state.float()
@@ -445,7 +427,7 @@ def _pooled(model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _is_no_rival(ids: Any, mask: Any) -> Any:
-    """Return (samples, samples): where the first text or the partner of two samples is the same text."""
+    """Return (samples, samples): whether two samples share their first text or their partner."""
     import torch
 
     tokens = ids.masked_fill(mask == 0, -1)
@@ -454,7 +436,7 @@ def _is_no_rival(ids: Any, mask: Any) -> Any:
 
 
 def _targets(args: Any, scores: Any) -> Any:
-    """Return scores as cosines: from 0 to 1, or from -1 to 1 where scores go below 0."""
+    """Return scores as cosines: from 0 to 1, or from -1 to 1 if scores can be negative."""
     shares = (scores.float() - args.lowest_score) / (args.highest_score - args.lowest_score)
     return 2 * shares - 1 if args.lowest_score < 0 else shares
 
@@ -464,7 +446,7 @@ def _kept(ids: list[int], mask: list[int]) -> list[int]:
 
 
 def _key(content: bytes) -> int:
-    """Return a number of 63 bits for a text, the same in every process."""
+    """Return a 63-bit hash of a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
@@ -476,13 +458,11 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _compared(row: Mapping[str, Any]) -> list[str]:
-    """Return a text, and the texts that it is compared with."""
     other = row.get("other") or row.get("text_pair")
     return [row["text"], *(row.get("candidates") or ([other] if other else []))]
 
 
 def _answer(row: Mapping[str, Any], vectors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return what is told of a row of which all texts are embedded."""
     first, *others = _compared(row)
     if not others:
         return {"embedding": list(vectors[first])}
@@ -494,11 +474,7 @@ def _answer(row: Mapping[str, Any], vectors: Mapping[str, Sequence[float]]) -> d
 
 
 def _texts_of_file(path: str) -> list[str]:
-    """Return the texts of a file of candidates: of its only column, or of the one that is called so.
-
-    Raises:
-        InputError: the file cannot be read, or no column of texts can be told.
-    """
+    """Return the texts of a file of candidates, from its only column or the one with that name."""
     table = open_table(path, flag="--candidates")
     role = next(role for role in SCHEMAS["sentence-embedding"].roles if role.name == "text")
     told = {"text": table.columns[0]} if len(table.columns) == 1 else {}
@@ -525,7 +501,7 @@ def _correlations() -> Metric:
 
 
 def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
-    """Return the metrics of what makes vectors of texts, on the validation rows that the model is evaluated on."""
+    """Score an embedding function on the validation rows that the model is evaluated on."""
     is_scored = args.objective == "scores"
     metric, pools = _correlations(), PoolScorer(args.pool_size, args.temperature)
     position, most = 0, args.max_eval_samples or 50_000

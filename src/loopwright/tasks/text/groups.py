@@ -9,14 +9,10 @@ from loopwright.tasks.text.models import PadsToBuckets
 
 
 class GroupCollator(PadsToBuckets):
-    """Makes batches of the shape (samples, texts, tokens), also of samples that differ in their number of texts.
+    """Makes batches of shape (samples, texts, tokens); samples may differ in their number of texts.
 
-    A sample has what the tokenizer made of its texts, as lists, and "position"; "labels" if it has any. In a batch,
-    "is_text" tells the texts from the copies that fill up a sample with fewer of them.
-
-    Args:
-        tokenizer: of the model, with a pad token.
-        pad_to_multiple_of: lengths are rounded up to it.
+    A sample has the tokenizer's output for its texts, as lists, and "position"; "labels" if it has any. In a batch,
+    "is_text" separates real texts from the copies that pad a sample with fewer of them.
     """
 
     def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
@@ -37,7 +33,7 @@ class GroupCollator(PadsToBuckets):
 
 
 def _filled(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return a sample with its first text repeated until there are enough; without its position."""
+    """Pad a sample with copies of its first text, and drop its position."""
     return {
         name: [*value, *[value[0]] * (most - len(value))] if isinstance(value, list) else value
         for name, value in sample.items()

@@ -1,8 +1,8 @@
-"""What causal-lm and masked-lm share: flags, the text as one stream of tokens, blocks, batches, scores, floors.
+"""Shared code of causal-lm and masked-lm: flags, the text as one token stream, blocks, batches, scores, floors.
 
-Rows follow one another in one stream, with an end token after each. It is cut into blocks once, over the whole text,
-so nothing is dropped: the last block is shorter. Bytes are counted along with the tokens; an end token counts as one,
-the line break that it stands for.
+Rows follow one another in one stream, with an end token after each. The stream is cut into blocks once, so nothing is
+dropped: the last block is shorter. Bytes are counted along with the tokens; an end token counts as one byte, for its
+line break.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loopwright.tasks.text import models as text
 
 IGNORED = -100
 _ROWS_AT_ONCE = 1_000
-_MOST_LOGITS = 2**26  # numbers of the output that an evaluation holds at a time
+_MOST_LOGITS = 2**26  # maximum logits that an evaluation holds at a time
 _SMALL_BLOCK = 128
 _LONGEST_SMALL_LINE = 512
 _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY = 512, 8_000
@@ -56,7 +56,7 @@ class LanguageArguments(TaskArguments):
 
 
 class LanguageTask(Task):
-    """What both tasks do alike."""
+    """Shared code of both tasks."""
 
     arguments = LanguageArguments
 
@@ -69,11 +69,11 @@ class LanguageTask(Task):
         return [{"text": each} for each in texts]
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens, and the mask where rows are padded: the loss is counted here, not by the model."""
+        """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""
         return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return how many tokens are asked for."""
+        """Return the number of targets."""
         return float((batch["labels"] != IGNORED).sum())
 
 
@@ -81,12 +81,12 @@ class LanguageTask(Task):
 
 
 class RowEncoder:
-    """Makes tokens of texts, with an end token after each.
+    """Tokenises texts, with an end token after each.
 
     Args:
         tokenizer: of the model.
         end: the end token; None puts a line break into the text.
-        counts_bytes: whether the bytes of each token are wanted.
+        counts_bytes: whether to count the bytes of each token.
     """
 
     def __init__(self, tokenizer: Any, end: int | None, *, counts_bytes: bool) -> None:
@@ -95,7 +95,7 @@ class RowEncoder:
         self._counts_bytes = counts_bytes
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[Numbers, Numbers]]:
-        """Return the tokens of each text and the bytes of each token; together these are the text's bytes and one."""
+        """Return the tokens of each text and the bytes of each token, which add up to the text's bytes plus one."""
         whole = list(texts) if self._end is not None else [f"{each}\n" for each in texts]
         has_offsets = self._counts_bytes and bool(self._tokenizer.is_fast)
         encoded = self._tokenizer(
@@ -118,7 +118,7 @@ class RowEncoder:
 
 
 def _bytes_of_tokens(whole: str, num_tokens: int, ends: list[int] | None) -> Numbers:
-    """Return the bytes of each token, up to where it ends; the last one has the rest. Without ends they are even."""
+    """Return the bytes of each token by its end; the last one gets the rest. Without ends they are spread evenly."""
     if num_tokens == 0:
         return np.zeros(0, np.int64)
     if ends is None:
@@ -141,12 +141,12 @@ class TokenStream:
 
 
 def read_stream(rows: Rows, limit: int | None, encode: RowEncoder, start: int | None = None) -> TokenStream:
-    """Return the tokens of rows.
+    """Tokenise rows into one stream.
 
     Args:
         rows: by number.
-        limit: take so many rows only.
-        encode: makes tokens.
+        limit: the maximum number of rows.
+        encode: tokenises.
         start: a token that the stream begins with.
 
     Raises:
@@ -172,13 +172,7 @@ def read_stream(rows: Rows, limit: int | None, encode: RowEncoder, start: int | 
 
 
 class BlockRows:
-    """The text of each block, to be shown; decoded when it is asked for.
-
-    Args:
-        tokenizer: of the model.
-        ids: of the stream.
-        size: tokens of a block.
-    """
+    """The text of each block, for display; decoded on demand."""
 
     def __init__(self, tokenizer: Any, ids: npt.NDArray[np.int32], size: int) -> None:
         self._tokenizer = tokenizer
@@ -197,16 +191,16 @@ class BlockRows:
 
 
 class PaddingCollator:
-    """Makes a batch of samples of any lengths. No pad token is needed: what is filled up is masked.
+    """Collates samples of any lengths. No pad token is needed: padding is masked.
 
     Args:
-        side: where the texts of `predict` are filled up; samples to train on are on the right.
+        side: the padding side for `predict`; training samples are padded on the right.
         before: called with padded arrays (input_ids, attention_mask, others) to change them in place, for samples
             without labels.
-        pad_id: a token to fill up with.
+        pad_id: the padding token.
 
     Attributes:
-        bucket_lengths: ascending; samples to train on are filled up to the next of these.
+        bucket_lengths: ascending; training samples are padded to the next of these.
     """
 
     bucket_lengths: Sequence[int] | None = None
@@ -228,7 +222,7 @@ class PaddingCollator:
         }
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return input_ids, labels where there are any, position, and the attention mask where rows are padded.
+        """Return input_ids, labels if there are any, position, and the attention mask if rows are padded.
 
         Packed rows have position_ids and sequence_ids instead of the mask.
         """
@@ -258,7 +252,7 @@ class PaddingCollator:
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name."""
+        """Return the padded dimension of each value of a batch, by name."""
         return {name: 1 for name in (*self._fills, "attention_mask") if name in batch}
 
     def _bucket_length(self, length: int) -> int:
@@ -278,7 +272,7 @@ def _padded(values: Sequence[Any], width: int, fill: int, is_left: bool) -> Numb
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer of a folder or a Hub id; one without a pad token will do.
+    """Return the tokenizer of a folder or a Hub id, with or without a pad token.
 
     Raises:
         InputError: there is none.
@@ -294,7 +288,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 def match_vocabulary(model: Any, tokenizer: Any) -> list[str]:
-    """Give the model a row for each token of its tokenizer; return a note where it had too few."""
+    """Resize the model's embeddings for its tokenizer; return a note if they were too few."""
     rows = num_embeddings(model)
     if len(tokenizer) <= rows:
         return []
@@ -311,7 +305,7 @@ def training_texts(data: RunData) -> Iterator[str]:
 
 
 def choose_vocabulary(args: Any, data: RunData) -> int:
-    """Return how many tokens a vocabulary from scratch has, and write it into the settings: more for more text."""
+    """Choose the vocabulary size from scratch, larger for more text, and write it into the settings."""
     if args.vocab_size is None:
         num_bytes = sum(len(each.encode()) for each in training_texts(data))
         wanted = num_bytes // _BYTES_PER_TOKEN_TYPE
@@ -327,12 +321,12 @@ def choose_block(
     Args:
         args: the settings.
         data: of the run.
-        count_tokens: of a row by itself.
-        limit: of the model; None where it does not say.
-        largest: block that is chosen unless asked for.
+        count_tokens: of a single row.
+        limit: of the model; None if unknown.
+        largest: the largest block chosen by default.
 
     Raises:
-        InputError: more is asked for than the model allows.
+        InputError: the requested size exceeds the model's limit.
     """
     if args.block_size is not None and limit is not None and args.block_size > limit:
         raise InputError(
@@ -351,7 +345,7 @@ def choose_block(
 
 
 def small_largest(args: Any) -> int:
-    """Return the largest block of a model from scratch that is not asked for otherwise."""
+    """Return the largest default block of a model from scratch."""
     return int(args.block_size or (_LONGEST_SMALL_LINE if args.line_by_line else _SMALL_BLOCK))
 
 
@@ -359,14 +353,14 @@ def small_largest(args: Any) -> int:
 
 
 def token_losses(logits: Any, labels: Any) -> Any:
-    """Return the loss of each token in nats, 0 where none is asked for."""
+    """Return the loss of each token in nats, 0 for tokens that are not targets."""
     from torch.nn import functional
 
     return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 def training_loss(logits: Any, labels: Any) -> Any:
-    """Return the mean loss of the tokens that are asked for."""
+    """Return the mean loss of the target tokens."""
     from torch.nn import functional
 
     total = functional.cross_entropy(
@@ -382,7 +376,7 @@ def scored_in_slices(
     num_outputs: int,
     score: Callable[[Any, Any], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return what `score` makes of logits and labels, a few rows at a time: logits are never held for a whole batch.
+    """Apply `score` to logits and labels a few rows at a time, so that logits never exist for a whole batch.
 
     Args:
         forward: from inputs to logits.
@@ -403,7 +397,7 @@ def scored_in_slices(
 
 
 def num_embeddings(model: Any) -> int:
-    """Return the size of the vocabulary, as the model has it."""
+    """Return the model's vocabulary size."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
@@ -413,7 +407,7 @@ def mean_of(outputs: Mapping[str, Any], labels: Any) -> Any:
 
 
 def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return position, sum of losses, number of tokens and mean loss of each sample."""
+    """Return position, loss sum, token count and mean loss of each sample."""
     sums = outputs["losses"].double().sum(-1).tolist()
     counts = (batch["labels"] != IGNORED).sum(-1).tolist()
     positions = batch["position"].tolist()
@@ -427,16 +421,16 @@ def sample_sums(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[di
 
 
 def unigram(data: RunData, encode: RowEncoder, vocabulary: int, skipped: Sequence[int] = ()) -> dict[str, float]:
-    """Return what the frequencies of tokens in training reach on the validation data.
+    """Score the token frequencies of the training data on the validation data.
 
     Args:
         data: of the run.
-        encode: makes tokens.
-        vocabulary: how many there are; each counts once more than it comes.
+        encode: tokenises.
+        vocabulary: its size; counts are smoothed by adding one.
         skipped: tokens that do not count.
 
     Returns:
-        perplexity, bits_per_byte, and token_accuracy of always saying the most frequent one.
+        perplexity, bits_per_byte, and token_accuracy of always predicting the most frequent one.
     """
     counts = {}
     num_bytes = 0

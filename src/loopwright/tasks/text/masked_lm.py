@@ -1,7 +1,7 @@
-"""masked-lm: tokens that were masked, in blocks of the joined text or line by line.
+"""masked-lm: masked tokens, in blocks of the joined text or line by line.
 
-In training each batch has other masks, from the generators that are seeded before it. In an evaluation the masks of a
-sample follow from its place alone: every evaluation, of every batch size, asks for the same tokens.
+In training each batch gets new masks from the seeded generators. In an evaluation a sample's masks depend only on its
+position: every evaluation, at any batch size, has the same targets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MaskedArguments(language.LanguageArguments):
 
 
 class MaskedLanguageModel(language.LanguageTask):
-    """Trains a model that fills in what is masked."""
+    """Trains a model that fills in masked tokens."""
 
     name = "masked-lm"
     summary = "a model that fills in masked tokens, from scratch or fine-tuned"
@@ -86,7 +86,7 @@ class MaskedLanguageModel(language.LanguageTask):
     demo_note = "a small ModernBERT fills in letters of Python's docstrings: accuracy 0.45 (unigram 0.09), 120 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what the frequencies of tokens reach."""
+        """Score the token frequencies."""
         tokenizer = job.processor
         found = language.unigram(job.data, _encoder(tokenizer), len(tokenizer), tokenizer.all_special_ids)
         return {"unigram": {name: found[name] for name in ("token_accuracy", "perplexity") if name in found}}
@@ -94,7 +94,7 @@ class MaskedLanguageModel(language.LanguageTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load a model, or make a small one and its tokenizer."""
+        """Load a model, or build a small one and its tokenizer."""
         notes: list[str] = []
         if origin.path is None:
             tokenizer = train_tokenizer(language.training_texts(data), language.choose_vocabulary(args, data))
@@ -116,7 +116,7 @@ class MaskedLanguageModel(language.LanguageTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return blocks, or rows by themselves; those to be trained on are masked when they are put in a batch."""
+        """Return blocks or single rows; training samples are masked by the collator."""
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
             return text.RowDataset(rows, PromptEncoder(tokenizer, size), limit)
@@ -127,7 +127,7 @@ class MaskedLanguageModel(language.LanguageTask):
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the mean loss over the tokens asked for; in an evaluation also each one's loss and prediction."""
+        """Return the mean loss over the target tokens; in an evaluation also each token's loss and prediction."""
         import torch
 
         inputs, labels = self.model_inputs(batch), batch["labels"]
@@ -148,7 +148,7 @@ class MaskedLanguageModel(language.LanguageTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the accuracy on the tokens asked for, and perplexity and loss over them."""
+        """Return a scorer of accuracy, perplexity and loss over the target tokens."""
         return JointScorer(
             [
                 MetricScorer(lambda: load_metric("token_accuracy"), {"token_accuracy": True}),
@@ -157,7 +157,7 @@ class MaskedLanguageModel(language.LanguageTask):
         )
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return sums, and the tokens asked for with their predictions, of each block or row."""
+        """Return the sums of each block or row, and its target tokens with their predictions."""
         samples = language.sample_sums(batch, outputs)
         labels, predictions = batch["labels"].cpu().numpy(), outputs["predictions"].cpu().numpy()
         for sample, wanted, predicted in zip(samples, labels, predictions, strict=True):
@@ -166,7 +166,7 @@ class MaskedLanguageModel(language.LanguageTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the loss, and the tokens asked for and predicted as texts."""
+        """Return the loss, and the target and predicted tokens as texts."""
         tokens = {name: [job.processor.decode([each]) for each in sample[name]] for name in ("prediction", "reference")}
         return {"position": sample["position"], "loss": sample["loss"], "num_tokens": sample["count"], **tokens}
 
@@ -192,18 +192,18 @@ class MaskedLanguageModel(language.LanguageTask):
         return found
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens with their masks, and those that are asked for."""
+        """Return the tokens with their masks, and the targets."""
         wanted = [token for token in batch["labels"][index].tolist() if token != language.IGNORED]
         asked = " · ".join(job.processor.decode([token]) for token in wanted)
         return [("text", tokens_of(job, batch, index)), (f"{len(wanted)} asked for", asked)]
 
 
 class Masking:
-    """Chooses the tokens that are asked for, and what stands in their place.
+    """Chooses the target tokens and their replacements.
 
     Args:
         tokenizer: with a mask token.
-        probability: of a token to be asked for; of each sample at least one is.
+        probability: of a token to be a target; each sample has at least one.
     """
 
     def __init__(self, tokenizer: Any, probability: float) -> None:
@@ -212,14 +212,14 @@ class Masking:
         self._probability = probability
 
     def mask_batch(self, arrays: dict[str, language.Numbers]) -> None:
-        """Mask a batch to train on, in place, by torch's generator."""
+        """Mask a training batch in place, with torch's generator."""
         from loopwright.data.masking import TorchDraws
 
         is_special = arrays["special_tokens_mask"].astype(np.bool_)
         arrays["input_ids"], arrays["labels"] = self._mask(arrays["input_ids"], is_special, TorchDraws(None))
 
     def mask_sample(self, features: Mapping[str, Any], position: int) -> dict[str, Any]:
-        """Return the sample of an evaluation with masks that follow from its place."""
+        """Return an evaluation sample with masks that depend only on its position."""
         from loopwright.data.masking import NumpyDraws
 
         draws = NumpyDraws(np.random.default_rng((_EVALUATION_SEED, position)))
@@ -243,7 +243,7 @@ class Masking:
 
 
 class MaskedDataset:
-    """Samples of an evaluation with their masks, or of training without.
+    """Evaluation samples with their masks, or training samples without.
 
     Args:
         dataset: of unmasked samples.
@@ -267,7 +267,7 @@ class MaskedDataset:
 
 
 class BlockDataset:
-    """Blocks of a stream, each with the special tokens that the tokenizer puts around a text.
+    """Blocks of a stream, each with the tokenizer's special tokens around it.
 
     Args:
         tokenizer: of the model.
@@ -298,12 +298,7 @@ class BlockDataset:
 
 
 class LineEncoder:
-    """Makes features of one row; used in loader workers.
-
-    Args:
-        tokenizer: of the model.
-        size: tokens that are kept.
-    """
+    """Encodes a row in loader workers, cut to `size` tokens."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         self._tokenizer = tokenizer
@@ -311,18 +306,13 @@ class LineEncoder:
         self._size = size
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens, and which are special."""
+        """Return the tokens and the special-tokens mask."""
         ids = np.array(self._tokenizer(row["text"], truncation=True, max_length=self._size)["input_ids"], np.int64)
         return {"input_ids": ids, "special_tokens_mask": np.isin(ids, self._special).astype(np.int64)}
 
 
 class PromptEncoder:
-    """Makes tokens of a text with masks.
-
-    Args:
-        tokenizer: of the model.
-        size: tokens that the model takes.
-    """
+    """Encodes a text with masks, for a model that takes `size` tokens."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         self._tokenizer = tokenizer
@@ -351,7 +341,7 @@ class PromptEncoder:
 
 
 def train_tokenizer(texts: Any, vocabulary: int) -> Any:
-    """Return byte pairs trained on texts. A mask takes the blank before it along, as the tokens of words do."""
+    """Train a byte-level BPE tokenizer. A mask absorbs the space before it, as word tokens do."""
     from tokenizers import AddedToken
 
     tokenizer = text.train_tokenizer(texts, vocabulary, lowercase=False)
@@ -377,7 +367,6 @@ def _encoder(tokenizer: Any) -> language.RowEncoder:
 
 
 def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
-    """Return the special tokens that the tokenizer puts before and after a text."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     start = next(index for index in range(len(whole)) if whole[index : index + len(plain)] == plain)
@@ -385,7 +374,7 @@ def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
 
 
 def _counter(tokenizer: Any) -> Any:
-    """Return what counts the tokens of a row by itself."""
+    """Return a function that counts the tokens of a single row."""
     return lambda row: len(tokenizer(row["text"], verbose=False)["input_ids"])
 
 

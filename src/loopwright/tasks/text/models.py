@@ -1,4 +1,4 @@
-"""What the text tasks share: finding and loading models and tokenizers, small ones from scratch, lengths, datasets.
+"""Shared code of the text tasks: find and load models and tokenizers, small ones from scratch, lengths, datasets.
 
 torch and transformers are imported inside the functions that need them.
 """
@@ -20,9 +20,9 @@ from loopwright.errors import InputError
 from loopwright.tasks.base import Origin
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-# Heads whose weights mean something else under the same names.
+# Heads whose weights differ in meaning under the same names.
 _HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
-# What to take instead of a model that does not fit.
+# Suggestions in place of a model that does not fit.
 _FITTING = {
     "AutoModelForSeq2SeqLM": "an encoder and a decoder for text, such as a T5, a BART or a Marian",
     "AutoModelForCausalLM": "a decoder, such as a GPT-2",
@@ -32,7 +32,7 @@ _FITTING = {
     "AutoModelForObjectDetection": "a detector, such as a DETR",
     "AutoModelForUniversalSegmentation": "a model of masks, such as a Mask2Former",
 }
-_NO_LIMIT = 100_000  # what tokenizers without a limit say is larger
+_NO_LIMIT = 100_000  # tokenizers without a limit report a larger number
 _LENGTH_ROWS = 2_000
 _TOKENIZER_ROWS = 50_000
 SPECIAL_TOKENS = {
@@ -48,10 +48,10 @@ SPECIAL_TOKENS = {
 
 
 def find_model(name: str) -> str:
-    """Return the folder or Hub id that a `--model` means; imports neither torch nor transformers.
+    """Resolve `--model` to a folder or a Hub id; imports neither torch nor transformers.
 
     Raises:
-        InputError: it is a folder that holds no model, or a path that does not exist.
+        InputError: it is a folder without a model, or a path that does not exist.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -117,7 +117,7 @@ def _is_off() -> bool:
 
 
 def _can_reach_hub() -> bool:
-    """Whether the Hub answers within seconds: asked once, since transformers would try for most of a minute."""
+    """Whether the Hub answers within seconds; checked once, since transformers would retry for most of a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
@@ -146,7 +146,7 @@ def _offline(name: str, why: str) -> InputError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off the screen while a block runs: what matters is said by us."""
+    """Silence transformers' progress bars and warnings while a block runs; we report the relevant ones."""
     from transformers.utils import logging
 
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -165,11 +165,11 @@ def quiet() -> Iterator[None]:
 
 @dataclass
 class Loaded:
-    """A model that was loaded or made.
+    """A loaded or newly built model.
 
     Attributes:
-        model: it.
-        new: the names of weights that no file had.
+        model: the model.
+        new: the names of weights that are in no file.
     """
 
     model: Any
@@ -181,11 +181,11 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
 
     Args:
         origin: with a path.
-        auto_class: the class of transformers, such as "AutoModelForSequenceClassification".
+        auto_class: the transformers class, such as "AutoModelForSequenceClassification".
         changes: of the config.
 
     Raises:
-        InputError: there is no such model, or it is one of another task.
+        InputError: there is no such model, or it is for another task.
     """
     import transformers
 
@@ -211,7 +211,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
 
 def _check_head(path: str, config: Any, suffix: str) -> None:
     if not suffix:
-        return  # the head is left out, and the rest is the same for every task
+        return  # the head is dropped, and the rest is the same for every task
     for architecture in config.architectures or ():
         head = next((head for head in _HEADS if architecture.endswith(f"For{head}")), None)
         if head is not None and not suffix.endswith(head):
@@ -227,11 +227,11 @@ def load_tokenizer(path: str, **options: Any) -> Any:
     """Return the tokenizer of a folder or a Hub id, with a pad token.
 
     Raises:
-        InputError: there is none, or it has neither a pad token nor one that can stand for it.
+        InputError: there is none, or it has neither a pad token nor a substitute.
     """
     from transformers import AutoTokenizer
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked after it was used
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are forked after its first use
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -254,7 +254,7 @@ def load_tokenizer(path: str, **options: Any) -> Any:
 
 
 def match_pad_token(model: Any, tokenizer: Any) -> None:
-    """Tell a model the pad token of its tokenizer, where its config has none of its own."""
+    """Set a model's pad token from its tokenizer, if its config has none."""
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
 
@@ -265,10 +265,10 @@ def match_pad_token(model: Any, tokenizer: Any) -> None:
 def train_tokenizer(
     texts: Iterable[str], vocabulary: int = 8_000, max_length: int = 512, lowercase: bool = True
 ) -> Any:
-    """Return a small tokenizer trained on texts: byte pairs within words, with BERT's special tokens.
+    """Train a small tokenizer on texts: BPE within words, with BERT's special tokens.
 
-    The same texts give the same tokenizer. (A prefix for the inner parts of words would not: its alphabet comes in an
-    order that differs from process to process.)
+    The same texts give the same tokenizer. (With a continuation prefix they would not: the order of its alphabet
+    differs from process to process.)
     """
     from itertools import islice
 
@@ -298,8 +298,8 @@ def train_tokenizer(
 def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
     """Return a small encoder with random weights, for data without a pretrained model.
 
-    It normalises before each layer and rotates positions (ModernBERT's shape): that learns within a few hundred updates
-    where a BERT of this size does not.
+    It has ModernBERT's shape (pre-norm, rotary positions): it learns within a few hundred updates, unlike a BERT of
+    this size.
     """
     import transformers
 
@@ -327,10 +327,10 @@ def small_encoder(auto_class: str, tokenizer: Any, **changes: Any) -> Loaded:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long texts are in tokens, and where they are cut.
+    """The length of texts in tokens, and where they are cut.
 
     Attributes:
-        max_length: tokens that are kept.
+        max_length: the maximum number of tokens.
         note: a line about it for the start block.
     """
 
@@ -339,13 +339,13 @@ class Lengths:
 
 
 def longest_allowed(tokenizer: Any, config: Any) -> int | None:
-    """Return how many tokens a model can take; None where it does not say."""
+    """Return the maximum number of tokens of a model; None if unknown."""
     limits = []
     if tokenizer.model_max_length < _NO_LIMIT:
         limits.append(int(tokenizer.model_max_length))
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
-        # Models of RoBERTa's kind number positions from the pad token on.
+        # RoBERTa-like models number positions from the pad token on.
         taken = (config.pad_token_id or 0) + 1 if "roberta" in str(config.model_type) else 0
         limits.append(positions - taken)
     return min(limits) if limits else None
@@ -358,7 +358,7 @@ def choose_length(
     limit: int | None,
     name: str = "max_length",
 ) -> Lengths:
-    """Return how many tokens to keep: what was asked for, or so many that few rows are cut.
+    """Return the requested maximum length, or one at which few rows are cut.
 
     Args:
         asked: by the flag.
@@ -368,7 +368,7 @@ def choose_length(
         name: of the flag.
 
     Raises:
-        InputError: more is asked for than the model allows.
+        InputError: the requested length exceeds the model's limit.
     """
     if asked is not None and limit is not None and asked > limit:
         raise InputError(
@@ -382,7 +382,7 @@ def choose_length(
     half, most, longest = (counted[math.ceil(share * len(counted)) - 1] for share in (0.5, 0.95, 1.0))
     length = asked
     if length is None:
-        # Batches are padded to their own longest row: a high limit costs only where rows are long.
+        # Batches are padded to their own longest row: a high limit costs only for long rows.
         length = -(-longest // 8) * 8 if longest <= 128 else -(-most // 32) * 32
         length = length if limit is None else min(length, limit)
     num_cut = sum(count > length for count in counted)
@@ -395,12 +395,12 @@ def choose_length(
 
 
 class RowDataset:
-    """Rows of a table as features, made when they are asked for; the table itself is not copied.
+    """Rows of a table as features, encoded on demand; the table itself is not copied.
 
     Args:
-        rows: what `encode` takes, by number: a split of a plan, or a list.
+        rows: inputs of `encode`, by number: a split of a plan, or a list.
         encode: makes the features of a row; called in loader workers.
-        limit: take so many rows only.
+        limit: the maximum number of rows.
     """
 
     def __init__(self, rows: Sequence[Any], encode: Callable[[Any], dict[str, Any]], limit: int | None = None) -> None:
@@ -418,13 +418,13 @@ class RowDataset:
 
 
 class PadsToBuckets:
-    """A collator around one that pads, `_pad`: the lengths that batches are padded to are that one's."""
+    """A collator around a padding one, `_pad`, whose bucket lengths it shares."""
 
     _pad: Any
 
     @property
     def bucket_lengths(self) -> Sequence[int] | None:
-        """The lengths that batches are padded to; None pads to the longest of each."""
+        """The lengths that batches are padded to; None pads to the longest row of each."""
         lengths: Sequence[int] | None = self._pad.bucket_lengths
         return lengths
 
@@ -435,17 +435,17 @@ class PadsToBuckets:
         self._pad = with_buckets(self._pad, lengths)
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name."""
+        """Return the padded dimension of each value of a batch, by name."""
         dimensions: dict[str, int] = self._pad.padded_dimensions(batch)
         return dimensions
 
 
 def pairs_of(texts: Sequence[str], what: str, fix: str) -> list[list[str]]:
-    """Return pairs of what was typed: two texts each, or one text each with a tab between the two.
+    """Return typed texts as pairs: two texts each, or one text with a tab.
 
     Args:
-        texts: as they were typed.
-        what: is needed, for the error.
+        texts: as typed.
+        what: the required input, for the error.
         fix: how to give it, for the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""multiple-choice: which of several texts goes on from a text, or answers it."""
+"""multiple-choice: which of several texts continues or answers a text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
-_SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
+_SURE = 0.9  # confidence above which a contradicted label is suspected
 
 
 @dataclass
@@ -53,7 +53,7 @@ class MultipleChoice(Task):
     example = "lw train multiple-choice --data swag.csv --model ./minilm --epochs 3 --batch 16 --lr 5e-5"
     arguments = MultipleChoiceArguments
     defaults = MappingProxyType({**COMMON_DEFAULTS, "learning_rate": 5e-5, "per_device_train_batch_size": 16})
-    adapter_kind = "SEQ_CLS"  # of what peft knows, the one that trains the head "classifier" too
+    adapter_kind = "SEQ_CLS"  # peft's kind that also trains the head "classifier"
     demo = MappingProxyType(
         {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 8, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     )
@@ -62,7 +62,7 @@ class MultipleChoice(Task):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
-        """Check the data files, and that each row of a list of choices has the one that its label names."""
+        """Check the data files, and that every list of choices contains the labelled one."""
         plan = super().preflight(args, say)
         if isinstance(plan.columns["choices"], str):  # lists may differ in length; columns do not
             for split in plan.splits:
@@ -89,7 +89,7 @@ class MultipleChoice(Task):
         return [{"context": context, "choices": choices} for context, *choices in groups]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what chance and the most frequent position reach."""
+        """Score chance and the most frequent position."""
         data, usual = job.data, MostFrequent()
         for rows in data.batches("train"):
             usual.learn(rows, [row["label"] for row in rows])
@@ -102,7 +102,7 @@ class MultipleChoice(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a model with one output for a text and a choice."""
+        """Load or build a model with one output per text and choice."""
         if origin.path is None:
             tokenizer = text.train_tokenizer(_flat_texts(data))
             loaded = text.small_encoder(AUTO_CLASS, tokenizer)
@@ -127,11 +127,11 @@ class MultipleChoice(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the rows tokenised, the text once with each choice."""
+        """Return the tokenised rows, the text once with each choice."""
         return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the model takes; the loss is taken here, for samples with fewer choices than others."""
+        """Return the model inputs; the loss is computed here, as samples may have fewer choices than others."""
         return {name: value for name, value in batch.items() if name not in ("position", "is_text", "labels")}
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -142,18 +142,18 @@ class MultipleChoice(Task):
         return functional.cross_entropy(logits, batch["labels"]), logits
 
     def _logits(self, model: Any, batch: Mapping[str, Any]) -> Any:
-        """Return (samples, choices); those that only fill up have minus infinity."""
+        """Return (samples, choices), with minus infinity for padding choices."""
         return model(**self.model_inputs(batch)).logits.float().masked_fill(~batch["is_text"], -float("inf"))
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the accuracy."""
+        """Return an accuracy scorer."""
         scorer = MetricScorer(lambda: load_metric("accuracy"), {"accuracy": True})
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and, where the model is sure of another choice, how sure."""
+        """Return prediction, label, loss and the confidence in a different choice, if high."""
         from torch.nn import functional
 
         losses = functional.cross_entropy(outputs, batch["labels"], reduction="none")
@@ -169,7 +169,7 @@ class MultipleChoice(Task):
         return samples
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the number of the chosen text of each row, from 0, and the share that each choice gets."""
+        """Return the index of the chosen text of each row, from 0, and the share of each choice."""
         shares = self._logits(model, batch).softmax(-1).tolist()
         counts = batch["is_text"].sum(-1).tolist()
         found = []
@@ -180,19 +180,13 @@ class MultipleChoice(Task):
         return found
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield for each row the chosen text, its number and its score."""
+        """Yield for each row the chosen text, its index and its score."""
         for index, found in enumerate(super().predict_rows(job, rows)):
             yield {"choice": found["choice"], "text": rows[index]["choices"][found["choice"]], **found}
 
 
 class Encoder:
-    """Makes features of a row; used in loader workers.
-
-    Args:
-        tokenizer: of the model.
-        max_length: tokens of a text with a choice that are kept.
-        is_labelled: whether rows have labels.
-    """
+    """Encodes a row in loader workers, each text with a choice cut to `max_length` tokens."""
 
     def __init__(self, tokenizer: Any, max_length: int, is_labelled: bool) -> None:
         self._tokenizer = tokenizer
@@ -209,7 +203,7 @@ class Encoder:
 
 
 def _pairs(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the text as often as there are choices, and the choices, each after what they all begin with."""
+    """Return the text once per choice, and the choices, each after their common beginning."""
     start = row.get("start") or ""
     return [row["context"]] * len(row["choices"]), [f"{start} {choice}".strip() for choice in row["choices"]]
 

@@ -1,7 +1,7 @@
-"""Scores of retrieval: each text of a pool of pairs has to find its partner among all partners of the pool.
+"""Retrieval scores: each text of a pool of pairs has to find its partner among all partners of the pool.
 
-Rows are put into pools by their positions, so that the size and the order of batches change nothing. A pool is scored
-and forgotten once all its rows have come: memory does not grow with the data. numpy only.
+Rows are assigned to pools by position, so batch size and order do not matter. A pool is scored and dropped once it is
+full: memory does not grow with the data. numpy only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PRIVATE = ("first", "second", "keys")
 class PoolScorer(Scorer):
     """Recall at 1, 5 and 10, the mean reciprocal rank, and the mean loss against all partners of the pool.
 
-    A sample has "position", "first" and "second" (the embeddings of its two texts), and "keys" (a number for each of
-    the two texts, the same for the same text). A partner with the same text as the right one is no rival of it, nor is
-    the partner of a row with the same first text. A complete sample has "rank" (from 1), "similarity", "loss", and
-    "nearest_other": the similarity of the best rival, None without one.
+    A sample has "position", "first" and "second" (the embeddings of its two texts), and "keys" (a hash of each text).
+    Partners with the same text as the right one, or from a row with the same first text, are not counted as rivals. A
+    complete sample has "rank" (from 1), "similarity", "loss", and "nearest_other": the similarity of the best rival,
+    None without one.
 
     Args:
         pool_size: rows of a pool; the last one may have fewer.
-        temperature: what similarities are divided by in the loss.
+        temperature: divides similarities in the loss.
         gather: returns the given list of every process, by rank; called in `finish`.
         rank: of this process.
     """
@@ -50,13 +50,13 @@ class PoolScorer(Scorer):
         self._loss = Bootstrap(MeanLoss())
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Put the samples into their pools; return those of the pools that are full."""
+        """Add the samples to their pools; return the samples of full pools."""
         self._wait(samples)
         full = [number for number, pool in self._waiting.items() if len(pool) == self._pool_size]
         return [sample for number in full for sample in self._score(self._waiting.pop(number))]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Score the pools that are left; of those that several processes have a part of, each scores some."""
+        """Score the remaining pools; pools spread over several processes are divided among them."""
         waiting = [sample for pool in self._waiting.values() for sample in pool.values()]
         everyone = [waiting] if self._gather is None else self._gather(waiting)
         self._waiting.clear()
@@ -72,11 +72,11 @@ class PoolScorer(Scorer):
         return {"mrr": found.pop("mrr"), **found, "pool_loss": float(self._loss.compute()["loss"])}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the bootstrap's intervals."""
+        """Return the bootstrap intervals."""
         return {**self._metric.interval(), "pool_loss": self._loss.interval()["loss"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums; nothing waits after `finish`."""
+        """Return the sums; nothing is pending after `finish`."""
         return {"metric": self._metric.state_dict(), "loss": self._loss.state_dict()}
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
@@ -116,13 +116,13 @@ class PoolScorer(Scorer):
 
     @staticmethod
     def _remove_rivals(rows: NDArray[Any], keys: NDArray[Any], places: NDArray[Any]) -> None:
-        """Give minus infinity to partners that are as right as the one of the row."""
+        """Set partners that are as right as the row's own to minus infinity."""
         same = (keys[places, None] == keys[None, :]).any(axis=-1)
         same[np.arange(len(rows)), places] = False
         rows[same] = -np.inf
 
 
 def _log_sum(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the logarithm of the sum of exponentials of each row."""
+    """Return the log-sum-exp of each row."""
     largest = values.max(axis=1)
     return np.asarray(largest + np.log(np.exp(values - largest[:, None]).sum(axis=1)))

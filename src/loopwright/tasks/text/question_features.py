@@ -16,12 +16,12 @@ _ROWS_AT_ONCE = 256
 
 
 def answers_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the answers of a row; blanks alone are none."""
+    """Return the answers of a row, without blank ones."""
     return [words for words in row["answers"]["text"] if words.strip()]
 
 
 def _placed_answers(row: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return first character and end of each answer of a row; blanks alone are no answer."""
+    """Return first character and end of each answer of a row, without blank ones."""
     answers = row["answers"]
     return [
         (start, start + len(words))
@@ -31,12 +31,12 @@ def _placed_answers(row: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 class WindowEncoder:
-    """Makes the features of a row: one for each window of its context; used in loader workers.
+    """Makes the features of a row, one for each window of its context; used in loader workers.
 
     Args:
         tokenizer: a fast one.
         max_length: tokens of a feature.
-        stride: tokens that two windows share.
+        stride: the overlap of two windows in tokens.
         is_labelled: whether rows have answers.
     """
 
@@ -50,7 +50,7 @@ class WindowEncoder:
         self._mark = next((mark for mark in marks if mark is not None), None)
 
     def counts(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return how many features each row has."""
+        """Return the number of features of each row."""
         samples = self._encode(rows)["overflow_to_sample_mapping"]
         return np.bincount(np.asarray(samples), minlength=len(rows)).tolist()  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ class WindowEncoder:
         """Return the features of a row.
 
         "offsets" has the first character and the end of each token that an answer can have, (-1, -1) for the others.
-        "null_index" is where the model says that a window has no answer: at the token that stands for the whole.
+        "null_index" is the token whose score means that a window has no answer: the one that stands for the whole.
         """
         encoded = self._encode([row])
         names = [name for name in self._tokenizer.model_input_names if name in encoded]
@@ -94,15 +94,15 @@ class WindowEncoder:
         )
 
     def _question(self, row: Mapping[str, Any]) -> str:
-        """Return the question, cut where nothing would be left for the context. Blanks before it are no part of it."""
+        """Return the question, stripped, and cut if it would leave no room for the context."""
         question: str = row["question"].strip()
         most = self._room - self._stride - 1
-        if len(question.encode()) <= most:  # no tokenizer makes more tokens of it
+        if len(question.encode()) <= most:  # no tokenizer makes more tokens than bytes
             return question
         offsets = self._offsets(question)
         if len(offsets) <= most or len(offsets) + len(self._offsets(row["context"])) <= self._room:
             return question
-        for kept in range(most, 0, -1):  # what is cut can have more tokens than it had as a part
+        for kept in range(most, 0, -1):  # the cut text can have more tokens than it had within the whole
             question = question[: offsets[kept - 1][1]]
             offsets = self._offsets(question)
             if len(offsets) <= most:
@@ -115,10 +115,10 @@ class WindowEncoder:
 
 
 def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[int, int] | None:
-    """Return the first and the last token of the characters from `start` to `end`; None if they are not all there.
+    """Return the first and the last token of the characters from `start` to `end`; None if some are missing.
 
     Args:
-        offsets: first character and end of each token; (-1, -1) for tokens that are not of the context.
+        offsets: first character and end of each token; (-1, -1) for tokens outside the context.
         start: the first character.
         end: the one after the last.
     """
@@ -130,15 +130,15 @@ def token_span(offsets: Sequence[Sequence[int]], start: int, end: int) -> tuple[
 
 
 class WindowDataset:
-    """Rows as features, one after the other; a row has as many as its context needs.
+    """Rows as a flat list of features; a row has as many as its context needs.
 
     Args:
         rows: dicts by role.
         encode: makes the features of a row.
-        size: take so many rows.
+        size: the number of rows to use.
 
     Attributes:
-        rows: the rows; "position" of a feature is the place of its row.
+        rows: the rows; "position" of a feature is the index of its row.
     """
 
     def __init__(self, rows: Rows, encode: WindowEncoder, size: int) -> None:
@@ -164,12 +164,7 @@ class WindowDataset:
 
 
 class SpanCollator(text.PadsToBuckets):
-    """Makes a batch of features, on whichever side the tokenizer pads.
-
-    Args:
-        tokenizer: of the model.
-        multiple: lengths are rounded up to it.
-    """
+    """Collates features, padded on the tokenizer's side, to a length that is a multiple of `multiple`."""
 
     def __init__(self, tokenizer: Any, multiple: int | None) -> None:
         from loopwright.data.collators import DataCollatorWithPadding
@@ -201,7 +196,7 @@ class SpanCollator(text.PadsToBuckets):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name."""
+        """Return the padded dimension of each value of a batch, by name."""
         return {**super().padded_dimensions(batch), "offsets": 1}
 
 
@@ -210,8 +205,8 @@ class TextEncoder:
 
     Args:
         tokenizer: of the model.
-        max_length: tokens of question and context that are kept.
-        max_answer_length: tokens of the answer that are kept.
+        max_length: the maximum tokens of question and context.
+        max_answer_length: the maximum tokens of the answer.
         is_labelled: whether rows have answers.
     """
 
@@ -222,7 +217,7 @@ class TextEncoder:
         self._is_labelled = is_labelled
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of question and context, and those of the first answer: only an end if there is none."""
+        """Return the tokens of question and context, and of the first answer: only an end token if there is none."""
         prompt = f"question: {row['question'].strip()} context: {row['context'].strip()}"
         features = dict(self._tokenizer(prompt, truncation=True, max_length=self._max_length))
         if self._is_labelled:
@@ -236,12 +231,7 @@ class TextEncoder:
 
 
 class TextCollator(text.PadsToBuckets):
-    """Makes a batch of questions with their answers as texts.
-
-    Args:
-        tokenizer: of the model.
-        multiple: lengths are rounded up to it.
-    """
+    """Collates questions with their answers as texts, padded to a multiple of `multiple`."""
 
     def __init__(self, tokenizer: Any, multiple: int | None) -> None:
         from loopwright.data.collators import DataCollatorForSeq2Seq

@@ -1,6 +1,6 @@
-"""Texts of the run folder: the first training batch as the model sees it, and what the model writes at evaluations.
+"""Texts in the run folder: the first training batch as the model sees it, and the model's output at evaluations.
 
-`text_callbacks` writes them while a run goes on. No torch.
+`text_callbacks` writes them during a run. No torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _IGNORED: Final = -100
 
 
 def add_samples(path: Path, update: int | None, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Add samples of an evaluation to a file, in the place of those of the same update; nothing if there are none."""
+    """Add samples of an evaluation to a file, replacing those of the same update; a no-op without samples."""
     if samples:
         others = [line for line in read(path) if line["update"] != update]
         rewrite(path, [*others, {"update": update, "samples": list(samples)}])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return what was written at each evaluation; of a file that another hand has changed, what can be read."""
+    """Return the samples of each evaluation, skipping lines that cannot be parsed."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -54,9 +54,9 @@ def rewrite(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
-    """Return a batch as text: a line about all of it, then a paragraph per sample; nothing without tokens.
+    """Describe a batch: a line about all of it, then a paragraph per sample; empty without tokens.
 
-    A paragraph begins with the row of the sample; each further line has a name, a colon and what it is.
+    A paragraph begins with the row of the sample; each further line is a name, a colon and a value.
     """
     ids = batch.get("input_ids")
     if ids is None or not hasattr(job.processor, "decode"):
@@ -73,13 +73,13 @@ def describe_batch(job: Job, batch: Mapping[str, Any]) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text on one line, and not endless."""
+    """Return a text on one line, truncated."""
     line = " ↵ ".join(text.splitlines())
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} … ({len(line):,} characters)"
 
 
 def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:
-    """Return the tokens of a sample (and of one of its texts) as text, special ones too; padding is counted."""
+    """Return the decoded tokens of a sample (or of one of its texts), special ones included; padding is counted."""
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     for number in place:
         ids, mask = ids[number], None if mask is None else mask[number]
@@ -92,7 +92,7 @@ def tokens_of(job: Job, batch: Mapping[str, Any], *place: int) -> str:
 
 
 def target_of(job: Job, labels: Any) -> str:
-    """Return what is wanted of a sample: the name of a class, names of classes, a number, or a text of tokens."""
+    """Return the target of a sample as text: a class, several classes, a number, or decoded tokens."""
     plan = job.plan.labels
     names = list(plan.names) if plan is not None else []
     kind = plan.kind if plan is not None else None

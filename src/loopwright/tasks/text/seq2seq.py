@@ -1,7 +1,7 @@
-"""What summarization and translation share: a text is read, another is written and compared with the one expected.
+"""Shared code of summarization and translation: a text is read, another is generated and compared with the reference.
 
-An encoder-decoder is trained on the tokens of the target, and evaluated on what it generates by itself. The loss is a
-mean over target tokens: padding (-100) counts neither in the sum nor in the number.
+An encoder-decoder is trained on the tokens of the target, and evaluated on its own generation. The loss is a mean over
+target tokens; padding (-100) is ignored.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ IGNORED = -100
 _BASELINE_ROWS = 5_000
 _TOKENIZER_ROWS = 50_000
 _NOT_FOR_THE_MODEL = ("position", "reference")
-# Settings of generating at random, which transformers refuses to save beside do_sample=False.
+# Sampling settings, which transformers refuses to save with do_sample=False.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-# As T5 has them: the first is also what the decoder starts with.
+# T5's tokens: the first also starts the decoder.
 _SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -69,11 +69,11 @@ class SequenceToSequenceArguments(TaskArguments):
 
 
 class SequenceToSequence(Task):
-    """Fine-tunes an encoder-decoder; a subclass says what is compared how.
+    """Fine-tunes an encoder-decoder; a subclass defines the comparison.
 
     Attributes:
-        output: the name of what is generated, in a prediction.
-        directions: of the metric's results, the one that decides first.
+        output: the name of the generated text in a prediction.
+        directions: of the metric's results, the decisive one first.
     """
 
     output: ClassVar[str]
@@ -88,14 +88,14 @@ class SequenceToSequence(Task):
 
     @abstractmethod
     def rivals(self) -> dict[str, Predictor]:
-        """Return what a model must beat, by name."""
+        """Return the baselines to beat, by name."""
 
     def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        """Return what a pretrained model wants before each source, by the `task_specific_params` of its config."""
+        """Return a pretrained model's source prefix, from the `task_specific_params` of its config."""
         return ""
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
-        """Tell a tokenizer and a model of many languages which to use; nothing for others."""
+        """Set the languages of a multilingual tokenizer and model; a no-op for others."""
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class SequenceToSequence(Task):
         return [{"source": each} for each in texts]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what methods without a model reach, on the rows that are evaluated (up to a limit)."""
+        """Score methods without a model on the evaluated rows (up to a limit)."""
         args = job.args
         most = min(args.max_eval_samples or _BASELINE_ROWS, _BASELINE_ROWS)
         found = {}
@@ -123,7 +123,7 @@ class SequenceToSequence(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load an encoder-decoder, or make a small one for the texts of the data."""
+        """Load an encoder-decoder, or build a small one for the texts of the data."""
         if origin.path is None:
             tokenizer = train_tokenizer(_texts(data), args.tokenizer_unit, args.vocabulary_size)
             loaded = small_model(tokenizer)
@@ -152,14 +152,14 @@ class SequenceToSequence(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the sources tokenised; with targets as labels, and as texts to compare with."""
+        """Return the tokenised sources; with targets as labels, and as texts to compare with."""
         args = job.args
         target_length = args.max_target_length if is_labelled else None
         encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
         return text.RowDataset(rows, encoder, limit)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write config and tokenizer, and how the model generates: a resumed run has to do it in the same way."""
+        """Write config, tokenizer and generation settings, so that a resumed run generates in the same way."""
         super().save_skeleton(job, folder)
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.generation_config.save_pretrained(folder)
@@ -171,7 +171,7 @@ class SequenceToSequence(Task):
         return {name: value for name, value in batch.items() if name not in _NOT_FOR_THE_MODEL}
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's loss, a mean over target tokens; keys and values are kept for generation only."""
+        """Return the model's loss, a mean over target tokens; the KV cache is used for generation only."""
         outputs = model(**self.model_inputs(batch), use_cache=False)
         return outputs.loss, outputs
 
@@ -180,14 +180,14 @@ class SequenceToSequence(Task):
         return float((batch["labels"] != IGNORED).sum())
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the task's metric of texts."""
+        """Return a scorer with the task's metric."""
         scorer = MetricScorer(lambda: self.create_metric(job.args), self.directions)
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what is generated, what was expected, and the mean loss of the target's tokens with their number.
+        """Return the generated text, the reference, and the mean loss of the target tokens with their number.
 
-        What is expected is the whole text of the file, also where the labels are cut to `max_target_length`.
+        The reference is the whole text of the file, even if the labels are cut to `max_target_length`.
         """
         import torch
         from torch.nn import functional
@@ -208,7 +208,7 @@ class SequenceToSequence(Task):
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def written_samples(self, job: Job, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the first texts of the evaluation, which are generated already."""
+        """Return the first texts of the evaluation, which are already generated."""
         rows = job.eval_dataset.rows
         return [
             {
@@ -220,7 +220,7 @@ class SequenceToSequence(Task):
         ]
 
     def generate(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[str]:
-        """Return the text that the model writes for each row, by beams or greedily: nothing is drawn at random."""
+        """Generate a text for each row, by beam search or greedily, without sampling."""
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with text.quiet():
             tokens = model.generate(**inputs, do_sample=False)
@@ -228,7 +228,7 @@ class SequenceToSequence(Task):
         return [each.strip() for each in written]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield what is generated for each row.
+        """Yield the generated text of each row.
 
         Raises:
             InputError: a row given in Python has no source.
@@ -258,13 +258,13 @@ class SequenceToSequence(Task):
 
 
 class PairEncoder:
-    """Makes features of a row; used in loader workers.
+    """Encodes a row in loader workers.
 
     Args:
         tokenizer: of the model.
         prefix: put before each source.
-        source_length: tokens of a source that are kept.
-        target_length: tokens of a target that are kept; None for rows without targets.
+        source_length: the maximum tokens of a source.
+        target_length: the maximum tokens of a target; None for rows without targets.
     """
 
     def __init__(self, tokenizer: Any, prefix: str, source_length: int, target_length: int | None) -> None:
@@ -274,7 +274,7 @@ class PairEncoder:
         self._target_length = target_length
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of the source; and of the target, and its whole text."""
+        """Return the tokens of the source and of the target, and the target's whole text."""
         read = self._tokenizer(self._prefix + row["source"], truncation=True, max_length=self._source_length)
         features = {name: read[name] for name in ("input_ids", "attention_mask")}
         if self._target_length is not None:
@@ -285,12 +285,7 @@ class PairEncoder:
 
 
 class PairCollator(text.PadsToBuckets):
-    """Pads sources and targets, each to the longest of the batch, labels with -100; the texts to compare come along.
-
-    Args:
-        tokenizer: of the model.
-        multiple: lengths are rounded up to it.
-    """
+    """Pads sources and targets to the longest of the batch, labels with -100, and keeps the reference texts."""
 
     def __init__(self, tokenizer: Any, multiple: int | None) -> None:
         from loopwright.data.collators import DataCollatorForSeq2Seq
@@ -309,12 +304,13 @@ class PairCollator(text.PadsToBuckets):
 
 
 def train_tokenizer(texts: Iterable[str], unit: str, vocabulary: int) -> Any:
-    """Return a tokenizer trained on texts, with T5's special tokens; the same texts give the same tokenizer.
+    """Train a tokenizer with T5's special tokens; the same texts give the same tokenizer.
 
     Args:
         texts: sources and targets.
-        unit: "subwords", which lose nothing of any text; or "characters", of which those not in the texts are unknown.
-        vocabulary: most tokens; of characters the most frequent ones are taken.
+        unit: "subwords", which are lossless for any text; or "characters", with unknown ones for those not in the
+            texts.
+        vocabulary: the maximum size; the most frequent characters are kept.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -383,7 +379,7 @@ def small_model(tokenizer: Any) -> text.Loaded:
 
 
 def _load_model(origin: Origin) -> text.Loaded:
-    """Return the model of an origin; that of a run generates as it did."""
+    """Return the model of an origin; a run's model keeps its generation settings."""
     from transformers import GenerationConfig
 
     path = str(origin.path)
@@ -394,7 +390,6 @@ def _load_model(origin: Origin) -> text.Loaded:
 
 
 def _check_start(origin: Origin, model: Any) -> None:
-    """Refuse a model whose decoder has nothing to start with."""
     starts = (getattr(model.config, "decoder_start_token_id", None), model.generation_config.decoder_start_token_id)
     if all(start is None for start in starts):
         raise InputError(
@@ -406,12 +401,8 @@ def _check_start(origin: Origin, model: Any) -> None:
 
 
 def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[str]:
-    """Set the lengths that were not asked for, and return lines about what is cut.
-
-    Raises:
-        InputError: more is asked for than the model has positions for.
-    """
-    positions = getattr(config, "max_position_embeddings", None)  # models like T5 have none, and no limit
+    """Set the lengths that were not requested, and return notes about truncation; refuse more than the model allows."""
+    positions = getattr(config, "max_position_embeddings", None)  # T5-like models have none, and no limit
     limit = text.longest_allowed(tokenizer, config)
     counts: dict[str, Callable[[Mapping[str, Any]], int]] = {
         "max_source_length": lambda row: len(tokenizer(args.source_prefix + row["source"])["input_ids"]),
@@ -437,11 +428,11 @@ def _choose_lengths(args: Any, tokenizer: Any, config: Any, rows: Any) -> list[s
 
 
 def _set_generation(model: Any, tokenizer: Any, args: Any) -> list[str]:
-    """Tell a model how to generate, so that it does so wherever its folder is opened; return lines about it."""
+    """Write the generation settings into the model, to apply wherever its folder is opened; return notes."""
     settings = model.generation_config
-    # The token that the decoder starts with is not counted, as it is not in labels.
+    # The decoder's start token does not count, as in labels.
     settings.max_new_tokens, settings.max_length = args.generation_max_length, None
-    settings.do_sample, settings._from_model_config = False, False  # what is set here holds, not what the config says
+    settings.do_sample, settings._from_model_config = False, False  # these settings win over the config
     for name in _SAMPLING:
         if getattr(settings, name, None) is not None:
             setattr(settings, name, None)

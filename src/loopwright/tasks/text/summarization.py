@@ -55,7 +55,7 @@ class Summarization(SequenceToSequence):
     demo_note = "notes of a review, and whether and when it took place: ROUGE-L 0.80 (first sentence 0.17), 75 s"
 
     def create_metric(self, args: Any) -> Metric:
-        """Return ROUGE."""
+        """Return a ROUGE metric."""
         return load_metric("rouge", use_stemmer=args.use_stemmer)
 
     def rivals(self) -> dict[str, Predictor]:
@@ -63,7 +63,7 @@ class Summarization(SequenceToSequence):
         return {"lead": Lead(1), "lead-3": Lead(3)}
 
     def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
-        """Return the prefix of summaries, such as T5's "summarize: "."""
+        """Return the summary prefix, such as T5's "summarize: "."""
         return str((specific.get("summarization") or {}).get("prefix") or "")
 
 

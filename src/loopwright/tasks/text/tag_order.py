@@ -1,8 +1,8 @@
-"""Which tags may follow which: what is inside an entity comes after its beginning.
+"""Which tags may follow which: the inside of an entity comes after its beginning.
 
-In IOB2, BIOES and BILOU a tag such as I-PER stands only after B-PER or I-PER. A model that gives each word its own
-likeliest tag does not know that, and a lone I-PER is counted as an entity of its own. `likeliest` takes the likeliest
-tags among those sequences that are in order. IOB1, where entities begin with I-, has no such order.
+In IOB2, BIOES and BILOU a tag such as I-PER may only follow B-PER or I-PER. A model that gives each word its own
+likeliest tag ignores that, and a lone I-PER counts as a separate entity. `likeliest` finds the likeliest valid
+sequence of tags. IOB1, where entities begin with I-, has no such rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GOES_ON = ("B", "I", "M")
 
 
 def may_follow(before: str, tag: str) -> bool:
-    """Whether a tag may stand after another: one inside an entity only where an entity of its type goes on."""
+    """Whether a tag may follow another: an inside tag only continues an entity of its type."""
     letter, hyphen, kind = tag.partition("-")
     if not hyphen or letter not in _INSIDE:
         return True
@@ -25,17 +25,17 @@ def may_follow(before: str, tag: str) -> bool:
 
 
 def is_in_order(rows: Iterable[Sequence[str]]) -> bool:
-    """Whether all entities of these rows of tags have a beginning; called with tags to train on."""
+    """Whether all entities in these rows of tags have a beginning; called with the training tags."""
     return all(may_follow(before, tag) for tags in rows for before, tag in zip(["", *tags], tags, strict=False))
 
 
 def likeliest(scores: NDArray[np.float64], names: Sequence[str]) -> list[int]:
-    """Return the numbers of the likeliest tags that are in order (Viterbi 1967).
+    """Return the indices of the likeliest valid sequence of tags (Viterbi 1967).
 
-    The first word may have any tag: what comes before it is not known where a long text is tagged in pieces.
+    The first word may have any tag: the context before it is unknown if a long text is tagged in pieces.
 
     Args:
-        scores: the logarithm of the share of each tag, (words, tags).
+        scores: the log probability of each tag, (words, tags).
         names: of the tags.
     """
     best: list[int] = scores.argmax(-1).tolist()

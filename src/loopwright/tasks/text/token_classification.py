@@ -27,10 +27,10 @@ from loopwright.tasks.text.tag_order import is_in_order, likeliest
 
 AUTO_CLASS = "AutoModelForTokenClassification"
 IGNORED = -100
-"""The label of tokens that the loss leaves out."""
-_SURE = 0.9  # how sure a model has to be for a tag that it contradicts to be suspected
+"""The label of tokens that the loss ignores."""
+_SURE = 0.9  # confidence above which a contradicted tag is suspected
 _NO_WORD = -1
-_ORDER_ROWS = 10_000  # rows that are looked at for the order of their tags
+_ORDER_ROWS = 10_000  # rows inspected for the order of their tags
 _LETTERS = ("B-", "I-", "E-", "S-", "L-", "U-", "M-")
 
 
@@ -77,7 +77,7 @@ class TokenClassification(Task):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Check the data, and that what the metric needs is installed."""
+        """Check the data, and that the metric's package is installed."""
         plan = super().preflight(args, say)
         _create_metric(_names(plan))
         return plan
@@ -87,11 +87,11 @@ class TokenClassification(Task):
         return {"tokens": row["tokens"]}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text, which is cut into words at its blanks."""
+        """Return a row per text, split into words at whitespace."""
         return [{"tokens": each.split()} for each in texts]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what the most frequent tag of all reaches, and the most frequent tag of each word."""
+        """Score the most frequent tag overall, and the most frequent tag of each word."""
         data, names = job.data, _names(job.plan)
 
         def pairs(split: str, *, is_blind: bool) -> Iterator[tuple[list[list[str]], list[list[str]]]]:
@@ -111,7 +111,7 @@ class TokenClassification(Task):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a tagger with as many outputs as there are tags."""
+        """Load or build a tagger with one output per tag."""
         names = _names(data.plan)
         changes = {
             "num_labels": len(names),
@@ -157,7 +157,7 @@ class TokenClassification(Task):
         return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, inner), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the model takes; the loss is computed here."""
+        """Return the model inputs; the loss is computed here."""
         left_out = ("position", "words", "tags", "labels")
         return {name: value for name, value in batch.items() if name not in left_out}
 
@@ -168,22 +168,22 @@ class TokenClassification(Task):
         return _token_losses(outputs.logits, batch["labels"]).sum() / is_counted.sum().clamp(min=1), outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return how many tokens have a label."""
+        """Return the number of labelled tokens."""
         return float((batch["labels"] != IGNORED).sum())
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the metrics of entities, or of tags that are none."""
+        """Return a scorer of entities, or of plain tags."""
         names = _names(job.plan)
         results = ("f1", "precision", "recall", "accuracy") if _has_entities(names) else ("token_accuracy",)
         scorer = MetricScorer(lambda: _create_metric(names), dict.fromkeys(results, True))
         return JointScorer([scorer, LossInterval()])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the tags of all words, those that were given, the loss, and what looks mislabelled.
+        """Return the predicted and the given tags of all words, the loss, and suspected labels.
 
-        Words that the model has not seen, since they are beyond `max_length`, count as if nothing was found there.
+        Words beyond `max_length`, which the model has not seen, count as if nothing was found there.
         """
         names = _names(job.plan)
         labels = batch["labels"]
@@ -206,7 +206,7 @@ class TokenClassification(Task):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with its entities, those found and those expected."""
+        """Return the sample with its predicted and expected entities."""
         if not _has_entities(_names(job.plan)):
             return dict(sample)
         words = [] if row is None else row["tokens"]
@@ -222,7 +222,7 @@ class TokenClassification(Task):
     # --- predicting ---------------------------------------------------------------------------------------------
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
-        """Return the tokens, and the words that have a tag with theirs."""
+        """Return the tokens, and the tagged words with their tags."""
         names = _names(job.plan)
         pieces: dict[int, tuple[list[int], int]] = {}
         columns = (batch[name][index].tolist() for name in ("input_ids", "words", "labels"))
@@ -238,14 +238,14 @@ class TokenClassification(Task):
         return [("text", tokens_of(job, batch, index)), ("tags", "  ".join(tagged) or "none")]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the tag and the score of each word of pieces of text that fit the model."""
+        """Return the tag and the score of each word, for pieces of text that fit the model."""
         counts = [max(row) + 1 for row in batch["words"].tolist()]
         logits, is_ordered = model(**self.model_inputs(batch)).logits, bool(job.args.ordered_tags)
         found = _tags_of_words(logits, batch["words"], counts, _names(job.plan), is_ordered=is_ordered)
         return [{"tags": tags, "scores": shares} for tags, shares in found]
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the entities and the tags of each row; what is too long is tagged in pieces, cut between words."""
+        """Yield the entities and the tags of each row; long rows are tagged in pieces, cut between words."""
         size, names = job.training.eval_batch_size, _names(job.plan)
         encode = Encoder(job.processor, None, None)
         num_tokens = job.args.max_length - job.processor.num_special_tokens_to_add()
@@ -259,7 +259,7 @@ class TokenClassification(Task):
             found: list[tuple[list[str], list[float]]] = [([], []) for _ in sentences]
             tagged = super().predict_rows(job, [{"tokens": piece} for _, piece in pieces])
             for (number, piece), part in zip(pieces, tagged, strict=True):
-                # Words at the end that have no token of their own are not in the answer.
+                # Trailing words without a token are missing from the answer.
                 missing = len(piece) - len(part["tags"])
                 found[number][0].extend([*part["tags"], *[_nothing(names)] * missing])
                 found[number][1].extend([*part["scores"], *[0.0] * missing])
@@ -271,13 +271,13 @@ class TokenClassification(Task):
 
 
 class Encoder:
-    """Makes features of a row; used in loader workers.
+    """Encodes a row in loader workers.
 
-    Features have "words": for the first token of each word its number, and -1 for all other tokens.
+    Features have "words": for the first token of each word its index, and -1 for all other tokens.
 
     Args:
         tokenizer: of the model; a fast one.
-        max_length: tokens that are kept; None for all.
+        max_length: the maximum number of tokens; None for all.
         inner: for each label, the label of the further tokens of a word; None for rows without labels.
     """
 
@@ -308,7 +308,7 @@ class Encoder:
         return features
 
     def count_tokens(self, words: Sequence[str]) -> list[int]:
-        """Return how many tokens each word has."""
+        """Return the number of tokens of each word."""
         with text.quiet():
             counts = Counter(self._tokenize(words, add_special_tokens=False).word_ids())
         return [counts[number] for number in range(len(words))]
@@ -318,12 +318,7 @@ class Encoder:
 
 
 class Collator(text.PadsToBuckets):
-    """Pads tokens and labels, the numbers of words with -1, and the tags of words with -100.
-
-    Args:
-        tokenizer: says on which side tokens are padded.
-        multiple: lengths are rounded up to it.
-    """
+    """Pads tokens and labels on the tokenizer's side, word indices with -1, and the tags of words with -100."""
 
     def __init__(self, tokenizer: Any, multiple: int | None) -> None:
         from loopwright.data.collators import DataCollatorForTokenClassification
@@ -349,12 +344,12 @@ class Collator(text.PadsToBuckets):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name."""
+        """Return the padded dimension of each value of a batch, by name."""
         return {**super().padded_dimensions(batch), "words": 1, "tags": 1}
 
 
 def _inner_labels(names: Sequence[str]) -> list[int]:
-    """Return for each label that of the further tokens of a word: I-X after B-X where there is an I-X."""
+    """Return for each label the label of a word's further tokens: I-X for B-X if I-X exists."""
     places = {name: number for number, name in enumerate(names)}
     return [
         places.get(f"I-{name[2:]}", number) if name.startswith("B-") else number for number, name in enumerate(names)
@@ -362,11 +357,7 @@ def _inner_labels(names: Sequence[str]) -> list[int]:
 
 
 def _load_tokenizer(path: str) -> Any:
-    """Return the tokenizer of a model, so that words have a blank before them as they have in a text.
-
-    Raises:
-        InputError: it cannot say of which word a token is.
-    """
+    """Return a model's tokenizer, set to put a space before words as in running text; refuse a slow one."""
     tokenizer = text.load_tokenizer(path)
     if not tokenizer.is_fast:
         raise InputError(
@@ -379,7 +370,7 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def _lacks_blanks(tokenizer: Any) -> bool:
-    """Whether a tokenizer takes a word by itself for the rest of the one before: byte pairs without a blank added."""
+    """Whether a tokenizer reads a single word as the rest of the previous one: BPE without an added space."""
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
     if splitter is None:
         return False
@@ -389,7 +380,7 @@ def _lacks_blanks(tokenizer: Any) -> bool:
 
 
 def _match_head(model: Any, config: Any, names: list[str]) -> list[str]:
-    """Put the outputs of a model that was trained on the same tags in our order; return a note on what was found."""
+    """Reorder the outputs of a model trained on the same tags; return a note about the match."""
     import torch
 
     old = [config.id2label[number] for number in sorted(config.id2label)]
@@ -434,17 +425,15 @@ def _names(plan: DataPlan) -> list[str]:
 
 
 def _tag_rows(data: RunData, names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the tags of the training rows by name."""
     return ([names[number] for number in row["tags"]] for rows in data.batches("train") for row in rows)
 
 
 def _has_entities(names: Sequence[str]) -> bool:
-    """Whether tags mark entities, rather than say something of each word by itself, such as its part of speech."""
+    """Whether tags mark entities, rather than describe single words, such as their part of speech."""
     return OUTSIDE in names or any(name.startswith(_LETTERS) for name in names)
 
 
 def _nothing(names: Sequence[str]) -> str:
-    """Return the tag of a word that the model has not seen."""
     return OUTSIDE if _has_entities(names) else ""
 
 
@@ -453,7 +442,7 @@ def _create_metric(names: Sequence[str]) -> Metric:
 
 
 def _token_losses(logits: Any, labels: Any) -> Any:
-    """Return the loss of each token, 0 for those without a label; in 32 bits."""
+    """Return the loss of each token in 32 bits, 0 for unlabelled tokens."""
     from torch.nn import functional
 
     return functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
@@ -462,14 +451,14 @@ def _token_losses(logits: Any, labels: Any) -> Any:
 def _tags_of_words(
     logits: Any, words: Any, counts: Sequence[int], names: Sequence[str], *, is_ordered: bool
 ) -> list[tuple[list[str], list[float]]]:
-    """Return the tags of the words of each row, by their first tokens, and how sure the model is of them.
+    """Return the tags of the words of each row, by their first tokens, and their confidences.
 
     Args:
         logits: of tokens.
-        words: for each token the number of the word it begins, or -1.
-        counts: how many words each row has.
+        words: for each token the index of the word it begins, or -1.
+        counts: the number of words of each row.
         names: of the tags.
-        is_ordered: whether what is inside an entity comes after its beginning only.
+        is_ordered: whether inside tags need a beginning before them.
     """
     shares, scores = (each.cpu().numpy() for each in (logits.float().softmax(-1), logits.float().log_softmax(-1)))
     found = []
@@ -487,11 +476,7 @@ def _tags_of_words(
 
 
 def _words(row: Mapping[str, Any]) -> list[str]:
-    """Return the words of a row to predict: a list, or a text that is cut at blanks.
-
-    Raises:
-        InputError: there are none, or they are something else.
-    """
+    """Return the words of a row to predict, from a list or a text split at whitespace; refuse anything else."""
     given = row.get("tokens", row.get("text"))
     if given is None:
         raise InputError(
@@ -509,7 +494,7 @@ def _words(row: Mapping[str, Any]) -> list[str]:
 
 
 def _pieces(words: list[str], encode: Encoder, num_tokens: int) -> Iterator[list[str]]:
-    """Yield the words in pieces of so many tokens at most; a word that is longer by itself is a piece of its own."""
+    """Yield the words in pieces of at most `num_tokens`; a longer word is a separate piece."""
     piece: list[str] = []
     num_used = 0
     for word, count in zip(words, encode.count_tokens(words), strict=True):
@@ -523,7 +508,6 @@ def _pieces(words: list[str], encode: Encoder, num_tokens: int) -> Iterator[list
 
 
 def _prediction(words: list[str], tags: list[str], shares: list[float], has_entities: bool) -> dict[str, Any]:
-    """Return a prediction as it is printed: entities with their words, and the tags of all words."""
     if not has_entities:
         return {"tags": tags, "scores": [round(share, 6) for share in shares], "tokens": words}
     found = [

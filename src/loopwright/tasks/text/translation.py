@@ -1,4 +1,4 @@
-"""translation: a text in other words, such as those of another language."""
+"""translation: a text in other words, such as another language."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Translation(SequenceToSequence):
     demo_note = "dates in eight written forms to ISO form, character by character: exact match 0.99 (copied 0), 70 s"
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles; named languages name columns, also within a column `translation`."""
+        """Return the roles; language names are column names, also within a column `translation`."""
         schema = SCHEMAS[self.name]
         known = {role.name: role.names for role in schema.roles}
         named = {
@@ -73,10 +73,10 @@ class Translation(SequenceToSequence):
         return schema.with_names(named)
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
-        """Check the data; a column is never taken for a language that has another name.
+        """Check the data; a column is never used for a language of another name.
 
         Raises:
-            InputError: as for every task, or there is no column for a language that was named.
+            InputError: as for every task, or there is no column for a named language.
         """
         plan = super().preflight(args, say)
         roles = {role.name: role.names for role in SCHEMAS[self.name].roles}
@@ -94,7 +94,7 @@ class Translation(SequenceToSequence):
         return plan
 
     def create_metric(self, args: Any) -> Metric:
-        """Return BLEU, chrF and exact match."""
+        """Return a metric of BLEU, chrF and exact match."""
         parts = [load_metric("sacrebleu", tokenize=args.bleu_tokenize), load_metric("chrf"), load_metric("exact_match")]
         return Combined(parts)
 
@@ -107,7 +107,7 @@ class Translation(SequenceToSequence):
         return str((specific.get(f"translation_{args.source_lang}_to_{args.target_lang}") or {}).get("prefix") or "")
 
     def set_languages(self, model: Any, tokenizer: Any, args: Any) -> None:
-        """Tell a tokenizer of many languages which two they are, and the model which to begin with.
+        """Set the two languages of a multilingual tokenizer, and the model's first token.
 
         Raises:
             InputError: the languages are not named, or the tokenizer does not know one.
@@ -124,19 +124,19 @@ class Translation(SequenceToSequence):
         first = {language: _language_token(tokenizer, language) for language in (args.source_lang, args.target_lang)}
         tokenizer.src_lang, tokenizer.tgt_lang = args.source_lang, args.target_lang
         model.generation_config.forced_bos_token_id = first[args.target_lang]
-        if getattr(model.config, "decoder_start_token_id", None) is None:  # mBART begins with the language itself
+        if getattr(model.config, "decoder_start_token_id", None) is None:  # mBART begins with the language token itself
             model.config.decoder_start_token_id = first[args.target_lang]
             model.generation_config.decoder_start_token_id = first[args.target_lang]
 
 
 def _columns_of_language(language: str) -> tuple[str, ...]:
-    """Return the columns in which a language may be, in small letters; en_XX is also looked for as en."""
+    """Return the possible columns of a language in lower case; en_XX is also tried as en."""
     codes = dict.fromkeys((language.lower(), language.lower().partition("_")[0]))
     return (*(f"translation.{code}" for code in codes), *codes)
 
 
 def _language_token(tokenizer: Any, language: str) -> int:
-    """Return the token of a language; M2M100 writes __en__ where others write en_XX."""
+    """Return the token of a language; M2M100 writes __en__ for en_XX."""
     for token in (language, f"__{language}__"):
         number = tokenizer.convert_tokens_to_ids(token)
         if number is not None and number != tokenizer.unk_token_id:

@@ -1,1 +1,1 @@
-"""The tasks with images, a file each, and what they share: `base`, `models`, `pictures`, `detection`."""
+"""The image tasks, one file each, and their shared code: `base`, `models`, `pictures`, `detection`."""

@@ -1,8 +1,8 @@
-"""What the tasks with images share: their flags, images in, datasets, pictures out. `VisionTask` is their base.
+"""Shared code of the image tasks: flags, image loading, datasets, pictures. `VisionTask` is their base class.
 
-A task module adds what is true of it alone. It defines `build` (with `vision_models.load_vision_model`), transforms
-(`train_transform`, `eval_transform`), features where `SceneFeatures` are not enough, scoring, `predict_batch`, and
-`draw`, a picture of one prediction. torch, Pillow and transformers are imported inside the functions that need them.
+A task module adds its own `build` (with `vision_models.load_vision_model`), transforms (`train_transform`,
+`eval_transform`), features if `SceneFeatures` are not enough, scoring, `predict_batch`, and `draw`, a picture of one
+prediction. torch, Pillow and transformers are imported inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 STRENGTHS = ("none", "light", "standard", "strong")
 HANDED_OVER = "python:"
-"""What `model` of config.yaml begins with if a module was handed over in Python."""
+"""Prefix of `model` in config.yaml for a module passed in Python."""
 VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {**COMMON_DEFAULTS, "per_device_train_batch_size": 32, "warmup_steps": 0.05}
 )
-# Images smaller than this are decoded faster than a worker process hands them over.
+# Smaller images are decoded faster than a worker process can transfer them.
 _LEAST_SIDE_FOR_WORKERS = 128
 _MOST_WORKERS = 8
 
@@ -81,7 +81,7 @@ class VisionTask(Task):
     """A task with images.
 
     Attributes:
-        sheet_columns: how many of its pictures stand side by side on samples/predictions.png.
+        sheet_columns: the number of pictures side by side on samples/predictions.png.
         sheet_size: the longer side of a picture there.
     """
 
@@ -97,7 +97,7 @@ class VisionTask(Task):
     # --- before torch is imported -------------------------------------------------------------------------------
 
     def find_model(self, name: str) -> str:
-        """Return the folder, Hub id or "package.module:function" that a `--model` means."""
+        """Resolve `--model` to a folder, Hub id or "package.module:function"."""
         if name.startswith(HANDED_OVER):
             raise handed_over(name)
         return name if is_object_name(name) else super().find_model(name)
@@ -117,38 +117,38 @@ class VisionTask(Task):
         return is_image_name(path)
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per image: of the paths that were typed, and of all images in folders among them."""
+        """Return a row per image, from the typed paths and from all images in typed folders."""
         return [{"image": path} for text in texts for path in _images_at(text)]
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the path of the image and its id, where it has them."""
+        """Return the path and the id of the image, if it has them."""
         shown = {"image": row["image"]} if isinstance(row.get("image"), str) else {}
         return shown | ({"image_id": row["image_id"]} if row.get("image_id") else {})
 
     # --- datasets -----------------------------------------------------------------------------------------------
 
     def form(self, job: Job) -> ImageForm:
-        """Return how images are given to the model: size, mean, standard deviation."""
+        """Return the model's image form: size, mean, standard deviation."""
         from loopwright.tasks.vision.models import form_of
 
         return form_of(job.processor)
 
     def train_transform(self, job: Job) -> Transform:
-        """Return what training images go through, in the strength of `--augmentation`; override it."""
+        """Return the training transform, at the strength of `--augmentation`; override it."""
         return self.eval_transform(job)
 
     def eval_transform(self, job: Job) -> Transform:
-        """Return what images to evaluate and to predict go through."""
+        """Return the transform for evaluation and prediction."""
         return self.form(job).eval_transform()
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        """Return what makes a scene of a row; picklable. Without labels it reads the image and nothing else."""
+        """Return a picklable function from a row to a scene; without labels it reads only the image."""
         from loopwright.data.images import load_scene
 
         return load_scene if is_labelled else load_image
 
     def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
-        """Return what makes features of a transformed scene and its row; picklable."""
+        """Return a picklable function from a transformed scene and its row to features."""
         from loopwright.data.images import SceneFeatures
 
         form = self.form(job)
@@ -158,7 +158,7 @@ class VisionTask(Task):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images as tensors, with what the model is trained on."""
+        """Return the images as tensors, with their targets."""
         from loopwright.data.images import Compose, ImageDataset, as_transform
 
         transform = self.eval_transform(job)
@@ -173,7 +173,7 @@ class VisionTask(Task):
     # --- the model ----------------------------------------------------------------------------------------------
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `model_inputs` in the way this model wants them: use it wherever the model is called."""
+        """Return `model_inputs` in the form this model expects; use it wherever the model is called."""
         from loopwright.tasks.vision.models import forward_options
 
         inputs = {**self.model_inputs(batch), **forward_options(job.model, self.form(job))}
@@ -189,7 +189,7 @@ class VisionTask(Task):
         return outputs.loss, outputs
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
-        """Return the weights, those below the head with a learning rate of their own where that is asked for."""
+        """Return the weights, with a separate learning rate below the head if requested."""
         from loopwright.tasks.vision.models import backbone_groups
 
         groups = super().parameter_groups(job)
@@ -197,7 +197,7 @@ class VisionTask(Task):
         return groups if factor == 1 else backbone_groups(job.model, groups, job.training.learning_rate, factor)
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
-        """Return what draws the first batch, and what averages the weights if that is asked for."""
+        """Return the callbacks that draw the first batch and, if requested, average the weights."""
         from loopwright.tasks.vision.pictures import FirstBatchPicture
         from loopwright.tasks.weight_average import AverageWeights
 
@@ -205,14 +205,14 @@ class VisionTask(Task):
         return [*averages, FirstBatchPicture(self, job, run.path / "samples" / "train_batch0.png")]
 
     def save(self, job: Job, folder: Path) -> None:
-        """Write the model and how it wants its images."""
+        """Write the model and its image processor."""
         from loopwright.tasks.vision.models import save_model
 
         save_model(job.model, folder)
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write what a run needs to make its model again."""
+        """Write everything needed to rebuild the model, except its weights."""
         from loopwright.tasks.vision.models import save_config
 
         save_config(job.model, folder)
@@ -221,9 +221,9 @@ class VisionTask(Task):
     # --- predictions and pictures -------------------------------------------------------------------------------
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield a prediction for each image, with its path, and draw it where that is asked for.
+        """Yield a prediction for each image, with its path, and draw it if requested.
 
-        What `predict_batch` returned under names that begin with _ is for `draw`, and is left out.
+        Keys of `predict_batch` that begin with _ are for `draw`, and are left out.
 
         Raises:
             InputError: an image cannot be read.
@@ -259,12 +259,12 @@ class VisionTask(Task):
         write_atomically(path, encode(sheet([picture], [caption], size=max(224, *picture.size))))
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return a picture of a prediction, beside the truth where the row has it, and a caption; override it.
+        """Return a picture of a prediction, beside the truth if the row has it, and a caption; override it.
 
         Args:
             job: of the run.
-            row: by role; one to be predicted has an image and nothing else.
-            prediction: as `predict_batch` returned it.
+            row: by role; a row to predict has only an image.
+            prediction: as returned by `predict_batch`.
         """
         from loopwright.data.images import decode_image
 
@@ -285,7 +285,7 @@ class VisionTask(Task):
 
 
 class ImageScorer(MetricScorer):
-    """Scores by a metric whose columns are arrays, such as images or maps of classes: they are dropped at once."""
+    """Scores by a metric of array columns, such as images or class maps, and drops the arrays at once."""
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add the samples to the metric, and return them without the arrays."""
@@ -295,12 +295,7 @@ class ImageScorer(MetricScorer):
 
 
 class FirstRows:
-    """The first rows of a split, without copying them.
-
-    Args:
-        rows: by number.
-        size: how many.
-    """
+    """The first `size` rows of a split, without copying them."""
 
     def __init__(self, rows: Any, size: int) -> None:
         self._rows = rows
@@ -315,34 +310,30 @@ class FirstRows:
         return self._rows[index]
 
     def place(self, index: int) -> str:
-        """Return where a row comes from, in words."""
+        """Return the source of a row in words."""
         return str(self._rows.place(index))
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Makes features of images without labels.
-
-    Attributes:
-        features: makes those of a scene and a row.
-    """
+    """Makes features of images without labels."""
 
     features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
     def __call__(self, scene: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features of the scene, as if the row said nothing about it."""
+        """Return the features of the scene, ignoring the labels of the row."""
         return self.features(scene, {})
 
 
 def load_image(row: Mapping[str, Any]) -> Scene:
-    """Return the scene of a row with its image alone."""
+    """Return the scene of a row with only its image."""
     from loopwright.data.images import load_scene
 
     return load_scene({"image": row["image"]})
 
 
 def choose_workers(args: Any, training: Any, plan: DataPlan) -> None:
-    """Settle how many processes decode images, and note it in both settings; called once, by `build`."""
+    """Set the number of worker processes for decoding in both settings; called once, by `build`."""
     if args.workers is None:
         args.workers = training.dataloader_num_workers
         if args.workers == 0 and image_side(plan) >= _LEAST_SIDE_FOR_WORKERS:
@@ -352,12 +343,12 @@ def choose_workers(args: Any, training: Any, plan: DataPlan) -> None:
 
 
 def image_side(plan: DataPlan) -> int:
-    """Return the shorter side of the usual image of the data."""
+    """Return the shorter side of the typical image in the data."""
     return min((side["p50"] for side in plan.images["sizes"].values()), default=1)
 
 
 def handed_over(name: str) -> InputError:
-    """Return the error for a model that was given as a module and is now needed again."""
+    """Return the error for a model that was passed as a module and is now needed again."""
     kind = name.removeprefix(HANDED_OVER)
     return InputError(
         "model.folder",
@@ -381,7 +372,6 @@ def _images_at(text: str) -> list[str]:
 
 
 def _name_of(row: Mapping[str, Any], index: int, taken: set[str]) -> str:
-    """Return a file name for the picture of a row that no other row has."""
     image = row.get("image")
     stem = Path(image).stem if isinstance(image, str) else str(row.get("image_id") or f"{index:06}")
     name = stem.replace("/", "_")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loopwright.data.images import Transform
 
 AUTO_CLASS = "AutoModelForImageClassification"
-_SURE = 0.9  # how sure a model has to be for a label that it contradicts to be suspected
+_SURE = 0.9  # confidence above which a contradicted label is suspected
 _NUM_SHOWN = 5  # classes of a prediction
 _MOST_CLASSES_DRAWN = 200
 
@@ -73,7 +73,7 @@ class ImageClassification(VisionTask):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what the most frequent class reaches."""
+        """Score the most frequent class."""
         names = label_names(job)
         rival = MostFrequent()
         for rows in job.data.batches("train"):
@@ -82,7 +82,7 @@ class ImageClassification(VisionTask):
         return {"majority": {name: float(value) for name, value in score(rival, pairs, _metric(len(names))).items()}}
 
     def train_transform(self, job: Job) -> Transform:
-        """Return a random part of the image, mirrored, in other colours."""
+        """Return random crops, flips and colour changes."""
         from loopwright.data.images import classification_train
 
         form = self.form(job)
@@ -93,7 +93,7 @@ class ImageClassification(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a classifier with as many outputs as there are classes."""
+        """Load or build a classifier with one output per class."""
         from loopwright.data.images import collate_images
         from loopwright.tasks.vision.models import load_vision_model
 
@@ -111,7 +111,7 @@ class ImageClassification(VisionTask):
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's own loss, or the one that is asked for."""
+        """Return the model's own loss, or the configured one."""
         if _is_plain(job.args):
             return super().compute_loss(job, model, batch)
         from torch.nn import functional
@@ -129,7 +129,7 @@ class ImageClassification(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return accuracy and F1, and with more than five classes whether the right one is among the first five."""
+        """Return a scorer of accuracy and F1, and of top-5 accuracy with more than five classes."""
         number = len(label_names(job))
         parts: list[Scorer] = [MetricScorer(lambda: _metric(number), {"accuracy": True, "f1": True})]
         if number > _NUM_SHOWN:
@@ -137,9 +137,9 @@ class ImageClassification(VisionTask):
         return JointScorer([*parts, LossInterval("loss" if _is_plain(job.args) else "image_loss")])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return prediction, label, loss and, where the model is sure of another class, how sure.
+        """Return prediction, label, loss and the confidence in a different class, if high.
 
-        "loss" is the plain one; where another one is trained on, that is "image_loss".
+        "loss" is the plain cross-entropy; if another loss is trained on, that is "image_loss".
         """
         from torch.nn import functional
 
@@ -188,7 +188,7 @@ class ImageClassification(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image; the caption has the predicted class and, where that is wrong, the true one."""
+        """Return the image; the caption has the predicted class and, if that is wrong, the true one."""
         picture, _ = super().draw(job, row, prediction)
         caption = f"{prediction['label']} {prediction['score']:.2f}"
         truth = None if row.get("label") is None else label_names(job)[row["label"]]
@@ -215,13 +215,13 @@ class ImageClassification(VisionTask):
 
 
 class TopScorer(MetricScorer):
-    """Whether the right class is among the first five, by the "rank" of samples: how many classes came before it."""
+    """Top-5 accuracy, by the "rank" of samples: the number of classes before the right one."""
 
     def __init__(self) -> None:
         super().__init__(lambda: load_metric("accuracy"), {"top_5_accuracy": True})
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Count the samples whose rank is below five as right."""
+        """Count samples with a rank below five as hits."""
         hits = [{**sample, "prediction": int(sample["rank"] < _NUM_SHOWN), "reference": 1} for sample in samples]
         super().add(hits)
         return samples
@@ -242,12 +242,7 @@ def label_names(job: Job) -> Sequence[str]:
 
 
 def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
-    """Return how often each class was taken for each: a row per true class, a column per predicted one.
-
-    Args:
-        predictions: the file of an evaluation, read line by line.
-        names: of the classes.
-    """
+    """Return the confusion matrix of a predictions file: a row per true class, a column per predicted one."""
     numbers = {name: number for number, name in enumerate(names)}
     matrix = [[0] * len(names) for _ in names]
     with predictions.open(encoding="utf-8") as file:
@@ -258,7 +253,7 @@ def confusion(predictions: Path, names: Sequence[str]) -> list[list[int]]:
 
 
 def _ranks(logits: Any, labels: Any) -> Any:
-    """Return how many classes come before the right one; of equal scores the lower number, of nan all of them."""
+    """Return the number of classes before the right one; ties go to the lower index, NaN counts all of them."""
     import torch
 
     own = logits.gather(1, labels[:, None])
@@ -272,7 +267,7 @@ def _metric(num_labels: int) -> Metric:
 
 
 def _is_plain(args: Any) -> bool:
-    """Whether the loss is the cross-entropy, or what the model has for it."""
+    """Whether the loss is the cross-entropy, or the model's equivalent."""
     return bool(args.loss == "ce" and not args.label_smoothing)
 
 

@@ -1,6 +1,6 @@
-"""What object-detection and instance-segmentation share: targets, found objects in pixels of the file, scores.
+"""Shared code of object-detection and instance-segmentation: targets, objects in pixels of the file, scores.
 
-A detector sees images fitted into a square. What it finds there is moved back to the image of the file before it is
+A detector sees images fitted into a square. Its objects are mapped back to the image of the file before they are
 scored, printed or drawn; `found_objects` is the module for that.
 """
 
@@ -44,15 +44,15 @@ from loopwright.tasks.vision.predicted_objects import (
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
 
-_LEAST_SCORE = 0.01  # of what is scored: average precision looks at every threshold
-_THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the peaks of the small net are lower
+_LEAST_SCORE = 0.01  # of scored objects: average precision covers every threshold
+_THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the small net has lower peaks
 _SIZES = ("small", "medium", "large")
 _NOT_FOR_MODEL = ("position", "reference", "full_size", "matrix")
 DETECTION_DEMO: Mapping[str, Any] = MappingProxyType(
     {
         **{"augmentation": "light", "flip": False, "epochs": 10, "batch": 8, "lr": 3e-3, "weight_decay": 0.01},
         **{"warmup_steps": 0.2, "lr_scheduler_type": "cosine", "threads": 1},
-        "max_detections": 20,  # a scene has four digits at most, and each object that is found costs time to score
+        "max_detections": 20,  # a scene has at most four digits, and every detection costs scoring time
     }
 )
 """The flags of the demos."""
@@ -81,8 +81,8 @@ class DetectionTask(VisionTask):
     """Trains a model that finds objects.
 
     Attributes:
-        has_masks: whether objects have masks beside their boxes.
-        auto_class: the class of transformers.
+        has_masks: whether objects have masks besides their boxes.
+        auto_class: the transformers class.
     """
 
     has_masks: ClassVar[bool] = False
@@ -97,24 +97,24 @@ class DetectionTask(VisionTask):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what finding nothing reaches."""
+        """Score an empty prediction."""
         return {"nothing": {name: 0.0 for name in list(self._directions())[:3]}}
 
     def train_transform(self, job: Job) -> Transform:
-        """Return the whole image in a square, shifted, scaled and turned there."""
+        """Return the whole image in a square, shifted, scaled and rotated there."""
         from loopwright.data.images import Compose, detection_train
 
         moved = detection_train(self.form(job).height, job.args.augmentation, job.args.flip)
         return Compose([*squeezing(job.processor), *moved.transforms])
 
     def eval_transform(self, job: Job) -> Transform:
-        """Return the whole image fitted into a square, or squeezed into it where the model's processor does that."""
+        """Return the whole image fitted into a square, or squeezed into it if the model's processor does that."""
         from loopwright.data.images import Compose, detection_eval
 
         return Compose([*squeezing(job.processor), *detection_eval(self.form(job).height).transforms])
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        """Return what reads an image and its objects."""
+        """Return a reader of an image and its objects."""
         from loopwright.data.images import load_scene
 
         if not is_labelled:
@@ -122,14 +122,14 @@ class DetectionTask(VisionTask):
         return partial(load_scene, with_masks=self.has_masks)
 
     def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
-        """Return what makes tensors and targets."""
+        """Return a function that makes tensors and targets."""
         form = self.form(job)
         return ObjectFeatures(form.mean, form.std, is_labelled, self.has_masks)
 
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images as tensors; those that are not trained on with the objects as they lie in the files."""
+        """Return the images as tensors; outside training with the objects as in the files."""
         from loopwright.data.images import as_transform
 
         dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
@@ -141,7 +141,7 @@ class DetectionTask(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a detector with as many classes as there are."""
+        """Load or build a detector for the classes of the data."""
         from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
         from loopwright.tasks.vision.models import load_vision_model
@@ -164,15 +164,15 @@ class DetectionTask(VisionTask):
         return Job(self, data, args, training, loaded.model, processor, collate_images, [], loaded.new)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the images and, where there are any, the targets.
+        """Return the images and, if there are any, the targets.
 
-        There is no "pixel_mask": boxes are shares of the square, and with a mask the models of DETR's family would
-        take them for shares of the image in it.
+        There is no "pixel_mask": boxes are fractions of the square, and with a mask the DETR family would read them as
+        fractions of the image inside it.
         """
         return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
 
     def inputs_for(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs; some models take the masks and classes of their targets apart."""
+        """Return the inputs; some models take the masks and classes of their targets separately."""
         inputs = super().inputs_for(job, batch)
         if "labels" in inputs and "mask_labels" in forward_parameters(job.model):
             labels = inputs.pop("labels")
@@ -188,7 +188,7 @@ class DetectionTask(VisionTask):
         return dict.fromkeys([*names, *(["map", "map_50"] if self.has_masks else [])], True)
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return average precision and recall of boxes, or of masks and boxes."""
+        """Return a scorer of average precision and recall of boxes, or of masks and boxes."""
         return JointScorer([LossInterval("image_loss"), DetectionScorer(lambda: self._metric(job), self._directions())])
 
     def _metric(self, job: Job) -> Any:
@@ -196,15 +196,15 @@ class DetectionTask(VisionTask):
         return load_metric("coco_ap", iou_types=kinds, labels=list(label_names(job)))
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what was found and what is there; hits and misses by class; and 1 - F1 as "loss", for the worst.
+        """Return found and true objects; hits and misses by class; and 1 - F1 as "loss", which ranks the worst.
 
-        "image_loss" is what is trained on, where the model says it of each image: most divide the sum over a batch by
-        the objects of the batch.
+        "image_loss" is the training loss, if the model has one per image: most divide the sum over a batch by the
+        objects of the batch.
         """
         samples: list[dict[str, Any]] = []
         found = self.found(job, outputs, batch, _LEAST_SCORE)
         references = batch.get("reference")
-        if references is None:  # of training data, which is scored as the model sees it
+        if references is None:  # training data is scored as the model sees it
             size = tuple(batch["pixel_values"].shape[-2:])
             references = [seen_objects(labels, size) for labels in batch["labels"]]
         for position, prediction, reference in zip(batch["position"].tolist(), found, references, strict=True):
@@ -236,7 +236,7 @@ class DetectionTask(VisionTask):
     def found(self, job: Job, outputs: Any, batch: Mapping[str, Any], threshold: float) -> list[Found]:
         """Return the objects that a model found in each image of a batch, in pixels of the files.
 
-        Those of training images are in pixels of what the model was given.
+        Objects of training images are in pixels of the model's input.
         """
         size: tuple[int, int] = tuple(batch["pixel_values"].shape[-2:])
         raw = found_objects(job.model, job.processor, outputs, size, threshold, job.args.max_detections)
@@ -249,7 +249,7 @@ class DetectionTask(VisionTask):
         ]
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the objects of each image: label, score, box, and the mask as run lengths where there are masks."""
+        """Return the objects of each image: label, score, box, and a run-length mask if there are masks."""
         outputs = model(**self.inputs_for(job, batch))
         return [
             {"objects": named(rounded(plain(found)), label_names(job)), "_found": found}
@@ -259,7 +259,7 @@ class DetectionTask(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image with what was found, right of what is there where that is known."""
+        """Return the image with the found objects, right of the true ones if known."""
         from loopwright.data.images import load_scene
         from loopwright.data.pictures import side_by_side
         from loopwright.tasks.vision.base import load_image
@@ -290,10 +290,10 @@ class DetectionTask(VisionTask):
 
 
 class DetectionScorer(MetricScorer):
-    """Scores by average precision; boxes and masks of a sample are dropped once the metric has them."""
+    """Scores by average precision; a sample's boxes and masks are dropped once the metric has them."""
 
     def add(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the samples to the metric, and return them without what was found and what is there."""
+        """Add the samples to the metric, and return them without their objects."""
         super().add(samples)
         return [
             {name: value for name, value in sample.items() if name not in ("prediction", "reference")}
@@ -301,7 +301,7 @@ class DetectionScorer(MetricScorer):
         ]
 
     def compute(self) -> dict[str, float]:
-        """Return what a model can be chosen by, and the precision of small, medium and large objects."""
+        """Return the metrics that can select a model, and the precision of small, medium and large objects."""
         first = next(iter(self.directions))
         shown = {*self.directions, *(f"{first}_{size}" for size in _SIZES)}
         return {name: value for name, value in super().compute().items() if name in shown}
@@ -312,7 +312,7 @@ class DetectionScorer(MetricScorer):
 
 @dataclass(frozen=True)
 class ObjectFeatures:
-    """Makes the tensors of a scene and, with labels, its targets in the form that DETR gave them; used in workers.
+    """Makes the tensors of a scene and, with labels, its targets in DETR's format; used in workers.
 
     Attributes:
         mean: of each channel.
@@ -327,7 +327,7 @@ class ObjectFeatures:
     has_masks: bool
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return "pixel_values", "matrix" (where a point of the file lies now), and "labels"; crowds are no targets."""
+        """Return "pixel_values", "matrix" (from the file to the square), and "labels"; crowds are not targets."""
         import torch
 
         from loopwright.data.images import normalize, to_tensor
@@ -355,10 +355,10 @@ class ObjectFeatures:
 
 @dataclass(frozen=True)
 class FullSizeObjects:
-    """Makes features of a scene that is not transformed yet, and keeps its objects as they lie in the file.
+    """Makes features of an untransformed scene, and keeps its objects as in the file.
 
     Attributes:
-        transform: from the scene of the file to the one that the model sees.
+        transform: from the scene of the file to the model's input.
         features: makes the tensors.
         is_labelled: whether objects are known.
     """
@@ -380,16 +380,16 @@ class FullSizeObjects:
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Return what a model can be called with, also where peft is around it."""
+    """Return the parameters of a model's forward, also inside peft."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inspect.signature(inner.forward).parameters
 
 
 def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
-    """Refuse a model of which it is not known how it is trained or how it says what it found.
+    """Refuse a model without a known way to train it or to decode its outputs.
 
     Raises:
-        InputError: it says which models are taken.
+        InputError: it names the supported models.
     """
     if decoder_of(model) is not None:
         return
@@ -410,7 +410,7 @@ def check_detector(model: Any, processor: Any, has_masks: bool) -> None:
 
 
 def in_square(processor: Any, side: int) -> Any:
-    """Return a processor of transformers that says what the model is trained on: images fitted into a square."""
+    """Return a transformers processor set to the training format: images fitted into a square."""
     if not hasattr(processor, "to_dict"):
         return processor
     values = processor.to_dict()
@@ -419,7 +419,7 @@ def in_square(processor: Any, side: int) -> Any:
 
 
 def squeezing(processor: Any) -> list[Any]:
-    """Return what makes images square before they are fitted: with a processor that squeezes them, as RT-DETR's."""
+    """Return a resize to a square for a processor that squeezes images, like RT-DETR's; else nothing."""
     from loopwright.data.images import Resize
 
     size = dict(getattr(processor, "size", None) or {})

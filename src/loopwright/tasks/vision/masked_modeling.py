@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForMaskedImageModeling"
 _EVALUATION_SEED = 20_230_611
 _MOST_PATCHES = 16  # along a side, of a small model
-_MOST_UNITS = 6  # along a side: larger things are hidden than single patches of a large image
+_MOST_UNITS = 6  # along a side: larger areas are hidden than single patches of a large image
 _MEAN_IMAGES = 2_000
 
 
@@ -50,7 +50,7 @@ class MaskedImageArguments(VisionArguments):
 
 
 class MaskedImageModeling(VisionTask):
-    """Trains a model to fill in what is hidden of an image."""
+    """Trains a model to fill in the hidden parts of an image."""
 
     name = "masked-image-modeling"
     summary = "a model that fills in hidden parts of images, without labels"
@@ -78,7 +78,7 @@ class MaskedImageModeling(VisionTask):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def train_transform(self, job: Job) -> Transform:
-        """Return a large part of the image, mirrored; the colours are what is to be found."""
+        """Return large crops and flips; the colours are the target."""
         from loopwright.data.images import masked_image_train
 
         form = self.form(job)
@@ -89,12 +89,12 @@ class MaskedImageModeling(VisionTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images, each with the patches of it that are hidden."""
+        """Return the images, each with its hidden patches."""
         images = super().create_dataset(job, rows, is_labelled=False, is_training=is_training, limit=limit)
         return MaskedImages(images, _masking(job), is_training)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what one reaches who fills in the mean image of the training data."""
+        """Score the mean image of the training data."""
         from loopwright.engine.seeding import preserved_generators
 
         with preserved_generators():
@@ -118,7 +118,7 @@ class MaskedImageModeling(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a model, and settle the size of what is hidden."""
+        """Load or build a model, and set the size of the hidden squares."""
         from loopwright.data.images import collate_images
         from loopwright.tasks.vision.models import load_vision_model
 
@@ -141,12 +141,12 @@ class MaskedImageModeling(VisionTask):
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return the error of hidden pixels."""
+        """Return a scorer of the error of hidden pixels."""
         scorer = ImageScorer(lambda: load_metric("reconstruction_error"), {"masked_mse": False})
         return JointScorer([LossInterval("image_loss"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return what was rebuilt, what it should be and what was hidden of each image, its error, and its own loss."""
+        """Return the reconstruction, the target and the mask of each image, its error, and its loss."""
         masking = _masking(job)
         masks = np.stack([masking.pixels(hidden) for hidden in batch["bool_masked_pos"].cpu().numpy()])
         samples = []
@@ -164,11 +164,11 @@ class MaskedImageModeling(VisionTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the place of the image and its error."""
+        """Return the position of the image and its error."""
         return {"position": sample["position"], "masked_mse": sample["loss"], "loss": sample["loss"]}
 
     def predict_batch(self, job: Job, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the error of what was hidden of each image; the pictures are for `draw`."""
+        """Return the error of each image's hidden part; the pictures are for `draw`."""
         outputs = model(**self.inputs_for(job, batch))
         found = []
         for sample in self.score_batch(job, batch, outputs):
@@ -187,20 +187,20 @@ class MaskedImageModeling(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image, the part of it that the model saw, and what it made of that."""
+        """Return the image, its visible part, and the reconstruction."""
         from loopwright.data.pictures import reconstruction_row
 
         captions = ("image", "seen", f"error {prediction['masked_mse']:.4f}")
         return reconstruction_row(prediction["_image"], prediction["_mask"], prediction["_rebuilt"], captions), ""
 
     def draw_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> tuple[Any, str]:
-        """Return the part of the image that the model sees."""
+        """Return the visible part of the image."""
         picture, caption = super().draw_sample(job, batch, index)
         hidden = _masking(job).pixels(batch["bool_masked_pos"][index].cpu().numpy())
         return np.where(hidden[..., None], np.uint8(128), picture), caption
 
     def _pixels(self, job: Job, values: Any) -> npt.NDArray[np.float32]:
-        """Return normalised images with values from 0 to 1, on the host."""
+        """Return denormalised images with values from 0 to 1, on the host."""
         form = self.form(job)
         mean, std = (np.asarray(each, np.float32)[:, None, None] for each in (form.mean, form.std))
         pixels: npt.NDArray[np.float32] = values.detach().float().cpu().numpy() * std + mean
@@ -208,13 +208,13 @@ class MaskedImageModeling(VisionTask):
 
 
 class Masking:
-    """Chooses what is hidden of an image: squares of patches.
+    """Chooses the hidden part of an image: squares of patches.
 
     Args:
         side: of the images, in pixels.
         patch: side of the model's patches.
         unit: side of the squares, a multiple of that.
-        ratio: share of an image that is hidden; at least one square is, and at least one is not.
+        ratio: hidden fraction of an image; at least one square is hidden, and one visible.
     """
 
     def __init__(self, side: int, patch: int, unit: int, ratio: float) -> None:
@@ -236,13 +236,7 @@ class Masking:
 
 
 class MaskedImages:
-    """Images with the patches that are hidden: other ones each time in training, else always the same.
-
-    Args:
-        images: a dataset of images.
-        masking: chooses.
-        is_training: whether it is trained on.
-    """
+    """Images with hidden patches: new ones each time in training, otherwise fixed."""
 
     def __init__(self, images: Any, masking: Masking, is_training: bool) -> None:
         self.rows = images.rows
@@ -264,7 +258,7 @@ class MaskedImages:
 
 
 def small_sizes(side: int, patch: int | None) -> dict[str, int]:
-    """Return the sizes of images and patches of a small model, for images of about this side."""
+    """Return the image and patch sizes of a small model, for images of about this side."""
     if patch is None:
         patch = 2
         while side > _MOST_PATCHES * patch:
@@ -273,7 +267,7 @@ def small_sizes(side: int, patch: int | None) -> dict[str, int]:
 
 
 def _config_changes(origin: Origin, args: Any) -> dict[str, Any]:
-    """Return the changes of a transformers config: its images have the size that the model was made for."""
+    """Return the changes of a transformers config: images keep the size that the model was made for."""
     from loopwright.tasks.text.models import load_config
     from loopwright.tasks.vision.models import is_ours
 
@@ -299,7 +293,6 @@ def _patch_size(model: Any, args: Any) -> int:
 
 
 def _unit(args: Any) -> int:
-    """Return the side of the squares that are hidden."""
     side, patch, unit = args.image_size, args.patch_size, args.mask_patch_size
     if unit is None:
         fitting = [size for size in range(patch, max(patch, side // _MOST_UNITS) + 1, patch) if side % size == 0]
@@ -319,7 +312,7 @@ def _image_losses(
 ) -> npt.NDArray[np.float64]:
     """Return the mean error of the hidden pixels of each image, as the model sees them.
 
-    Squared with the small model; transformers' models take it as it is.
+    The small model squares it; transformers' models use the absolute error.
     """
     from loopwright.models import SmallModel
 

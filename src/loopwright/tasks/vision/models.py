@@ -1,7 +1,7 @@
-"""Models of images for the tasks: the small ones of this library, those of transformers, and any module of PyTorch.
+"""Image models for the tasks: this library's small ones, transformers models, and any PyTorch module.
 
-`load_vision_model` gives all three the same face: called with `pixel_values` and `labels` they return an object with
-`loss` and `logits`, they have `save_pretrained`, and a processor beside them says how they want their images.
+`load_vision_model` gives all three the same interface: called with `pixel_values` and `labels` they return an object
+with `loss` and `logits`, they have `save_pretrained`, and a processor defines the format of their images.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from loopwright.tasks.vision.base import HANDED_OVER, choose_workers, handed_ove
 MODULE_KEY = "loopwright_module"
 _FORM_KEY = "loopwright_image_form"
 _PROCESSOR_FILE = "preprocessor_config.json"
-_MOST_SIDE = 128  # of images for a small model, unless more is asked for
+_MOST_SIDE = 128  # of images for a small model, unless more is requested
 _USUAL_SIDE = 224
-_LEAST_WHOLE_SIDE = 384  # of ConvNeXt's processor: larger images are squeezed, not cropped
+_LEAST_WHOLE_SIDE = 384  # ConvNeXt's processor squeezes larger images instead of cropping them
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
@@ -46,14 +46,14 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ImageForm:
-    """How images are given to a model; saved beside a model that has no processor of transformers.
+    """The format of a model's images; saved beside a model without a transformers processor.
 
     Attributes:
         height: of the image.
         width: of the image.
-        mean: of each channel, which is subtracted; pixels go from 0 to 1.
-        std: of each channel, by which is divided.
-        crop_share: how much of the shorter side the middle takes that is kept; None squeezes the whole image.
+        mean: of each channel, subtracted; pixels go from 0 to 1.
+        std: of each channel, a divisor.
+        crop_share: the fraction of the shorter side kept by the centre crop; None squeezes the whole image.
     """
 
     height: int
@@ -63,7 +63,7 @@ class ImageForm:
     crop_share: float | None = 1.0
 
     def eval_transform(self) -> Transform:
-        """Return the transform that makes an image of this form out of any other."""
+        """Return the transform that converts any image to this form."""
         size = (self.height, self.width)
         return Resize(exact=size) if self.crop_share is None else classification_eval(size, self.crop_share)
 
@@ -77,7 +77,7 @@ class ImageForm:
 
     @classmethod
     def load(cls, folder: str | Path) -> ImageForm:
-        """Return what `save_pretrained` wrote.
+        """Load the form written by `save_pretrained`.
 
         Raises:
             InputError: there is none in the folder.
@@ -96,7 +96,7 @@ class ImageForm:
 
 
 def form_of(processor: Any) -> ImageForm:
-    """Return how images are given to a model, by its processor."""
+    """Return the image form of a processor."""
     if isinstance(processor, ImageForm):
         return processor
     size = {name: int(side) for name, side in dict(processor.size).items() if side}
@@ -117,12 +117,12 @@ def form_of(processor: Any) -> ImageForm:
 
 
 def load_processor(path: str, config: Any, side: int | None = None) -> Any:
-    """Return the image processor of a transformers model, on Pillow; a usual one for its kind where it has none.
+    """Return the image processor of a transformers model, on Pillow; a default one for its kind if it has none.
 
     Args:
         path: a folder or a Hub id.
         config: of the model.
-        side: of the images, where another one is wanted than the processor says.
+        side: of the images, if different from the processor's.
     """
     import transformers
 
@@ -153,10 +153,10 @@ def _with_side(processor: Any, side: int) -> Any:
 
 @dataclass
 class VisionModel(Loaded):
-    """A model that was loaded or made, and what says how it wants its images.
+    """A loaded or newly built model, and its image format.
 
     Attributes:
-        processor: an image processor of transformers, or an `ImageForm`.
+        processor: a transformers image processor, or an `ImageForm`.
     """
 
     processor: Any = field(default=None, kw_only=True)
@@ -177,22 +177,22 @@ def load_vision_model(
 ) -> VisionModel:
     """Return the model of an origin; called once, by a task's `build`.
 
-    It writes `image_size`, `workers` and `channels_last` into the settings, where they are unset.
+    It writes `image_size`, `workers` and `channels_last` into the settings, if unset.
 
     Args:
-        origin: where from.
+        origin: the source of the model.
         args: of the task.
         training: of the run.
         plan: of the data.
-        auto_class: the class of transformers, such as "AutoModelForImageClassification".
-        small: the name of the model in `loopwright.models` that is made where none is given.
-        small_config: from the side of the images to what the small model is made with, beside the labels.
+        auto_class: the transformers class, such as "AutoModelForImageClassification".
+        small: the name of the model in `loopwright.models` to build if none is given.
+        small_config: from the side of the images to the small model's arguments, besides the labels.
         labels: the names of the classes; None for a task without.
         criterion: the loss of a module that has none: from logits and labels to a mean.
-        changes: of the config of a transformers model, beside the labels.
+        changes: of the config of a transformers model, besides the labels.
 
     Raises:
-        InputError: there is no such model, or it does not fit; it says why and what to do.
+        InputError: there is no such model, or it does not fit; it says why and how to fix it.
     """
     path = origin.path
     if origin.module is not None or (path is not None and (is_object_name(path) or _holds(path, MODULE_KEY))):
@@ -219,7 +219,7 @@ def load_vision_model(
 
 
 def is_ours(path: str) -> bool:
-    """Whether a folder holds a model that is not one of transformers."""
+    """Whether a folder holds a model from outside transformers."""
     return _holds(path, NAME_KEY) or _holds(path, MODULE_KEY)
 
 
@@ -261,13 +261,13 @@ def _load_small(
     made = models.create(name, labels, **values)
     if origin.is_run and not (folder / WEIGHTS_FILE).is_file():
         return VisionModel(made, processor=form)
-    # Of other classes than before the head is new.
+    # Different classes need a new head.
     new = _load_fitting(made, folder, keeps_head=labels is None or list(labels) == known)
     return VisionModel(made, new, processor=form)
 
 
 def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> list[str]:
-    """Load the weights that fit, and return the names of those that do not."""
+    """Load the weights that fit, and return the names of the rest."""
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except Exception as error:
@@ -285,13 +285,13 @@ def _load_fitting(model: nn.Module, folder: Path, keeps_head: bool = True) -> li
 
 
 class ModuleAdapter(nn.Module):
-    """Any module of PyTorch with the face of the other models.
+    """Any PyTorch module with the interface of the other models.
 
     Args:
         module: called with the images, and with `labels` if it takes them. It returns logits, or an object, dict or
             tuple with "logits" (or first) and perhaps "loss".
-        criterion: the loss, where the module returns none.
-        name: "package.module:function" that makes it; None if it was handed over.
+        criterion: the loss, if the module returns none.
+        name: "package.module:function" that makes it; None if it was passed in.
         labels: the names of the classes.
     """
 
@@ -305,7 +305,7 @@ class ModuleAdapter(nn.Module):
         self._takes_labels = "labels" in inspect.signature(module.forward).parameters
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **others: Any) -> Any:
-        """Return an object with `loss`, where labels are given, and `logits`."""
+        """Return an object with `logits`, and `loss` if labels are given."""
         if labels is not None and self._takes_labels:
             others["labels"] = labels
         answer = self.module(pixel_values, **others)
@@ -327,7 +327,7 @@ class ModuleAdapter(nn.Module):
         return output
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the module's weights under its own names, and what makes it."""
+        """Write the module's weights under its own names, and the function that makes it."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.module.state_dict().items()}
         write_atomically(Path(folder) / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         write_json(Path(folder) / CONFIG_FILE, self.config)
@@ -360,7 +360,7 @@ def _load_module(
 
 
 def _call(make: Any, labels: Sequence[str] | None) -> Any:
-    """Return what a function makes, told the number of classes or their names where it asks for them."""
+    """Call a model function with the number or names of the classes, if its signature asks for them."""
     if isinstance(make, nn.Module):
         return make
     wanted = inspect.signature(make).parameters
@@ -372,7 +372,7 @@ def _call(make: Any, labels: Sequence[str] | None) -> Any:
 
 
 def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
-    """Return what else a model must be told: to stretch its positions, for images of another size than its own."""
+    """Return extra arguments of a model's forward: to interpolate its positions for another image size."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     own = getattr(inner.config, "image_size", None)
     is_own = own is None or not isinstance(own, int) or own == form.height
@@ -384,7 +384,7 @@ def forward_options(model: Any, form: ImageForm) -> dict[str, Any]:
 def backbone_groups(
     model: nn.Module, groups: Sequence[Mapping[str, Any]], lr: float, factor: float
 ) -> list[dict[str, Any]]:
-    """Return parameter groups split into those of the head, which come first, and those below it with a lower rate.
+    """Split parameter groups into the head's, which come first, and the rest with a lower rate.
 
     Raises:
         InputError: the model has no part that could be called its head.
@@ -417,7 +417,7 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def save_config(model: Any, folder: Path) -> None:
-    """Write what makes a model again, without its weights."""
+    """Write everything needed to rebuild a model, except its weights."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(inner, SmallModel):
         write_json(folder / CONFIG_FILE, {NAME_KEY: inner.name, "labels": inner.labels, **inner.config})

@@ -23,15 +23,9 @@ _NUM_ROWS = 6
 
 
 class FirstBatchPicture(TrainerCallback):
-    """Draws the first batch that a run is trained on.
+    """Draws the first training batch of a run, unless the file exists."""
 
-    Args:
-        task: draws a sample.
-        job: of the run.
-        path: the file; one that is there stays.
-    """
-
-    graph_safe = True  # the first update is never a graph, and others it does not look at
+    graph_safe = True  # the first update is never a graph, and it ignores the others
 
     def __init__(self, task: VisionTask, job: Job, path: Path) -> None:
         self._task = task
@@ -42,7 +36,7 @@ class FirstBatchPicture(TrainerCallback):
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Draw it, if it is the first of the run."""
+        """Draw the batch, if it is the first of the run."""
         if self._is_done:
             return
         self._is_done = True
@@ -54,7 +48,7 @@ class FirstBatchPicture(TrainerCallback):
 def write_prediction_sheets(
     task: VisionTask, job: Job, run: RunFolder, worst: Sequence[Mapping[str, Any]]
 ) -> list[Path]:
-    """Write samples/predictions.png, of rows from all over the validation data, and samples/worst.png; return both."""
+    """Write samples/predictions.png, with rows spread over the validation data, and samples/worst.png; return both."""
     number = min(_NUM_SHOWN, _NUM_ROWS * task.sheet_columns)
     num_rows = len(job.eval_dataset)
     places = {
@@ -71,7 +65,7 @@ def write_prediction_sheets(
 
 
 def write_sheet(path: Path, pictures: Sequence[tuple[Any, str]], columns: int, size: int = 160) -> None:
-    """Write pictures with their captions onto one sheet, each as large as fits into a square of this side."""
+    """Write captioned pictures onto one sheet, each scaled to fit into a square of this side."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images, captions = zip(*pictures, strict=True)
     write_atomically(path, encode(sheet(images, captions, columns=columns, size=size)))

@@ -1,8 +1,8 @@
-"""Objects that a model found: in pixels of the files, as files have them, against what is there, and drawn.
+"""Detected objects: in pixels of the files, serialised, matched with the truth, and drawn.
 
-`found_objects` gives the same dicts for the small detector, for those of transformers, and for a module of the user's
-that has a `decode` of its own. Masks in pixels of files are run lengths: many masks of a large photo would not fit
-into memory.
+`found_objects` returns the same dicts for the small detector, for transformers models, and for a user's module with
+its own `decode`. Masks in pixels of files are run-length encoded: many masks of a large photo would not fit into
+memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 Found = dict[str, Any]
 """Objects of an image: boxes (n, 4), classes, scores or crowd, and masks: (n, height, width), or n run lengths."""
 
-_SAME = 0.5  # the overlap from which on a found object is a true one, for precision and recall
+_SAME = 0.5  # minimum overlap of a hit, for precision and recall
 _CORNER_TO_SIZE = np.array([[1, 0, -1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [0, 0, 0, 1]], np.float64)
 
 
 def decoder_of(model: Any) -> Callable[..., list[Found]] | None:
-    """Return what says which objects a model found, where it has such a thing itself."""
+    """Return the model's own `decode`, if it has one."""
     found: Callable[..., list[Found]] | None = getattr(model, "decode", None)
     return found or getattr(getattr(model, "module", None), "decode", None)
 
@@ -36,15 +36,15 @@ def decoder_of(model: Any) -> Callable[..., list[Found]] | None:
 def found_objects(
     model: Any, processor: Any, outputs: Any, size: tuple[int, int], threshold: float, most: int
 ) -> list[Found]:
-    """Return the objects that a model found, in pixels of what it was given.
+    """Return the objects that a model found, in pixels of its input.
 
     Args:
-        model: with a `decode(outputs, threshold, max_detections)`, or of transformers.
-        processor: of a model of transformers.
+        model: with a `decode(outputs, threshold, max_detections)`, or from transformers.
+        processor: of a transformers model.
         outputs: of the model.
-        size: height and width of what it was given.
-        threshold: the least score.
-        most: objects of an image at most.
+        size: height and width of the input.
+        threshold: the minimum score.
+        most: the maximum number of objects per image.
     """
     import torch
 
@@ -73,7 +73,7 @@ def found_objects(
 def masks_of_queries(outputs: Any, size: tuple[int, int], threshold: float, most: int) -> list[dict[str, Any]]:
     """Return the objects of a model whose queries each have a class and a mask (MaskFormer and its kind).
 
-    A score is that of the class times the mean of the mask where it is on.
+    A score is the class score times the mean of the mask where it is on.
     """
     from torch.nn import functional
 
@@ -114,7 +114,7 @@ def objects_of(scene: Scene) -> Found:
 
 
 def seen_objects(labels: Mapping[str, Any], size: tuple[int, int]) -> Found:
-    """Return the targets of an image as objects, in pixels of what a model is given, masks as run lengths."""
+    """Return the targets of an image as objects, in pixels of the model's input, masks as run lengths."""
     height, width = size
     shares = labels["boxes"].cpu().numpy() * np.array([width, height, width, height], np.float32)
     boxes = np.concatenate([shares[:, :2] - shares[:, 2:] / 2, shares[:, :2] + shares[:, 2:] / 2], axis=1)
@@ -126,11 +126,11 @@ def seen_objects(labels: Mapping[str, Any], size: tuple[int, int]) -> Found:
 
 
 def in_file(found: Found, matrix: NDArray[Any], size: tuple[int, int]) -> Found:
-    """Return objects in pixels of the file, of those in pixels of the square into which the file was fitted.
+    """Map objects from the pixels of the square back to the pixels of the file.
 
     Args:
         found: in the square; masks as booleans.
-        matrix: where a point of the file lies in the square.
+        matrix: maps points of the file to the square.
         size: height and width of the image in the file.
     """
     import torch
@@ -154,7 +154,7 @@ def in_file(found: Found, matrix: NDArray[Any], size: tuple[int, int]) -> Found:
 
 
 def taken(found: Found, which: Any) -> Found:
-    """Return some of the objects: by a boolean for each, or by their numbers."""
+    """Return a selection of the objects, by booleans or by indices."""
     numbers = np.arange(len(found["boxes"]))[which]
     return {
         name: [values[number] for number in numbers] if isinstance(values, list) else values[numbers]
@@ -165,7 +165,7 @@ def taken(found: Found, which: Any) -> Found:
 def plain(objects: Found) -> list[dict[str, Any]]:
     """Return objects as files have them: label (a number), score, box, and the mask as run lengths.
 
-    Numbers have as many digits as it takes to make the same ones of them again.
+    Floats keep enough digits for an exact round trip.
     """
     boxes = np.asarray(objects["boxes"], np.float32).reshape(-1, 4)
     listed: list[dict[str, Any]] = [{"label": int(number)} for number in objects["classes"]]
@@ -181,7 +181,7 @@ def plain(objects: Found) -> list[dict[str, Any]]:
 
 
 def arrays_of(listed: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) -> Found:
-    """Return what `plain` made a list of, once it is `named`."""
+    """Return the objects of a list that `plain` and `named` made."""
     objects: Found = {
         "boxes": np.array([each["box"] for each in listed], np.float32).reshape(-1, 4),
         "classes": np.array([numbers[each["label"]] for each in listed], np.int64),
@@ -192,7 +192,7 @@ def arrays_of(listed: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) -
 
 
 def rounded(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return objects with numbers that are easy to read."""
+    """Return objects with rounded, readable numbers."""
     return [
         {**each, "score": round(each["score"], 4), "box": [round(edge, 2) for edge in each["box"]]} for each in listed
     ]
@@ -204,7 +204,7 @@ def named(listed: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dic
 
 
 def mask_tools() -> Any:
-    """Return the functions for run lengths.
+    """Return the module for run-length masks.
 
     Raises:
         InputError: faster-coco-eval is not installed.
@@ -213,7 +213,7 @@ def mask_tools() -> Any:
 
 
 def run_lengths(mask: NDArray[Any]) -> dict[str, Any]:
-    """Return a mask (height, width) as COCO's run lengths, in a form that JSON keeps."""
+    """Return a mask (height, width) as COCO run lengths that JSON can hold."""
     counts = mask_tools().encode(np.asfortranarray(mask.astype(np.uint8)))["counts"]
     text = counts.decode() if isinstance(counts, bytes) else counts
     return {"size": [int(side) for side in mask.shape], "counts": text}
@@ -223,10 +223,10 @@ def run_lengths(mask: NDArray[Any]) -> dict[str, Any]:
 
 
 def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
-    """Return for each class how many objects were found rightly, wrongly, and not at all.
+    """Return for each class the number of hits, false positives and misses.
 
-    An object is right if it overlaps a true one of its class that no surer one has taken, by half and more: with its
-    mask where there are masks, else with its box. Crowds are not missed, and what lies in one by half is not wrong.
+    A hit overlaps a true object of its class, not taken by a surer one, by at least half: by mask if there are masks,
+    else by box. Crowds are never missed, and an object that lies in one by half is not a false positive.
     """
     counts: dict[str, list[int]] = {}
     single = ~reference["crowd"]
@@ -248,9 +248,9 @@ def count_hits(found: Found, reference: Found) -> dict[str, list[int]]:
 
 
 def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
-    """Return the intersection over union of each found object with each true one, of masks or else of boxes.
+    """Return the intersection over union of each found object with each true one, by mask or else by box.
 
-    With a crowd it is how much of the object lies in it.
+    For a crowd it is the fraction of the object inside it.
     """
     shape = len(found["boxes"]), len(reference["boxes"])
     if not all(shape):
@@ -264,7 +264,7 @@ def overlap(found: Found, reference: Found) -> NDArray[np.float64]:
 
 
 def f1_of(counts: Mapping[str, Sequence[int]]) -> float:
-    """Return 2 hits / (2 hits + wrong + missed) over all classes; 1 where there is nothing and nothing was found."""
+    """Return 2 hits / (2 hits + wrong + missed) over all classes; 1 if there is nothing to find and nothing found."""
     hits, wrong, missed = (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
     return 2 * hits / (2 * hits + wrong + missed) if hits + wrong + missed else 1.0
 
@@ -273,9 +273,9 @@ def class_table(predictions: Path, names: Sequence[str], metric: Any) -> list[di
     """Return average precision, and at the threshold precision, recall and counts, of each class; None if undefined.
 
     Args:
-        predictions: the file that an evaluation wrote, read line by line.
+        predictions: the file of an evaluation, read line by line.
         names: of the classes.
-        metric: takes in its objects.
+        metric: is given its objects.
     """
     numbers = {name: number for number, name in enumerate(names)}
     totals = np.zeros((len(names), 3), dtype=int)
@@ -311,8 +311,8 @@ def draw_objects(
         image: (height, width, 3).
         objects: in its pixels.
         names: of the classes.
-        scores: of the objects, to be written on them.
-        most: a larger image is made smaller first, until no side is longer; so that what is written stays readable.
+        scores: of the objects, drawn on them.
+        most: the maximum side: a larger image is scaled down first, so that its text stays readable.
     """
     from loopwright.data.pictures import color_of, draw_boxes, draw_masks
     from loopwright.data.pictures.canvas import as_image

@@ -30,8 +30,8 @@ AUTO_CLASS = "AutoModelForSemanticSegmentation"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
 _SMALL_LOSS = "ce+dice"
 _BACKGROUND = "background"
-_MASKS = "masks"  # the folder of predicted masks in that of the overlays
-# What of a batch is not for the model.
+_MASKS = "masks"  # the folder of predicted masks within the overlays folder
+# Batch keys that are not model inputs.
 _NOT_FOR_MODEL = ("position", "num_items", "full_size", "full_mask")
 _NUM_NAMED = 3  # classes in the caption of a picture
 _MOST_CLASSES_DRAWN = 200
@@ -39,7 +39,7 @@ _MOST_CLASSES_DRAWN = 200
 ClassMap = NDArray[Any]
 """The class of each pixel: whole numbers, (height, width)."""
 Pairs = list[tuple[int, int, int]]
-"""True class, predicted class, and how many pixels of an image have both."""
+"""True class, predicted class, and the number of pixels of an image with both."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class SemanticSegmentationArguments(VisionArguments):
 
 
 class SemanticSegmentation(VisionTask):
-    """Trains a model that says of which class each pixel is."""
+    """Trains a model that classifies each pixel."""
 
     name = "semantic-segmentation"
     summary = "the class of each pixel of an image"
@@ -92,7 +92,7 @@ class SemanticSegmentation(VisionTask):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what the most common class of the training pixels reaches."""
+        """Score the most common class of the training pixels."""
         learnt, scored = (pixels_by_class(job.args, job.data, split) for split in ("train", "validation"))
         if not sum(scored):
             return {}
@@ -102,27 +102,27 @@ class SemanticSegmentation(VisionTask):
         return {"majority": {name: float(value) for name, value in scores.items()}}
 
     def train_transform(self, job: Job) -> Transform:
-        """Return a random part of the image and its mask, mirrored, in other colours."""
+        """Return random crops of the image and its mask, flips and colour changes."""
         from loopwright.data.images import segmentation_train
 
         form, args = self.form(job), job.args
         return segmentation_train((form.height, form.width), args.augmentation, args.flip, args.ignore_index)
 
     def eval_transform(self, job: Job) -> Transform:
-        """Return the whole image squeezed to the size that the model sees."""
+        """Return the whole image squeezed to the model's input size."""
         from loopwright.data.images import segmentation_eval
 
         form = self.form(job)
         return segmentation_eval((form.height, form.width))
 
     def load_scene(self, job: Job, is_labelled: bool) -> Callable[[Mapping[str, Any]], Scene]:
-        """Return what reads an image and its mask."""
+        """Return a reader of an image and its mask."""
         if not is_labelled:
             return super().load_scene(job, is_labelled)
         return _reader(job)
 
     def to_features(self, job: Job, is_labelled: bool) -> Callable[[Scene, Mapping[str, Any]], dict[str, Any]]:
-        """Return what makes tensors, and counts what the loss is a mean of."""
+        """Return a function that makes tensors, and counts the items of the loss."""
         features = super().to_features(job, is_labelled)
         if not is_labelled:
             return features
@@ -132,7 +132,7 @@ class SemanticSegmentation(VisionTask):
     def create_dataset(
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
-        """Return the images as tensors; those that are not trained on with the masks, or sizes, of the files."""
+        """Return the images as tensors; outside training with the masks, or sizes, of the files."""
         from loopwright.data.images import as_transform
 
         dataset = super().create_dataset(job, rows, is_labelled=is_labelled, is_training=is_training, limit=limit)
@@ -144,7 +144,7 @@ class SemanticSegmentation(VisionTask):
     # --- model --------------------------------------------------------------------------------------------------
 
     def build(self, data: RunData, args: Any, training: TaskTrainingArguments, origin: Origin) -> Job:
-        """Load or make a model with a score for each class, and settle the loss."""
+        """Load or build a model with a score per class, and set up the loss."""
         from loopwright.data.images import collate_images
         from loopwright.models import SmallModel
         from loopwright.tasks.vision.models import load_vision_model
@@ -180,18 +180,18 @@ class SemanticSegmentation(VisionTask):
         return Job(self, data, args, training, loaded.model, loaded.processor, collate_images, [], loaded.new)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the images and, where there are any, the labels."""
+        """Return the images and, if there are any, the labels."""
         return {name: value for name, value in batch.items() if name not in _NOT_FOR_MODEL}
 
     def compute_loss(self, job: Job, model: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the model's own loss, or the one of a name on scores as large as the labels."""
+        """Return the model's own loss, or the configured one on logits scaled to the size of the labels."""
         import torch
 
         from loopwright.models import create_loss
 
         args, inputs = job.args, self.inputs_for(job, batch)
         if args.loss == MODEL_LOSS:
-            # A mean over no pixels is not a number. Such a batch weighs nothing, so that any labels will do.
+            # A mean over no pixels is NaN. Such a batch has zero weight, so any labels will do.
             has_items = batch["num_items"].sum() > 0
             inputs["labels"] = torch.where(has_items, inputs["labels"], 0)
             outputs = model(**inputs)
@@ -202,22 +202,22 @@ class SemanticSegmentation(VisionTask):
         return loss(enlarged(outputs.logits, labels.shape[-2:]), labels).loss, outputs
 
     def count_items(self, batch: Mapping[str, Any]) -> float | None:
-        """Return how many pixels, or how much weight of pixels, the loss is a mean of; of dice how many images."""
+        """Return the number or the weight of the pixels in the loss; for dice, the number of images."""
         return float(batch["num_items"].sum())
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def create_scorer(self, job: Job) -> Scorer:
-        """Return mean IoU and accuracies."""
+        """Return a scorer of mean IoU and accuracies."""
         directions = {"mean_iou": True, "mean_accuracy": True, "overall_accuracy": True}
         scorer = ImageScorer(lambda: _create_metric(job), directions)
         return JointScorer([LossInterval("image_loss", "num_items"), scorer])
 
     def score_batch(self, job: Job, batch: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
-        """Return the classes at the size of the mask, which of them were taken for which, and the IoU of the image.
+        """Return the class map at the size of the mask, the class confusions, and the IoU of the image.
 
-        "loss" is 1 - IoU: by it the worst images are found. "image_loss" is what is trained on, and "num_items" how
-        much of that the image has.
+        "loss" is 1 - IoU, which ranks the worst images. "image_loss" is the training loss, and "num_items" the image's
+        weight in it.
         """
         references = batch["full_mask"] if "full_mask" in batch else batch["labels"].cpu().numpy()
         lists = [each.tolist() for each in (batch["position"], _image_losses(job, batch, outputs), batch["num_items"])]
@@ -232,7 +232,7 @@ class SemanticSegmentation(VisionTask):
         return samples
 
     def readable(self, job: Job, sample: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the sample with the pixels by the names of their true and their predicted classes."""
+        """Return the sample with its pixel counts by the names of true and predicted classes."""
         names = label_names(job)
         pixels: dict[str, dict[str, int]] = {}
         for true, predicted, count in sample["pixels"]:
@@ -254,7 +254,7 @@ class SemanticSegmentation(VisionTask):
         return found
 
     def predict_rows(self, job: Job, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Yield the classes of each image with their shares, and the paths of what was written with `--overlays`."""
+        """Yield the classes of each image with their shares, and the paths of the files written with `--overlays`."""
         for shown in super().predict_rows(job, rows):
             if "overlay" in shown:
                 shown["mask"] = str(_mask_beside(Path(shown["overlay"])))
@@ -263,7 +263,7 @@ class SemanticSegmentation(VisionTask):
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return the image with its classes in colour, right of the truth where there is one, and the largest ones."""
+        """Return the image with its classes in colour, right of the truth if known, captioned with the largest ones."""
         from loopwright.data.images import decode_image
 
         image = np.asarray(decode_image(row["image"]))
@@ -285,7 +285,7 @@ class SemanticSegmentation(VisionTask):
         return _painted(job, picture, batch["labels"][index].cpu().numpy()), ""
 
     def save_overlay(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any], path: Path) -> None:
-        """Write the picture of a prediction, and its mask with the numbers that the masks of the data have."""
+        """Write the picture of a prediction, and its mask in the numbering of the data's masks."""
         super().save_overlay(job, row, prediction, path)
         mask = _mask_beside(path)
         mask.parent.mkdir(exist_ok=True)
@@ -315,9 +315,9 @@ class MaskReader:
     """Makes a scene of a row with an image and a mask; used in loader workers.
 
     Attributes:
-        num_classes: how many classes there are.
-        reduce_labels: 0 in masks is no class, other numbers are one too high.
-        ignore_index: the number of pixels that count nowhere.
+        num_classes: the number of classes.
+        reduce_labels: 0 in masks is not a class, other numbers are one too high.
+        ignore_index: the number of ignored pixels.
     """
 
     num_classes: int
@@ -328,8 +328,8 @@ class MaskReader:
         """Return the scene.
 
         Raises:
-            DataError: a file cannot be read, or the mask has a class that there is not: of many masks not all were
-                looked at before.
+            DataError: a file cannot be read, or the mask has an unknown class: preflight does not check all of many
+                masks.
         """
         from loopwright.data.images import load_scene
 
@@ -352,8 +352,8 @@ class MaskFeatures:
 
     Attributes:
         features: makes the tensors.
-        ignore_index: the number of pixels that count nowhere.
-        is_of_images: the loss is a mean over images, and else over pixels.
+        ignore_index: the number of ignored pixels.
+        is_of_images: the loss is a mean over images, not over pixels.
         weights: of the pixels by class; None for 1.
     """
 
@@ -363,7 +363,7 @@ class MaskFeatures:
     weights: tuple[float, ...] | None
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors, and under "num_items" what the sample counts for in the mean of the loss."""
+        """Return the tensors, with the sample's weight in the mean loss as "num_items"."""
         assert scene.semantic is not None, "the row has a mask"
         classes = scene.semantic[scene.semantic != self.ignore_index]
         if self.is_of_images:
@@ -375,18 +375,18 @@ class MaskFeatures:
 
 @dataclass(frozen=True)
 class FullSizeFeatures:
-    """Makes features of a scene at the size that a model sees, and keeps what its file had; used in loader workers.
+    """Makes features of a scene at the model's input size, and keeps its original mask or size; used in loader workers.
 
     Attributes:
-        transform: makes the scene smaller; it draws nothing.
-        features: makes those of the smaller scene.
+        transform: scales the scene down, without randomness.
+        features: makes the features of the smaller scene.
     """
 
     transform: Transform
     features: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features, "full_size" (height, width) and, where there is a mask, "full_mask"."""
+        """Return the features, "full_size" (height, width) and, if there is a mask, "full_mask"."""
         features = self.features(self.transform(scene, np.random.default_rng(0)), row)
         features["full_size"] = scene.size
         if scene.semantic is not None:
@@ -395,7 +395,7 @@ class FullSizeFeatures:
 
 
 def _as_bytes(classes: NDArray[np.int32]) -> ClassMap:
-    """Return the same numbers in a byte each, where they fit: batches of whole masks are large."""
+    """Return the same numbers as bytes if they fit: batches of whole masks are large."""
     return classes.astype(np.uint8) if classes.size and classes.min() >= 0 and classes.max() < 256 else classes
 
 
@@ -404,23 +404,19 @@ def _as_bytes(classes: NDArray[np.int32]) -> ClassMap:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The loss of a module that has none of its own.
-
-    Attributes:
-        ignore_index: the label that is left out.
-    """
+    """The loss of a module that has none of its own."""
 
     ignore_index: int
 
     def __call__(self, logits: Any, labels: Any) -> Any:
-        """Return the mean over the pixels that count."""
+        """Return the mean over the pixels that are not ignored."""
         from loopwright.models import create_loss
 
         return create_loss("ce", self.ignore_index)(enlarged(logits, labels.shape[-2:]), labels).loss
 
 
 def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
-    """Return the loss of each image; a loss of the model's own is taken for the mean over its pixels."""
+    """Return the loss of each image; the model's own loss is taken as a mean over its pixels."""
     from loopwright.models import sample_losses
 
     args, labels = job.args, batch["labels"]
@@ -430,7 +426,7 @@ def _image_losses(job: Job, batch: Mapping[str, Any], outputs: Any) -> Any:
 
 
 def enlarged(logits: Any, size: Sequence[int]) -> Any:
-    """Return scores (images, classes, height, width) at a size, between pixels in proportion to the distance."""
+    """Resize scores (images, classes, height, width) bilinearly."""
     from torch.nn import functional
 
     if tuple(logits.shape[-2:]) == tuple(size):
@@ -439,7 +435,7 @@ def enlarged(logits: Any, size: Sequence[int]) -> Any:
 
 
 def class_map(logits: Any, size: Sequence[int]) -> ClassMap:
-    """Return the likeliest class of each pixel of an image at a size, of scores (classes, height, width)."""
+    """Return the likeliest class of each pixel at a size, from scores (classes, height, width)."""
     import torch
 
     classes = enlarged(logits[None], size)[0].argmax(dim=0)
@@ -448,7 +444,7 @@ def class_map(logits: Any, size: Sequence[int]) -> ClassMap:
 
 
 def count_pairs(reference: ClassMap, prediction: ClassMap, ignore_index: int) -> Pairs:
-    """Return how many pixels of an image each pair of a true and a predicted class has, where it has any."""
+    """Count the pixels of an image for each pair of a true and a predicted class that occurs."""
     is_counted = reference != ignore_index
     true, predicted = reference[is_counted].astype(np.int64), prediction[is_counted].astype(np.int64)
     width = int(max(true.max(initial=0), predicted.max(initial=0))) + 1
@@ -457,7 +453,7 @@ def count_pairs(reference: ClassMap, prediction: ClassMap, ignore_index: int) ->
 
 
 def image_iou(pairs: Pairs) -> float | None:
-    """Return the mean IoU of the classes that an image has, or was said to have; None if no pixel counts."""
+    """Return the mean IoU of the true or predicted classes of an image; None if all pixels are ignored."""
     sizes: dict[int, int] = {}
     right: dict[int, int] = {}
     for true, predicted, count in pairs:
@@ -469,7 +465,7 @@ def image_iou(pairs: Pairs) -> float | None:
 
 
 def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDArray[np.int64]:
-    """Return the pixels of all images: a row per true class, a column per predicted one."""
+    """Return the confusion matrix over all images: a row per true class, a column per predicted one."""
     matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
     for of_image in pairs:
         for true, predicted, count in of_image:
@@ -478,7 +474,7 @@ def confusion(pairs: Iterator[Pairs] | Sequence[Pairs], num_classes: int) -> NDA
 
 
 def pairs_in(predictions: Path, names: Sequence[str]) -> Iterator[Pairs]:
-    """Yield the pairs of each image of an evaluation, of the file that it wrote."""
+    """Yield the pairs of each image from the predictions file of an evaluation."""
     numbers = {name: number for number, name in enumerate(names)}
     with predictions.open(encoding="utf-8") as file:
         for line in file:
@@ -491,7 +487,6 @@ def _create_metric(job: Job) -> Any:
 
 
 def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
-    """Return the metric as it is after images with this confusion."""
     metric = _create_metric(job)
     metric.load_state_dict({"num_samples": 1, "matrix": matrix.tolist()})
     return metric
@@ -507,7 +502,7 @@ def label_names(job: Job) -> Sequence[str]:
 
 
 def mask_file(classes: ClassMap) -> bytes:
-    """Return a map of classes as a PNG: with a palette, so that it can be looked at, or grey with 16 bits."""
+    """Return a class map as a PNG: with a palette for viewing, or as 16-bit grey."""
     from loopwright.data.pictures import palette
     from loopwright.data.vision_extra import pillow
 
