@@ -1,4 +1,4 @@
-"""Values that a field may have by name. They are strings: `args.eval_strategy == "steps"` holds."""
+"""Named values of fields. They are strings: `args.eval_strategy == "steps"` holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=Enum)
 
 
 class NamedChoice(str, Enum):
-    """A choice that compares, prints and is stored as its text."""
+    """A choice that compares, prints and is stored as a string."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -23,7 +23,7 @@ class NamedChoice(str, Enum):
 
 
 class IntervalStrategy(NamedChoice):
-    """When something happens again: never, every so many updates, or after each epoch."""
+    """How often something happens: never, every so many updates, or after each epoch."""
 
     NO = "no"
     STEPS = "steps"
@@ -31,7 +31,7 @@ class IntervalStrategy(NamedChoice):
 
 
 class SaveStrategy(NamedChoice):
-    """When checkpoints are written; `BEST` means after an evaluation that is better than all before it."""
+    """When checkpoints are written; `BEST` means after each evaluation that is the best so far."""
 
     NO = "no"
     STEPS = "steps"
@@ -40,7 +40,7 @@ class SaveStrategy(NamedChoice):
 
 
 class SchedulerType(NamedChoice):
-    """The learning rate schedules that have a name."""
+    """The named learning rate schedules."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -57,7 +57,7 @@ class SchedulerType(NamedChoice):
 
 
 class ParallelMode(NamedChoice):
-    """Whether this process is one of several; several devices in one process are not used."""
+    """Whether this process is one of several; several devices in one process are not supported."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
@@ -65,21 +65,21 @@ class ParallelMode(NamedChoice):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ": did you mean ...?" for the known word most like this one, or nothing where none is."""
+    """Return ": did you mean ...?" for the most similar known word, or an empty string if none is similar."""
     matches = get_close_matches(word, list(known), n=1)
     return f": did you mean {matches[0]}?" if matches else ""
 
 
 def shown(name: str, value: Any) -> str:
-    """Return the value of a field as a message may show it: a token only by its name."""
+    """Return the value of a field for a message: a token only by its name."""
     return f"<{name.upper()}>" if name.endswith("_token") else repr(value)
 
 
 def choose(kind: type[Kind], name: str, value: Any) -> Kind:
-    """Return the choice of this kind that a text, or another library's enum, stands for.
+    """Return the choice of this kind that matches a string or another library's enum.
 
     Raises:
-        ConfigError: there is none; it lists them and says which is nearest.
+        ConfigError: there is none; lists them and names the nearest.
     """
     text = value.value if isinstance(value, Enum) else value
     for member in kind:

@@ -1,6 +1,6 @@
-"""From the values of files and the texts of a command line to the types that a dataclass declares.
+"""Convert the values of files and the words of a command line to the types that a dataclass declares.
 
-YAML reads `3e-4` as a text and `no` as False; both become here what the field's type says.
+YAML reads `3e-4` as a text and `no` as False; both are converted to the field's type.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FALSE_WORDS = ("no", "false", "f", "n", "0", "off")
 
 
 class UnfitValueError(ConfigError):
-    """A value that cannot become what the field's type says; its text says what is expected."""
+    """A value that cannot be converted to the field's type; its text says what is expected."""
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass that its constructor takes, in their order.
+    """Return the types of the constructor's fields of a dataclass, in order.
 
     Raises:
-        ConfigError: a type is written as text and cannot be found.
+        ConfigError: a type annotation is a string that cannot be resolved.
     """
     try:
         hints = get_type_hints(kind)
@@ -45,7 +45,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def old_names_of(kind: type) -> Mapping[str, OldName]:
-    """Return the old names that a class takes beside those of its fields."""
+    """Return the old names that a class accepts in addition to its fields."""
     return kind.old_names() if isinstance(kind, AcceptsOldNames) else {}
 
 
@@ -53,7 +53,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """Make a dataclass from the values of a file, each converted to its field's type.
 
     Raises:
-        ConfigError: a name is not known, or a value does not fit; it names them.
+        ConfigError: a name is unknown, or a value does not fit; names them.
     """
     hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **field_types(kind)}
     for name in values:
@@ -63,10 +63,10 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def convert_named(name: str, value: Any, hint: Any) -> Any:
-    """Return a file's value as its type says.
+    """Return a file's value, converted to its type.
 
     Raises:
-        ConfigError: it cannot become that; it names the field.
+        ConfigError: it cannot be converted; names the field.
     """
     try:
         return convert(value, hint)
@@ -92,7 +92,7 @@ def is_list(hint: Any) -> bool:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a file's value as its type says. A value that has one of the types already stays as it is.
+    """Return a file's value, converted to its type. A value that already has one of the types is unchanged.
 
     Raises:
         UnfitValueError: it cannot become that.
@@ -106,7 +106,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def convert_text(text: str, hint: Any) -> Any:
-    """Return a text of the command line as its type says: a text only where nothing else fits.
+    """Return a word of the command line, converted to its type: a string only if nothing else fits.
 
     Raises:
         UnfitValueError: it cannot become that.
@@ -130,7 +130,7 @@ def _first_that_fits(value: Any, allowed: list[Any]) -> Any:
 
 
 def _is_plainly(value: Any, hint: Any) -> bool:
-    """Whether a value has a type already, so that nothing is to be converted in or around it."""
+    """Whether a value already has the type, so that nothing in or around it needs conversion."""
     return hint in (bool, int, float, str) and type(value) is hint
 
 
@@ -214,7 +214,7 @@ def _list(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _choice(value: Any, choices: list[tuple[Any, Any]]) -> Any:
-    """Return what the choice means that a value is; they are no dict, in which 1 and True would be one."""
+    """Return the meaning of a matching choice; not by a dict, in which 1 and True would be equal."""
     if isinstance(value, Enum):
         value = value.value
     for choice, meant in choices:

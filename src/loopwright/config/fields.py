@@ -1,8 +1,8 @@
 """The fields of `TrainingArguments`, in the order, with the names and the defaults of transformers.
 
-Each field is one of three kinds, which its metadata tells: `honoured` (it does here what it does there), `accepted`
-(it changes nothing here, and the text says why that is right), `refused` (another value than the default raises
-ConfigError with what to do instead).
+Each field is one of three kinds, stored in its metadata: `honoured` (the same effect as in transformers), `accepted`
+(no effect, and the text says why that is right), `refused` (any value but the default raises ConfigError with an
+alternative).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def honoured(default: T, help_text: str, **metadata: Any) -> T:
 
 
 def honoured_list(help_text: str) -> list[str]:
-    """Declare a field that has its effect here and is a list, empty by default."""
+    """Declare an honoured field that is a list, empty by default."""
     metadata = {"kind": "honoured", "help": help_text}
     return field(default_factory=list, metadata=metadata)
 
 
 def accepted(default: T, why: str) -> T:
-    """Declare a field whose values change nothing here, for a reason that the user would agree with."""
+    """Declare a field without effect here, for a reason that the user would agree with."""
     return field(default=default, metadata={"kind": "accepted", "help": why})
 
 
 def refused(default: T, instead: str, *also_fine: Any) -> T:
-    """Declare a field of which only the default is taken, or a value that means the same."""
+    """Declare a field that accepts only the default, or a value that means the same."""
     metadata = {"kind": "refused", "help": instead, "is_hidden": True, "also_fine": also_fine}
     return field(default=default, metadata=metadata)
 

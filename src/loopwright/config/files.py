@@ -1,4 +1,4 @@
-"""Read a configuration file, YAML or JSON, into a dict; and say a value in what such files can hold."""
+"""Read a YAML or JSON configuration file into a dict, and convert values to plain ones for such files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from loopwright.errors import ConfigError
 
 
 def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[str, Any]:
-    """Return what a file holds.
+    """Return the contents of a file.
 
     Args:
         path: the file.
-        form: "JSON" or "YAML"; without it a file whose name ends in .json is read as JSON, every other as YAML.
+        form: "JSON" or "YAML"; by default .json files are JSON, all others YAML.
 
     Raises:
         ConfigError: it cannot be read, or is not a mapping of names to values.
@@ -42,14 +42,13 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
 
 
 def _yaml_loader() -> Any:
-    """Return PyYAML's safe loader, for which 1:30:00 is a text and no number to the base of 60, as in YAML 1.2."""
+    """Return PyYAML's safe loader, but with 1:30:00 as a text, not a base-60 number, as in YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         """Reads a number with colons as it is written."""
 
         def construct_yaml_int(self, node: Any) -> Any:
-            """Return the number, or the text."""
             return node.value if ":" in node.value else super().construct_yaml_int(node)
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
@@ -57,7 +56,7 @@ def _yaml_loader() -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON and YAML can hold it: what they have no form for is told by its text."""
+    """Return a value as JSON and YAML can hold it; unsupported values become their text."""
     if isinstance(value, Enum):
         return plain(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):

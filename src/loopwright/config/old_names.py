@@ -1,7 +1,7 @@
-"""Names of arguments that transformers had once: still taken, with a notice that says what to write now.
+"""Old argument names of transformers: still accepted, with a warning that gives the new name.
 
-An `OldName` is an attribute of the class: reading and setting it goes to the field that has taken its place, and
-`AcceptsOldNames` makes it an argument of the constructor, also of dataclasses that people derive.
+An `OldName` is an attribute of the class that reads and sets the new field. `AcceptsOldNames` makes it an argument of
+the constructor, also of derived dataclasses.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _HUB = "uploading is not done here; save with trainer.save_model() and upload th
 
 
 class OldNameWarning(UserWarning):
-    """The notice that an argument's name is an old one."""
+    """The warning about an argument's old name."""
 
 
 class OldName:
     """An argument that has another name today.
 
     Args:
-        new: the field that has taken its place; None where nothing has to be said any more.
+        new: the field that replaced it; None if it is obsolete.
         hint: the type of its values.
-        forward: from a value of the old name to one of the new; a result of None sets nothing.
-        backward: from the new field's value to the old one's.
-        does_new_win: whether the new name wins where both are given; otherwise two that differ are an error.
-        note: what the notice adds.
+        forward: converts an old value to a new one; a result of None sets nothing.
+        backward: converts a new value to an old one.
+        does_new_win: whether the new name wins if both are given; otherwise different values raise.
+        note: extra text of the warning.
         refusal: why every value but the harmless one is refused.
     """
 
@@ -59,7 +59,7 @@ class OldName:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            # A dataclass that has a field of this name must not take this object for its default.
+            # A dataclass with a field of this name must not take this object as its default.
             raise AttributeError(self.name)
         return self._backward(getattr(instance, self.new) if self.new else None)
 
@@ -68,12 +68,12 @@ class OldName:
             setattr(instance, name, translated)
 
     def translate(self, value: Any, given: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
-        """Return the new field and its value, or nothing where the old value changes nothing; give notice.
+        """Return the new field and its value, or nothing if the old value has no effect; warn.
 
         Args:
-            value: what the old name was given.
+            value: the old name's value.
             given: the other arguments.
-            stacklevel: how many calls up the notice points.
+            stacklevel: how many calls up the warning points.
 
         Raises:
             ConfigError: the value is refused, or contradicts the new name's.
@@ -103,10 +103,10 @@ class OldName:
 
 
 class AcceptsOldNames(type):
-    """Makes the `OldName`s of a class arguments of its constructor, and says which name was meant."""
+    """Makes the `OldName`s of a class arguments of its constructor."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an instance from arguments of today's names and of old ones."""
+        """Create an instance from current and old argument names."""
         parameters = cls.__signature__.parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         translated = cls.translate_old_names(kwargs, stacklevel=4)
@@ -118,19 +118,19 @@ class AcceptsOldNames(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """What `help` and editors show: the constructor's own arguments, rather than those of `__call__`."""
+        """The signature for `help` and editors: the constructor's, rather than `__call__`'s."""
         signature = inspect.signature(cast("Any", cls).__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def old_names(cls) -> dict[str, OldName]:
-        """Return the old names of this class that no field of its own has taken again."""
+        """Return the old names of this class that none of its fields reuses."""
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             found |= vars(base)
         return {name: value for name, value in found.items() if isinstance(value, OldName)}
 
     def translate_old_names(cls, arguments: Mapping[str, Any], stacklevel: int = 3) -> dict[str, Any]:
-        """Return the arguments with today's names only, giving notice of the others.
+        """Return the arguments with current names only, warning about the others.
 
         Raises:
             ConfigError: an old name's value is refused, or contradicts the new name's.
@@ -150,7 +150,7 @@ def _ratio(value: float) -> float | None:
 
 
 def _gone(hint: Any, usual: Any, refusal: str) -> OldName:
-    """Return the old name of something that is not there any more: what it was by default is taken."""
+    """Return the old name of a removed argument, which accepts only its former default."""
     return OldName(
         None,
         hint,
@@ -161,7 +161,7 @@ def _gone(hint: Any, usual: Any, refusal: str) -> OldName:
 
 
 class TrainingOldNames(metaclass=AcceptsOldNames):
-    """The old names of `TrainingArguments`, among them those that transformers 4 had and 5 has not."""
+    """The old names of `TrainingArguments`, including those that transformers 5 removed."""
 
     evaluation_strategy = OldName("eval_strategy", str)
     warmup_ratio = OldName(

@@ -1,6 +1,6 @@
 """`HfArgumentParser`: dataclasses filled from a command line, from files, or from both.
 
-A value comes from a flag, else from a file given with `--config`, else from the dataclass; `sources` tells which.
+A value comes from a flag, else from a file given with `--config`, else from the dataclass; `sources` records which.
 
 Example:
     >>> from loopwright.config import TrainingArguments
@@ -40,10 +40,10 @@ from loopwright.errors import ConfigError
 
 CONFIG_FLAG = "--config"
 
-# What a field's metadata may tell argparse.
+# Metadata of a field that is passed to argparse.
 _ARGPARSE_KEYS = ("help", "choices", "metavar", "nargs")
 
-# Words that are values and no flags; argparse of Python before 3.14 does not know -1e-3.
+# Words that are values, not flags; argparse before Python 3.14 does not know -1e-3.
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
 
@@ -59,12 +59,11 @@ def HfArg(
     """Declare a field of a dataclass together with its help text and its other flags.
 
     Args:
-        aliases: further flags, such as "-e".
+        aliases: extra flags, such as "-e".
         help: the text that `--help` shows.
-        default: the value where none is given; without it the flag is required.
-        default_factory: makes the default.
-        metadata: further metadata of the field.
-        kwargs: further arguments of `dataclasses.field`.
+        default: without it the flag is required.
+        metadata: extra metadata of the field.
+        kwargs: extra arguments of `dataclasses.field`.
     """
     told = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
     field: Any = dataclasses.field
@@ -72,7 +71,7 @@ def HfArg(
 
 
 class _Field(argparse.Action):
-    """Stores a flag's value, and notes in the parser that it was given."""
+    """Stores a flag's value, and records in the parser that it was given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -86,7 +85,7 @@ class _Field(argparse.Action):
 
 
 class _Negation(argparse.Action):
-    """Stores False for a flag that starts with no."""
+    """Stores False for a flag with the prefix "no"."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -96,17 +95,16 @@ class _Negation(argparse.Action):
 
 
 class HfArgumentParser(argparse.ArgumentParser):
-    """Makes flags of the fields of dataclasses, and dataclasses of flags.
+    """Turns fields of dataclasses into flags, and flags into dataclasses.
 
-    You may add arguments of your own with `add_argument`: they come back in a namespace behind the dataclasses.
+    You may add your own arguments with `add_argument`: they are returned in a namespace after the dataclasses.
 
     Args:
-        dataclass_types: a dataclass or several.
+        dataclass_types: one or several dataclasses.
         kwargs: arguments of `argparse.ArgumentParser`.
 
     Attributes:
-        dataclass_types: the dataclasses.
-        sources: for each field, after parsing, where its value came from: "default", "file" or "flag".
+        sources: the origin of each field's value after parsing: "default", "file" or "flag".
 
     Raises:
         ConfigError: two of the dataclasses have a field of the same name, or a type cannot be read.
@@ -114,7 +112,7 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, dataclass_types: type | Iterable[type] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
-        # A shortened flag would be another one, or an error, after the next field that is added.
+        # An abbreviated flag could change its meaning, or become an error, when a field is added.
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
         self._negative_number_matcher = _NEGATIVE_NUMBER
@@ -139,24 +137,23 @@ class HfArgumentParser(argparse.ArgumentParser):
         args_filename: str | os.PathLike[str] | None = None,
         args_file_flag: str | None = None,
     ) -> tuple[Any, ...]:
-        """Return the dataclasses, filled from a command line and the files that it names.
+        """Return the dataclasses, filled from a command line and its files.
 
-        `--config FILE` (YAML, or JSON where the name ends in .json) gives values that flags overrule. It may be given
-        several times; later files overrule earlier ones. A flag that is not known ends the program with code 2.
+        Flags override the values of `--config FILE` (YAML, or JSON if the name ends in .json). It may be given several
+        times; later files override earlier ones. An unknown flag ends the program with code 2.
 
         Args:
             args: the command line; the program's own by default.
-            return_remaining_strings: return what is not known as a last value, instead of ending the program.
-            look_for_args_file: read flags, to be overruled, from the file beside the script that ends in .args.
+            return_remaining_strings: return unknown words as a last value, instead of ending the program.
+            look_for_args_file: read default flags from the script's .args file.
             args_filename: read them from this file instead.
             args_file_flag: a flag whose value names such a file too.
 
         Returns:
-            The dataclasses in their order, a namespace where the parser has arguments of its own, and the remaining
-            strings where they are asked for.
+            The dataclasses in order, a namespace if you added arguments, and the remaining strings if requested.
 
         Raises:
-            ConfigError: values contradict each other, or are not supported.
+            ConfigError: values conflict, or are not supported.
         """
         line = list(sys.argv[1:] if args is None else args)
         line = self._with_args_files(line, look_for_args_file, args_filename, args_file_flag)
@@ -175,7 +172,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             from_files |= fields
             own |= rest
         if not return_remaining_strings and not self.allow_abbrev:
-            # Before parsing, which would rather say that a flag is missing than that this may be it, misspelt.
+            # Before parsing, which would report a missing flag rather than a misspelt one.
             self._refuse_unknown_flags(line)
         namespace, remaining = self._parse_line(line, {**from_files, **own})
         outputs = self._fill(from_files, self._given)
@@ -193,7 +190,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Return the dataclasses, filled from a dict.
 
         Raises:
-            ConfigError: a value does not fit, or a key is not known and `allow_extra_keys` is False.
+            ConfigError: a value does not fit, or a key is unknown and `allow_extra_keys` is False.
         """
         values, unknown = self.read_values(args, "")
         if unknown and not allow_extra_keys:
@@ -227,7 +224,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self._hints[name]
 
     def take(self, name: str, value: Any) -> Any:
-        """Note that a flag was given, and return its value; called by the actions of the fields."""
+        """Record that a flag was given, and return its value; called by the actions of the fields."""
         self._given[name] = value
         return value
 
@@ -268,7 +265,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             group.add_argument(f"--no_{field.name}", dest=field.name, action=_Negation, **options)
 
     def _add_old_flags(self) -> None:
-        """Add the old names as hidden flags, where nothing else has taken them; and `--config`."""
+        """Add the old names as hidden flags, unless they are taken; and `--config`."""
         for kind in self.dataclass_types:
             for name, old in old_names_of(kind).items():
                 if f"--{name}" not in self._option_string_actions:
@@ -299,13 +296,13 @@ class HfArgumentParser(argparse.ArgumentParser):
         return words + line
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
-        """Return the files of `--config`, and the line without them, unless that is a flag of somebody else's."""
+        """Return the files of `--config`, and the line without them, unless `--config` is a user's own flag."""
         if self._option_string_actions[CONFIG_FLAG] is self._config_action:
             return _split_off(line, CONFIG_FLAG)
         return [], line
 
     def _parse_line(self, line: list[str], from_files: Mapping[str, Any]) -> tuple[argparse.Namespace, list[str]]:
-        """Parse flags over the values of files, which are as good as flags where one is required."""
+        """Parse flags over the values of files, which satisfy required flags too."""
         covered = [action for action in self._actions if action.required and action.dest in from_files]
         for action in covered:
             action.required = False
@@ -326,7 +323,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     # ---------------------------------------------------------------------------------------------------- values
 
     def _own_names(self) -> set[str]:
-        """Return the names of arguments that are no fields: those that were added by hand."""
+        """Return the names of arguments that are not fields: those added by hand."""
         return {
             action.dest
             for action in self._actions
@@ -334,7 +331,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         }
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the values of fields, with their types and today's names, and those that are of no field."""
+        """Return the values of fields, with their types and current names, and the values of unknown names."""
         hints = dict(self._hints)
         for kind in self.dataclass_types:
             hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **hints}
@@ -348,7 +345,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self._renamed(known), unknown
 
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values under today's names; an old name that is a field of another dataclass stays."""
+        """Return values under their current names; an old name that is a field of another dataclass stays."""
         renamed = {name: value for name, value in values.items() if name in self._hints}
         for kind in self.dataclass_types:
             if isinstance(kind, AcceptsOldNames):
@@ -358,7 +355,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return renamed
 
     def _fill(self, from_files: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Make the dataclasses: flags win over files, files over defaults."""
+        """Create the dataclasses: flags win over files, files over defaults."""
         flags = self._renamed(flags)
         defaults = {name: value for name, value in self._defaults.items() if name in self._hints}
         values = {**defaults, **from_files, **flags}
@@ -407,7 +404,6 @@ def _is_hidden(action: argparse.Action) -> bool:
 
 
 def _options(hint: Any) -> dict[str, Any]:
-    """Return what argparse has to know about values of a type."""
     allowed = members(hint)
     lists = [member for member in allowed if is_list(member)]
     if lists:
@@ -417,7 +413,6 @@ def _options(hint: Any) -> dict[str, Any]:
 
 
 def _metavar(hint: Any) -> str:
-    """Return how `--help` shows a value of a type."""
     if get_origin(hint) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(hint)) + "}"
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -427,8 +422,6 @@ def _metavar(hint: Any) -> str:
 
 
 def _reader(hint: Any) -> Callable[[str], Any]:
-    """Return the function with which argparse reads a word as a type."""
-
     def read(word: str) -> Any:
         try:
             return convert_text(word, hint)
@@ -439,7 +432,6 @@ def _reader(hint: Any) -> Callable[[str], Any]:
 
 
 def _split_off(line: list[str], flag: str) -> tuple[list[str], list[str]]:
-    """Return the values of a flag, and the line without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="values", action="append", default=[])
     found, rest = parser.parse_known_args(line)

@@ -1,6 +1,6 @@
-"""Which process this is, read when it is asked for: from torch's process group, or from what the launcher set.
+"""The identity of this process, read on demand from torch's process group or the launcher's environment.
 
-torch is imported only by what needs it.
+torch is imported only if needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_WAIT = timedelta(days=1)
 
 
 def _process_group() -> Any:
-    """Return torch.distributed where this process has joined a group, else None; imports nothing."""
+    """Return torch.distributed if this process has joined a group, else None; imports nothing."""
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -29,7 +29,7 @@ def _process_group() -> Any:
 
 
 def world_size() -> int:
-    """Return how many processes the run has."""
+    """Return the number of processes of the run."""
     group = _process_group()
     return int(group.get_world_size()) if group else int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -59,9 +59,9 @@ def device(use_cpu: bool) -> torch.device:
 
 @contextmanager
 def first(is_first: bool) -> Iterator[None]:
-    """Run a block on the first process, and on the others when it is done there; an error releases them too.
+    """Run a block on the first process, then on the others; an error releases them too.
 
-    It needs no process group: before there is one, the processes meet in the store of their launcher.
+    It needs no process group: without one, the processes synchronize through their launcher's store.
     """
     if world_size() == 1:
         yield
@@ -79,21 +79,21 @@ def first(is_first: bool) -> Iterator[None]:
 
 @cache
 def _store() -> Any:
-    """Return the store that the processes share. It is kept, since rank 0 may be the one that serves it."""
+    """Return the store that the processes share. It is cached, since rank 0 may be its server."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", timeout=_LONGEST_WAIT))
-    # torchrun may offer the same store after a restart, with what the processes before have counted in it.
+    # After a restart torchrun may reuse the store, with the counts of the previous processes.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"loopwright/first/{attempt}", store)
 
 
 def _meet_in_store() -> None:
-    """Wait until every process has come here as often as this one."""
+    """Wait until every process has called this as often as this one."""
     store = _store()
     count = int(store.add("arrived", 1))
-    # Of the processes that came, each `world_size()` make one meeting.
+    # Every `world_size()` arrivals complete one barrier.
     meeting = (count - 1) // world_size()
     if count % world_size() == 0:
         store.set(f"open-{meeting}", "yes")

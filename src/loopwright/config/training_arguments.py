@@ -1,8 +1,8 @@
 """`TrainingArguments`: what a run is to do, as inert data, with the names and defaults of transformers.
 
-Making one touches no device, no file and no environment, and imports no torch. What depends on the machine (`device`,
-`world_size`, `should_save`, ...) is looked up when it is read. The fields are in `fields`, what they may hold in
-`validation`, their old names in `old_names`.
+Creating one touches no device, file or environment, and does not import torch. Machine-dependent values (`device`,
+`world_size`, `should_save`, ...) are looked up on access. The fields are in `fields`, their checks in `validation`,
+their old names in `old_names`.
 
 Example:
     >>> args = TrainingArguments("runs/first", learning_rate=1e-4, eval_strategy="epoch")
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-# Fields that transformers fills in by itself, so that their values say nothing about what the user wanted.
+# Fields that transformers fills in itself, so their values do not show what the user wanted.
 _FILLED_IN = ("logging_nan_inf_filter", "logging_dir", "fsdp_config")
 
 
@@ -57,7 +57,7 @@ class TrainingArguments(TrainingFields):
             warnings.warn(notice, OldNameWarning, stacklevel=4)
 
     def validate(self) -> None:
-        """Check the fields, and fill in those that follow from others. Call it again after you have set some.
+        """Check the fields, and fill in dependent ones. Call it again after setting some.
 
         Raises:
             ConfigError: it names the field, what it was given and what is expected.
@@ -87,14 +87,14 @@ class TrainingArguments(TrainingFields):
 
     @property
     def mixed_precision(self) -> str:
-        """The precision of autocast, "fp16", "bf16" or "no"; unset, what accelerate's launcher has set."""
+        """The precision of autocast, "fp16", "bf16" or "no"; by default, the setting of accelerate's launcher."""
         if self.fp16 or self.bf16:
             return "fp16" if self.fp16 else "bf16"
         return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
 
     @property
     def ddp_options(self) -> dict[str, Any]:
-        """The options of torch's DistributedDataParallel that are set, by the names they have there."""
+        """The options of torch's DistributedDataParallel that are set, by torch's names."""
         options = {
             "find_unused_parameters": self.ddp_find_unused_parameters,
             "bucket_cap_mb": self.ddp_bucket_cap_mb,
@@ -104,13 +104,13 @@ class TrainingArguments(TrainingFields):
         return {name: value for name, value in options.items() if value is not None}
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the updates of the warmup of a run of so many updates."""
+        """Return the warmup updates of a run of `num_training_steps` updates."""
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
 
     def get_process_log_level(self) -> int:
-        """Return the level at which this process logs, as a number of `logging`; "passive" leaves it as it is."""
+        """Return this process's log level as a number of `logging`; "passive" keeps the current one."""
         level = self.log_level if self.should_log else self.log_level_replica
         if level == "passive":
             return logging.getLogger("loopwright").getEffectiveLevel()
@@ -130,7 +130,7 @@ class TrainingArguments(TrainingFields):
 
     @property
     def world_size(self) -> int:
-        """How many processes the run has."""
+        """The number of processes of the run."""
         return processes.world_size()
 
     @property
@@ -159,11 +159,11 @@ class TrainingArguments(TrainingFields):
         return self.process_index == 0
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
-        """Let a block run on the main process first, and on the others when it is done there.
+        """Run a block on the main process first, then on the others.
 
         Args:
-            local: the first process of each node, rather than that of the first node alone.
-            desc: what the block does, for the debug log.
+            local: the first process of each node, rather than of the first node alone.
+            desc: a description of the block for the debug log.
         """
         logging.getLogger(__name__).debug("process %d: %s, main process first", self.process_index, desc)
         index = self.local_process_index if local else self.process_index
@@ -172,7 +172,7 @@ class TrainingArguments(TrainingFields):
     # ---------------------------------------------------------------------------------------- to and from files
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON and YAML can hold them; a token that is set is replaced by its name."""
+        """Return all fields as JSON and YAML can hold them; a token is replaced by its name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
         return {
             name: f"<{name.upper()}>" if name.endswith("_token") and value is not None else plain(value)
@@ -184,7 +184,7 @@ class TrainingArguments(TrainingFields):
         return json.dumps(self.to_dict(), indent=2)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return all fields and the batch sizes, as trackers take them: numbers, bools and texts only."""
+        """Return all fields and the batch sizes for trackers: numbers, bools and texts only."""
         sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         values = {**self.to_dict(), **sizes}
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
@@ -197,7 +197,7 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Make arguments from such a dict; what is left out has its default, old names are taken.
+        """Create arguments from such a dict; missing fields have their default, old names are accepted.
 
         Raises:
             ConfigError: a name is not known, or a value does not fit.
@@ -206,7 +206,7 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Make arguments from a JSON file.
+        """Create arguments from a JSON file.
 
         Raises:
             ConfigError: the file cannot be read, a name is not known, or a value does not fit.
@@ -215,7 +215,7 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
-        """Make arguments from a YAML file.
+        """Create arguments from a YAML file.
 
         Raises:
             ConfigError: the file cannot be read, a name is not known, or a value does not fit.
@@ -224,16 +224,16 @@ class TrainingArguments(TrainingFields):
 
     @classmethod
     def from_transformers(cls, args: Any) -> TrainingArguments:
-        """Make arguments from an instance of transformers' own classes: for sequence to sequence where it is for that.
+        """Create arguments from an instance of transformers' own classes, including the sequence to sequence class.
 
         Raises:
-            ConfigError: it asks for something that is refused here.
+            ConfigError: it sets something that is refused here.
         """
         kind = Seq2SeqTrainingArguments if hasattr(args, "predict_with_generate") else cls
         names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
         names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
         made = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-        # A class derived from theirs may have fields of its own, or attributes, which its trainer reads.
+        # A derived class may have extra fields or attributes, which its trainer reads.
         for name, value in vars(args).items():
             if not name.startswith("_") and not hasattr(made, name):
                 setattr(made, name, value)
@@ -252,7 +252,7 @@ class TrainingArguments(TrainingFields):
         seed: int = 42,
         gradient_checkpointing: bool = False,
     ) -> Self:
-        """Set what training needs first, and `do_train`; return these arguments."""
+        """Set the main training options, and `do_train`; return these arguments."""
         return self._set(
             do_train=True,
             learning_rate=learning_rate,
@@ -325,7 +325,7 @@ class TrainingArguments(TrainingFields):
         )
 
     def set_push_to_hub(self, *args: Any, **kwargs: Any) -> Self:
-        """Refuse: loopwright uploads nothing.
+        """Raise: loopwright uploads nothing.
 
         Raises:
             ConfigError: always.
@@ -363,7 +363,7 @@ class TrainingArguments(TrainingFields):
         max_steps: int = -1,
         warmup_steps: float = 0,
     ) -> Self:
-        """Set the learning rate's schedule, and how long it is; return these arguments."""
+        """Set the learning rate schedule and its length; return these arguments."""
         return self._set(
             lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps
         )
@@ -421,7 +421,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
     generation_config: Any = honoured(None, "A GenerationConfig, or the folder or name of one.")
 
     def validate(self) -> None:
-        """Check the fields, and fill in those that follow from others. Call it again after you have set some.
+        """Check the fields, and fill in dependent ones. Call it again after setting some.
 
         Raises:
             ConfigError: it names the field, what it was given and what is expected.

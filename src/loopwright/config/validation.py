@@ -1,6 +1,6 @@
-"""Check the fields of `TrainingArguments` against each other, and settle those that follow from others.
+"""Check the fields of `TrainingArguments` against each other, and fill in dependent ones.
 
-Doing it twice changes nothing: what was settled once is taken as given the second time.
+This is idempotent: a filled-in value is taken as given the second time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AUTO_OF_TASKS = {
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 _JSON = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config")
 
-# The settings of accelerate that are in force here anyway, or change nothing since accelerate does not load data.
+# Settings of accelerate that always apply here, or have no effect since accelerate does not load data.
 _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "split_batches": ((False,), "per_device_train_batch_size is always per device; divide it yourself"),
     "dispatch_batches": ((None, False), "each process reads its own share of the data"),
@@ -50,10 +50,10 @@ _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def settle(args: TrainingFields) -> None:
-    """Check all fields, and fill in those that follow from others.
+    """Check all fields, and fill in dependent ones.
 
     Raises:
-        ConfigError: it names the field, what it was given and what is expected.
+        ConfigError: names the field, the given and the expected value.
     """
     args.output_dir = os.path.expanduser(args.output_dir or DEFAULT_OUTPUT_DIR)
     for name in _JSON:
@@ -69,10 +69,10 @@ def settle(args: TrainingFields) -> None:
 
 
 def check_refused(args: Any, kind: type[TrainingFields]) -> None:
-    """Refuse the fields of a class that have no effect here, where they are set.
+    """Refuse the fields of a class that are set but have no effect here.
 
     Raises:
-        ConfigError: it names the field and says what to do instead.
+        ConfigError: names the field and an alternative.
     """
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
@@ -84,7 +84,7 @@ def check_refused(args: Any, kind: type[TrainingFields]) -> None:
 
 
 def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional: bool = False) -> None:
-    """Check that fields are whole numbers, and make them plain ones.
+    """Check that fields are integers, and convert them to plain ones.
 
     Raises:
         ConfigError: one is not, or is below the least.
@@ -101,14 +101,13 @@ def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional:
 
 
 def _instead(name: str, value: Any) -> str:
-    """Return what to do where a value was left to the run, which only a task can find."""
+    """Return the advice for a value left to the run, which only a task can determine."""
     if value != "auto" or name not in _AUTO_OF_TASKS:
         return ""
     return f": 'auto' is for lw train and loopwright.train(); {_AUTO_OF_TASKS[name]}"
 
 
 def _number(name: str, value: Any, expected: str) -> float:
-    """Return a plain number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise ConfigError(f"{name} must be {expected}, got {value!r}{_instead(name, value)}")
     return int(value) if isinstance(value, Integral) else float(value)
@@ -130,7 +129,7 @@ def _read_json(args: TrainingFields, name: str) -> None:
 
 
 def _check_accelerator_config(args: TrainingFields) -> None:
-    """Refuse settings of accelerate but those that are in force here anyway, and forget these."""
+    """Refuse accelerate settings except those that apply here anyway, and drop these."""
     config: Any = args.accelerator_config
     settings = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
     for name, value in settings.items():
@@ -199,12 +198,11 @@ def _settle_choices(args: TrainingFields) -> None:
 
 
 def _listed(given: Any) -> list[Any]:
-    """Return a list of names, also where one is given as it is."""
     return [given] if isinstance(given, str) else list(given or [])
 
 
 def _settle_buckets(args: TrainingFields) -> None:
-    """Make the bucket lengths "auto", "off" or whole numbers in ascending order."""
+    """Normalize the bucket lengths to "auto", "off" or ascending integers."""
     given: Any = args.length_buckets
     words = [given] if isinstance(given, str) else list(given or ["off"])
     if words in (["auto"], ["off"]):
@@ -212,7 +210,7 @@ def _settle_buckets(args: TrainingFields) -> None:
         return
     if not all(str(word).isdigit() and int(word) > 0 for word in words):
         raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {given!r}')
-    lengths: Any = sorted({int(word) for word in words})  # settled to numbers, from what a file or a flag says
+    lengths: Any = sorted({int(word) for word in words})  # converted to numbers, from a file or a flag
     args.length_buckets = lengths
 
 
@@ -237,7 +235,7 @@ def _settle_intervals(args: TrainingFields) -> None:
 
 
 def _steps(name: str, value: Any, meaning: str) -> float:
-    """Return a number of updates as a whole number, or a fraction of all updates as it is."""
+    """Return a number of updates as an integer, or a fraction of all updates unchanged."""
     steps = _number(name, value, f"a whole number of updates, or {meaning}")
     if steps < 1 and steps != 0:
         return steps

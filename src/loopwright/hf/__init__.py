@@ -1,8 +1,8 @@
-"""The names and habits of transformers' Trainer over loopwright's one loop: change the import, keep the script.
+"""The API of transformers' Trainer on loopwright's loop: change the import, keep the script.
 
     from loopwright.hf import Trainer, TrainingArguments
 
-transformers itself is needed only where a tokenizer or a pretrained model is.
+transformers itself is needed only for tokenizers and pretrained models.
 """
 
 from __future__ import annotations

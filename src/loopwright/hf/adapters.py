@@ -1,4 +1,4 @@
-"""Checkpoints of peft models: what is trained, without the frozen base model that the run is given anyway."""
+"""Checkpoints of peft models: the trained weights, without the frozen base model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from loopwright.checkpoint import Checkpoint
 from loopwright.errors import CheckpointError
 
-# Values of each frozen tensor that tell one base model from another.
+# Values sampled from each frozen tensor to identify the base model.
 _PROBED = 256
 
 
@@ -23,14 +23,14 @@ def is_adapter(model: Any) -> bool:
 
 
 def changing(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of a model's weights that training changes: trained parameters, and buffers."""
+    """Return the weights that training changes: trained parameters and buffers."""
     trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {name: value for name, value in weights.items() if name in trained or name in buffers}
 
 
 def base_digest(model: Any) -> str:
-    """Return a text that is another one for other frozen parameters; it looks at some values of each."""
+    """Return a digest of the frozen parameters, computed from a few values of each."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -42,7 +42,7 @@ def base_digest(model: Any) -> str:
 
 
 def completed(model: Any, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with the model's own frozen weights in the places that it does not hold.
+    """Return a checkpoint completed with the model's own frozen weights.
 
     Raises:
         CheckpointError: it was written with another base model.

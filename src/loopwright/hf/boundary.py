@@ -1,4 +1,4 @@
-"""The boundary between two updates in transformers' terms: the control's flags stop a run, logs go through `log`."""
+"""The boundary between two updates in transformers' terms: control flags stop a run, logs go through `log`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ REQUESTING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step",
 
 
 class HfBoundary(Boundary):
-    """Heeds the flags of the owner's control.
-
-    Args:
-        run: the core's run.
-        owner: the `hf.Trainer`.
-    """
+    """Obeys the flags of the owner's control."""
 
     def __init__(self, run: TrainingRun, owner: Trainer) -> None:
         super().__init__(run)
@@ -40,7 +35,7 @@ class HfBoundary(Boundary):
         control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
 
     def late_requesters(self) -> list[str]:
-        """Add an overridden `training_step`, and callbacks that are called between two updates."""
+        """Add an overridden `training_step`, and callbacks that run between two updates."""
         owner = self._owner
         found = [] if owner.uses_default("training_step") else ["training_step"]
         for callback in owner.callback_handler.callbacks:
@@ -60,26 +55,21 @@ class HfBoundary(Boundary):
 
 
 class HfLogbook(Logbook):
-    """Logs through the owner's `log`, only when the control asks for it.
-
-    Args:
-        run: the core's run.
-        owner: the `hf.Trainer`.
-    """
+    """Logs through the owner's `log`, only when the control requests it."""
 
     def __init__(self, run: TrainingRun, owner: Trainer) -> None:
         super().__init__(run)
         self._owner = owner
 
     def log(self) -> None:
-        """Hand the mean loss since the last log to the owner if requested; look for losses that are not finite."""
+        """Pass the mean loss since the last log to the owner if requested; check for non-finite losses."""
         run, hf_run = self.run, self._owner.core.hf_run
         is_wanted, run.requests.log = run.requests.log, False
         if is_wanted and run.progress.update > hf_run.logged[2]:
             new = hf_run.take_logged(run.progress.update)
             loss, items = sum_over_processes(new, run.engine.device)
             self.record.tell(update=run.progress.update, epoch=run.trainer.run_history.current_epoch)
-            self.measure_speed()  # before the owner logs: progress bars show one of its figures
+            self.measure_speed()  # before the owner logs: progress bars show one of its values
             logs: dict[str, Any] = hf_run.log_update(loss / items if items else 0.0)
             self.write_logs("log", {**logs, **self.graph_counts()})
             self.write_speed()
@@ -87,6 +77,6 @@ class HfLogbook(Logbook):
         self.stop_if_nonfinite(*self.find_nonfinite())
 
     def write_logs(self, event: str, values: dict[str, Any]) -> None:
-        """Append logged values to metrics.jsonl; the core's update and epoch win over values of these names."""
+        """Append logged values to metrics.jsonl; the core's update and epoch override values of the same name."""
         position = {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
         self.record.write(event, **{**values, **position})

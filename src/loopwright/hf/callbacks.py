@@ -1,6 +1,6 @@
-"""Callbacks of HF's shape: sixteen events `(args, state, control, **kwargs)`, and the built-in ones.
+"""Callbacks in HF's shape: sixteen events `(args, state, control, **kwargs)`, and the built-in callbacks.
 
-Callbacks written against `transformers.TrainerCallback` work as well: an event is looked up by its name.
+Callbacks written against `transformers.TrainerCallback` work too: events are looked up by name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class TrainerCallback:
         """Run before the first epoch, once everything is prepared and a resumed state is restored."""
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run at the end of the run, also of one that was stopped; the best model is loaded already."""
+        """Run at the end of the run, even if it was stopped; the best model is already loaded."""
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run at the start of an epoch, also of one that is resumed in its middle."""
+        """Run at the start of an epoch, also when it is resumed in the middle."""
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run when an epoch is over; what is asked for here is served next."""
+        """Run at the end of an epoch; requests made here are served next."""
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         """Run before the first forward pass of an update."""
@@ -52,10 +52,10 @@ class TrainerCallback:
         """Run when an update's gradients are complete and clipped."""
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run after the optimizer's step; the gradients are still there."""
+        """Run after the optimizer's step, before the gradients are cleared."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run when an update is over and counted; what is asked for here is served next."""
+        """Run when an update is complete and counted; requests made here are served next."""
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         """Run after an evaluation, with its `metrics`."""
@@ -64,7 +64,7 @@ class TrainerCallback:
         """Run after a prediction, with its `metrics`."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run after a checkpoint was written; it may add files to its folder."""
+        """Run after a checkpoint is written; the callback may add files to its folder."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         """Run when something is logged, with `logs`."""
@@ -73,12 +73,12 @@ class TrainerCallback:
         """Run after every batch of an evaluation or prediction."""
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Run before an upload; loopwright uploads nothing, so only code of your own calls it."""
+        """Run before an upload; loopwright never uploads, so only your own code calls it."""
 
 
 EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
-# What each event sets back before the callbacks are asked.
+# The flags that each event resets before the callbacks run.
 _RESETS = {
     "on_train_begin": ("should_training_stop",),
     "on_epoch_begin": ("should_epoch_stop",),
@@ -90,13 +90,13 @@ _RESETS = {
 
 
 class CallbackHandler:
-    """Calls the events of all callbacks, in the order of its list.
+    """Calls the events of all callbacks, in list order.
 
     Each event is a method as well: `handler.on_log(args, state, control, logs)` returns the control.
 
     Attributes:
         callbacks: the list.
-        model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: what callbacks get.
+        model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: passed to callbacks.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class CallbackHandler:
 
     @property
     def callback_list(self) -> str:
-        """The class names of the callbacks, a line each."""
+        """The class names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback; a class is made without arguments."""
+        """Add a callback; a class is instantiated without arguments."""
         instance = callback() if isinstance(callback, type) else callback
         if not any(hasattr(instance, event) for event in EVENTS):
             raise ConfigError(
@@ -134,7 +134,7 @@ class CallbackHandler:
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback of this class, or this instance, and return it; None if there is none.
 
-        A class of transformers also stands for the one of the same name here.
+        A class of transformers also matches our class of the same name.
         """
         for found in self.callbacks:
             if _is_of(found, callback) if isinstance(callback, type) else found == callback:
@@ -149,7 +149,7 @@ class CallbackHandler:
     def __getattr__(self, event: str) -> Callable[..., Any]:
         if event not in EVENTS:
             raise AttributeError(f"{type(self).__name__} has no {event}")
-        # on_evaluate, on_predict and on_log take what they tell by position as well.
+        # on_evaluate, on_predict and on_log also take their values by position.
         told = "logs" if event == "on_log" else "metrics"
 
         def call(args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ class CallbackHandler:
         return call
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Call an event of every callback that has it, and return the control."""
+        """Call an event on every callback that has it, and return the control."""
         for flag in _RESETS.get(event, ()):
             setattr(control, flag, False)
         nothing = getattr(TrainerCallback, event, None)
@@ -194,12 +194,12 @@ def _is_of(callback: Any, kind: type) -> bool:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Asks for logs, evaluations and checkpoints as the arguments say, and ends the run; always the first."""
+    """Requests logs, evaluations and checkpoints as the arguments specify, and ends the run; always the first."""
 
     asks_alike = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Ask for what is due after this update."""
+        """Request what is due after this update."""
         step = state.global_step
         is_last = step >= state.max_steps
         if (step == 1 and args.logging_first_step) or _is_due(args.logging_strategy, step, state.logging_steps):
@@ -215,7 +215,7 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Ask for what is due after this epoch."""
+        """Request what is due after this epoch."""
         if args.logging_strategy == "epoch":
             control.should_log = True
         if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):
@@ -233,7 +233,7 @@ class ProgressCallback(TrainerCallback):
     """A tqdm bar over all updates, and one over each evaluation; logs are written above it.
 
     Args:
-        max_str_len: longer texts in logs are cut to this length.
+        max_str_len: longer strings in logs are truncated.
     """
 
     asks_alike = True
@@ -245,8 +245,8 @@ class ProgressCallback(TrainerCallback):
         self.max_str_len = max_str_len
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Open the bar, where a resumed run stands."""
-        self._close()  # that of a run which ended in an error
+        """Open the bar at the resumed position."""
+        self._close()  # left open by a run that raised
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
 
@@ -262,7 +262,7 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if self._predicted is not eval_dataloader:
-            self._close_prediction_bar()  # that of a pass which ended in an error
+            self._close_prediction_bar()  # left open by an evaluation that raised
             self._predicted = eval_dataloader
         if self.prediction_bar is None:
             try:
@@ -273,11 +273,11 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bar of the evaluation."""
+        """Close the evaluation bar."""
         self._close_prediction_bar()
 
     def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bar of the prediction."""
+        """Close the prediction bar."""
         self._close_prediction_bar()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
@@ -306,9 +306,9 @@ class PrinterCallback(TrainerCallback):
     """Prints the logs; used instead of the bar with `disable_tqdm=True`."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Print them."""
+        """Print the logs."""
         if state.is_local_process_zero:
-            print(_readable(logs or {}))  # noqa: T201 - what it is for
+            print(_readable(logs or {}))  # noqa: T201 - its purpose
 
 
 def _readable(logs: dict[str, Any], longest: int | None = None) -> dict[str, Any]:
@@ -336,7 +336,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Check that there will be a metric to look at."""
+        """Check that there will be a metric to compare."""
         if args.metric_for_best_model is None:
             raise ConfigError("EarlyStoppingCallback needs metric_for_best_model: the metric that has to improve")
         if args.eval_strategy == "no":
@@ -350,7 +350,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Compare with the best value before this evaluation, count, and ask for the end when patience is over."""
+        """Compare with the previous best value, and stop the run once patience is exhausted."""
         name = metric_key(args.metric_for_best_model)
         value = (metrics or {}).get(name)
         if value is None:
@@ -377,5 +377,5 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 def metric_key(name: str) -> str:
-    """Return a metric's name as evaluations report it: with `eval_` in front."""
+    """Return a metric's name as evaluations report it, with the `eval_` prefix."""
     return name if name.startswith("eval_") else f"eval_{name}"

@@ -1,4 +1,4 @@
-"""Checkpoints of transformers' shape: `checkpoint-<step>` folders, adapters without their base model."""
+"""Checkpoints in transformers' shape: `checkpoint-<step>` folders, adapters without their base model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class HfCheckpoints(RunCheckpoints):
-    """Saves a run of an `hf.Trainer`.
-
-    Args:
-        run: the core's run.
-        owner: the `hf.Trainer`.
-    """
+    """Saves a run of an `hf.Trainer`."""
 
     def __init__(self, run: TrainingRun, owner: Trainer) -> None:
         super().__init__(run)
@@ -32,21 +27,21 @@ class HfCheckpoints(RunCheckpoints):
         self._base: str | None = None
 
     def find(self, resume_from: str | Path | None) -> Path | None:
-        """Set the checkpoints of an earlier run aside before a new one begins; the folder is this run's own by now."""
+        """Move the checkpoints of an earlier run aside before a new one begins; this run already owns the folder."""
         policy = self.run.settings.checkpoints
         if resume_from is None and policy is not None:
             world_process_zero_only(prepare_folder)(Path(policy.directory))
         return super().find(resume_from)
 
     def rehearse(self) -> None:
-        """Check that everything can be saved; without a limit there is no number of checkpoints to find space for."""
+        """Check that everything can be saved; without a limit, disk space is not checked."""
         if self._owner.args.save_total_limit is not None:
             super().rehearse()
         elif self.saver is not None:
             world_process_zero_only(check_savable)(*self.capture({}))
 
     def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
-        """Request a checkpoint, once; the one that ends every run only if the run is cut short."""
+        """Request a checkpoint, once; the final one only if the run is cut short."""
         run = self.run
         if run.is_ending:
             is_cut_short = run.signals.received is not None or run.stop_reason is not None
@@ -56,7 +51,7 @@ class HfCheckpoints(RunCheckpoints):
             super().request(directory, metadata)
 
     def capture(self, metadata: dict[str, Any]) -> Captured:
-        """Capture the weights to evaluate with; of an adapter only what it trains."""
+        """Capture the weights used for evaluation; for an adapter, only the trained ones."""
         owner = self._owner
         owner.core.switch_optimizer("eval")
         model, state, files = super().capture(metadata)

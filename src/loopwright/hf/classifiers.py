@@ -1,4 +1,4 @@
-"""What transformers' classifiers settle in their first forward pass, settled before it where they are compiled."""
+"""Set the problem type of compiled transformers classifiers before their first forward pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LOSS = "ForSequenceClassificationLoss"
 
 
 def settle_labels_before(model: nn.Module, inner: Any) -> None:
-    """Let a compiled classifier know what kind its labels are when it is first called with any.
+    """Set a compiled classifier's problem type at its first call with labels.
 
-    A classifier that was not told writes `config.problem_type` in its first forward pass. A compiled one has been
-    traced for a config without it by then, and torch would compile the whole model a second time.
+    A classifier without `config.problem_type` sets it in its first forward pass. A compiled one was already traced
+    without it, so torch would compile the whole model a second time.
 
     Args:
-        model: compiled; what it does when it is called is changed in place.
-        inner: the same without what is around it for several processes.
+        model: the compiled model; its call is patched in place.
+        inner: the same model without its distributed wrapper.
     """
     classifier = base_model(inner)
     config: Any = getattr(classifier, "config", None)
@@ -39,7 +39,7 @@ def settle_labels_before(model: nn.Module, inner: Any) -> None:
 
 
 def problem_type_of(num_labels: int, labels: Tensor) -> str:
-    """Return what kind of labels a classifier of transformers takes these for."""
+    """Return the problem type that a transformers classifier infers from these labels."""
     if num_labels == 1:
         return "regression"
     is_whole = labels.dtype in (torch.long, torch.int)
@@ -47,7 +47,7 @@ def problem_type_of(num_labels: int, labels: Tensor) -> str:
 
 
 def _looks_at_problem_type(model: Any) -> bool:
-    """Whether a model's forward reads the problem type, itself or in its loss function; others keep their config."""
+    """Whether a model's forward or loss function reads the problem type; other models keep their config."""
     names = getattr(getattr(inspect.unwrap(type(model).forward), "__code__", None), "co_names", ())
     if "problem_type" in names:
         return True

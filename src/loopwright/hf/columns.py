@@ -1,8 +1,8 @@
-"""Which columns of a sample the model gets: those that its forward takes; the others are there on request.
+"""Which columns of a sample reach the model: those its forward takes; the others are available by name.
 
-A sample is a mapping of columns. The collate function sees those that the model can use, in a mapping that also gives
-any other column when it is asked for by name: `sample["text"]`. The batch does the same for an overridden
-`compute_loss`: `model(**inputs)` passes what the model takes, `inputs["weight"]` finds the rest.
+A sample is a mapping of columns. The collate function sees the columns that the model can use. Any other column is
+still found by name: `sample["text"]`. The batch does the same for an overridden `compute_loss`: `model(**inputs)`
+passes what the model takes, `inputs["weight"]` finds the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DataCollator = Callable[[list[Any]], Any]
 
 
 class KeptColumns(dict[str, Any]):
-    """A mapping with further entries that are found by name, but not listed.
+    """A mapping with extra entries that are found by name, but not listed.
 
     Args:
         kept: what iterating, `**` and `len` see.
@@ -51,7 +51,7 @@ class KeptColumns(dict[str, Any]):
         return KeptColumns(self, self.others)
 
     def to(self, device: torch.device) -> KeptColumns:
-        """Return the same on a device."""
+        """Return a copy on a device."""
         return KeptColumns(to_device(dict(self), device), to_device(self.others, device))
 
     def __reduce__(self) -> tuple[type[KeptColumns], tuple[dict[str, Any], dict[str, Any]]]:
@@ -59,14 +59,14 @@ class KeptColumns(dict[str, Any]):
 
 
 class ColumnCollator:
-    """Collates samples by their useful columns.
+    """Collates the columns that the model can use.
 
     Args:
-        collate: makes a batch of samples.
-        names: of the parameters of the model's forward.
-        label_names: of the labels.
-        keeps_others: the batch holds the other columns on request, for a `compute_loss` that may want them. Where the
-            model's forward takes none of the columns, such a batch simply has all of them.
+        collate: makes a batch from samples.
+        names: the parameters of the model's forward.
+        label_names: the labels.
+        keeps_others: keep the other columns available by name for `compute_loss`. If the model's forward takes none
+            of the columns, the batch has all of them.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class ColumnCollator:
 
     @property
     def bucket_lengths(self) -> Any:
-        """The lengths that batches are padded to, if the collator has some."""
+        """The lengths that the collator pads batches to, if any."""
         return getattr(self.collate, "bucket_lengths", None)
 
     @property
     def padded_dimensions(self) -> Any:
-        """What says which dimensions are lengths, if the collator does (see `BucketCollator`); else None."""
+        """The collator's function that names the length dimensions (see `BucketCollator`), or None."""
         return getattr(self.collate, "padded_dimensions", None)
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -113,7 +113,7 @@ class ColumnCollator:
         return batch
 
     def _kept(self, sample: Mapping[str, Any]) -> list[str] | None:
-        """Return the columns that the model can use; None if all are to be kept."""
+        """Return the columns that the model can use; None to keep all."""
         wanted = {*self.names, *self._labels}
         kept = [name for name in sample if name in wanted]
         if len(kept) == len(sample):
@@ -130,7 +130,7 @@ class ColumnCollator:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Return the values of a column as a tensor where they are numbers, else as they are."""
+    """Return the values of a column as a tensor if they are numbers, else unchanged."""
     if all(isinstance(value, (bool, int, float)) for value in values):
         return torch.tensor(values)
     if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):

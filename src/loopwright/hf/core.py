@@ -1,7 +1,7 @@
-"""The core trainer that an `hf.Trainer` owns: the one loop, whose hooks call HF's override points.
+"""The core trainer that an `hf.Trainer` owns; its hooks call HF's override points.
 
-Nothing here loops. A micro-batch is handed to `training_step` (`step.py`), an evaluation batch to `prediction_step`;
-whatever HF's callbacks ask for through the control becomes requests to the core (`run.py`, `boundary.py`).
+Nothing here loops. A micro-batch goes to `training_step` (`step.py`), an evaluation batch to `prediction_step`. The
+control flags of HF's callbacks become requests to the core (`run.py`, `boundary.py`).
 """
 
 from __future__ import annotations
@@ -58,27 +58,24 @@ class Core(CoreTrainer):
 
     @property
     def is_running(self) -> bool:
-        """Whether `train` is under way."""
         return run_of(self).is_running
 
     @property
     def accelerator(self) -> Any:
-        """accelerate's object of the current run."""
         return run_of(self).engine.accelerator
 
     @property
     def eval_batch(self) -> int:
-        """The index of the current batch within its evaluation, however many parts it is run in."""
+        """The index of the current batch within its evaluation, even if it is run in parts."""
         return run_of(self).eval_batch
 
     def num_updates_per_epoch(self, dataloader: Any, accumulation: int) -> int | None:
-        """Return the updates of an epoch over this loader, if that is known."""
+        """Return the updates per epoch over this loader, if known."""
         engine = run_of(self).engine
         share = Share(engine.rank, engine.num_processes, accumulation)
         return adopt(dataloader, seed=0, share=share, device=engine.device).num_updates
 
     def follow(self, hf_run: HfRun) -> None:
-        """Take a new run, in the place of the one before."""
         callbacks = self.callback_handler.callbacks
         callbacks[callbacks.index(self.hf_run)] = hf_run
         self.hf_run = hf_run
@@ -88,7 +85,7 @@ class Core(CoreTrainer):
     def ready(self) -> Iterator[None]:
         """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already.
 
-        Outside of a run it is left in evaluation mode, as transformers leaves it: people keep using it.
+        Outside a run it stays in evaluation mode, as in transformers.
         """
         training = run_of(self)
         if training.is_running or self._is_ready:
@@ -109,11 +106,11 @@ class Core(CoreTrainer):
             self.owner.model.eval()
 
     def run_evaluation(self, dataloader: Any, step: EvaluationStep) -> float:
-        """Run a step over every batch of a loader, and return the mean loss over all items; nan without any.
+        """Run a step over every batch of a loader, and return the mean loss over all items; nan if there are none.
 
         Args:
             dataloader: a DataLoader, or any iterable of batches.
-            step: called with a batch on the device; returns its loss and the number of items it is a mean of.
+            step: called with a batch on the device; returns its mean loss and its number of items.
         """
         run = run_of(self)
         loader = run.as_loader(dataloader, is_evaluation=True)
@@ -127,24 +124,24 @@ class Core(CoreTrainer):
         return float(self.run_history.get_latest_metric("evaluation_loss"))
 
     def loss_of(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
-        """Call the owner's `compute_loss` with the arguments that it takes; return the loss and the outputs, if any."""
+        """Call the owner's `compute_loss` with the arguments it takes; return the loss and any outputs."""
         if self._loss_call is None or self._loss_call.function != self.owner.compute_loss:
             self._loss_call = LossCall(self.owner.compute_loss)
         return self._loss_call(model, inputs, items, wants_outputs)
 
     def shown(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Return the logs that callbacks show: with a loss, also the share of pad tokens, if there are any.
+        """Return the logs for callbacks; next to a loss, add the share of pad tokens if there are any.
 
-        The history has no such figure: a resumed run starts to count in between, and would have another one.
+        The history omits it: a resumed run starts counting in the middle, and would get another value.
         """
         if "loss" not in logs or not self.speed.get("padding_waste"):
             return logs
         return {**logs, "padding_waste": self.speed["padding_waste"]}
 
     def switch_optimizer(self, mode: str) -> None:
-        """Switch to the weights to "train" on, or to those to "eval" and save, if an optimizer keeps both.
+        """Switch to the "train" or "eval" weights of an optimizer that keeps both.
 
-        Schedule-free optimizers do, and have a method for each; others have only one kind of weights.
+        Schedule-free optimizers do, and have a method for each.
         """
         switch = getattr(self.owner.optimizer, mode, None)
         if callable(switch):
@@ -171,7 +168,7 @@ class Core(CoreTrainer):
         self.requests.evaluate = True
 
     def train_epoch_end(self) -> None:
-        """Stop a run whose epoch had no batch."""
+        """Stop a run whose epoch was empty."""
         super().train_epoch_end()
         if self.progress.batch == 0:
             self.print(
@@ -238,7 +235,7 @@ class Core(CoreTrainer):
 
 
 class AcceleratorView:
-    """`trainer.accelerator`: accelerate's object, which has no say in the loss of an update and in the data."""
+    """`trainer.accelerator`: accelerate's object, without control over the update's loss or the data."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -249,7 +246,7 @@ class AcceleratorView:
         run.engine.backward(run.micro_batch_step.weigh(loss))  # type: ignore[attr-defined] # an HfStep
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        """Return loaders as they are, since the loop shares out their data; everything else accelerate prepares."""
+        """Return loaders unchanged, since the loop shards their data; accelerate prepares everything else."""
         others = [each for each in objects if not isinstance(each, DataLoader)]
         prepared = self._core.accelerator.prepare(*others, **options) if others else ()
         rest = iter(prepared if len(others) > 1 else (prepared,))

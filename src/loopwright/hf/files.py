@@ -1,4 +1,4 @@
-"""Model folders and metric files: what lies in a checkpoint beside the state, and what `save_model` writes."""
+"""Model folders and metric files: the model files in a checkpoint, and the output of `save_model`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WEIGHTS = "model.safetensors"
 def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state_dict: Any = None) -> None:
     """Write the model as `from_pretrained` reads it, its tokenizer, and the arguments as JSON.
 
-    A module without `save_pretrained` gets its weights alone, as model.safetensors. `state_dict` is saved instead of
-    the model's own weights, where it is given.
+    A module without `save_pretrained` is saved as model.safetensors only. `state_dict`, if given, replaces the model's
+    own weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if callable(getattr(model, "save_pretrained", None)):
@@ -44,10 +44,10 @@ def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state
 
 
 class FolderFiles:
-    """The files of a model folder beside its weights.
+    """The files of a model folder other than its weights.
 
-    Those of the tokenizer are made once. A configuration is written anew for each checkpoint, since a forward pass may
-    change it (the kind of problem is settled by the first labels), and so is the adapter of a peft model.
+    Tokenizer files are made once. The configuration is written again for each checkpoint, since a forward pass may
+    change it (the first labels set the problem type). The adapter of a peft model is written again too.
     """
 
     def __init__(self, model: Any, processing_class: Any, args: Any) -> None:
@@ -67,7 +67,7 @@ class FolderFiles:
 
 
 def _saved(what: Any) -> dict[str, bytes]:
-    """Return the files that `save_pretrained` of a configuration, tokenizer or adapter writes; none without it."""
+    """Return the files that an object's `save_pretrained` writes; none without one."""
     if not callable(getattr(what, "save_pretrained", None)):
         return {}
     with tempfile.TemporaryDirectory() as name:
@@ -79,9 +79,9 @@ def _saved(what: Any) -> dict[str, bytes]:
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Give the model's configuration the tokenizer's special tokens where they differ, and say so."""
+    """Copy the tokenizer's special tokens to the model's configuration where they differ, and log it."""
     changed = {}
-    processing_class = getattr(processing_class, "tokenizer", processing_class)  # of a processor
+    processing_class = getattr(processing_class, "tokenizer", processing_class)  # a processor's
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         wanted = getattr(processing_class, name, None)
         for configuration in (getattr(model, "config", None), getattr(model, "generation_config", None)):
@@ -96,11 +96,11 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
 
 
 def log_metrics(split: str, metrics: dict[str, Any]) -> None:
-    """Print metrics, a line each, sorted: numbers with four digits, times as hours, minutes and seconds."""
+    """Print sorted metrics, one per line: numbers with four digits, times as hours, minutes and seconds."""
     shown = {name: _shown(name, value) for name, value in metrics.items()}
     width, widest = (max(map(len, texts), default=0) for texts in (shown, shown.values()))
     lines = [f"  {name:{width}} = {shown[name]:>{widest}}" for name in sorted(shown)]
-    print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201 - what it is for
+    print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201 - its purpose
 
 
 def _shown(name: str, value: Any) -> str:
@@ -131,10 +131,10 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, Any]) -> None:
-    """Write a README.md that says what was trained and how well it does; further details a line each."""
+    """Write a README.md with the training setup and the results; extra details one per line."""
     name = details.pop("model_name", None) or folder.resolve().name
     evaluations = [entry for entry in state.log_history if any(key.startswith("eval_") for key in entry)]
-    last = [entry for entry in evaluations if entry["step"] == evaluations[-1]["step"]]  # of each dataset of a dict
+    last = [entry for entry in evaluations if entry["step"] == evaluations[-1]["step"]]  # one per dataset of a dict
     lines = [f"# {name}", "", f"A {type(model).__name__}, trained for {state.global_step} updates with loopwright.", ""]
     lines += [f"- {key}: {value}" for key, value in details.items() if value is not None]
     lines += [f"- {key}: {value}" for key, value in {k: v for entry in last for k, v in entry.items()}.items()]
@@ -143,13 +143,13 @@ def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, An
 
 
 def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[Any]:
-    """Return transformers' callbacks for these trackers; importing transformers only if there are any.
+    """Return transformers' callbacks for these trackers; import transformers only if there are any.
 
-    What one of them raises in an event is logged once, and training goes on.
+    An exception in one of their events is logged once, and training continues.
 
     Args:
         report_to: the trackers' names; "all" for those that are installed.
-        logging_dir: where TensorBoard's files go; None leaves it to the callback.
+        logging_dir: the folder for TensorBoard files; None uses the callback's default.
 
     Raises:
         ConfigError: transformers is not installed, does not know a tracker, or the package of a tracker is missing.
@@ -166,7 +166,7 @@ def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[A
         raise ConfigError(
             f"report_to={report_to} uses transformers' callbacks, which cannot be had: {error}"
         ) from error
-    except RuntimeError as error:  # a package of a tracker that is missing
+    except RuntimeError as error:  # the tracker's package is missing
         raise ConfigError(f"report_to={report_to}: {error}") from error
     except ValueError as error:
         if isinstance(error, ConfigError):
@@ -182,7 +182,7 @@ def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[A
 
 
 def _guard(callback: Any) -> None:
-    """Let no event of a callback stop training: what it raises is logged, once for each event."""
+    """Keep a callback's exceptions from stopping training; each event logs its first one."""
     base = importlib.import_module("transformers").TrainerCallback
 
     def guarded(event: str, method: Any) -> Any:
@@ -192,7 +192,7 @@ def _guard(callback: Any) -> None:
             nonlocal has_failed
             try:
                 return method(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+            except Exception as error:  # noqa: BLE001 - no tracker error may stop training
                 if not has_failed:
                     _logger.warning(
                         "%s.%s failed, and training goes on: %s: %s",
@@ -204,6 +204,6 @@ def _guard(callback: Any) -> None:
         return call
 
     for event in (name for name in dir(base) if name.startswith("on_")):
-        # The others do nothing, and replacing them would look as if this callback had to see each step.
+        # The other events are no-ops; replacing them would make this callback look like it needs every step.
         if getattr(type(callback), event, None) is not getattr(base, event):
             setattr(callback, event, guarded(event, getattr(callback, event)))

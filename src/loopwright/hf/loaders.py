@@ -1,4 +1,4 @@
-"""DataLoaders from a dataset and the arguments: their order, and the lengths that their batches are padded to."""
+"""DataLoaders from a dataset and the arguments: their order, and the bucket lengths of their batches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from loopwright.errors import ConfigError, ConfigTypeError
 from loopwright.hf.columns import DataCollator
 
 _LENGTHS = "lengths.bin"
-_NO_LIMIT = 100_000  # what tokenizers without a limit say is larger
-_FEW = 4  # bucket lengths of inputs, and as many of targets: each pair is a graph
+_NO_LIMIT = 100_000  # tokenizers without a limit report a larger number
+_FEW = 4  # bucket lengths for inputs, and as many for targets: each pair is a graph
 
 
 def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | None:
-    """Return the order of a training dataset as the arguments want it; None for data without random access."""
+    """Return the sampler that the arguments request for a training dataset; None without random access."""
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
     if isinstance(dataset, Mapping) or len(dataset) == 0:
-        return None  # refused when its loader is made
+        return None  # its loader raises later
     if args.train_sampling_strategy == "sequential":
         return SequentialSampler(dataset)
     if args.train_sampling_strategy == "group_by_length":
@@ -45,7 +45,7 @@ def named_dataset(datasets: Any, name: str) -> Any:
     """Return one of a dict of datasets.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no dataset has that name.
     """
     if not isinstance(datasets, Mapping):
         raise ConfigError(f"{name!r} is no dataset, and as a name it needs eval_dataset to be a dict of datasets")
@@ -58,10 +58,10 @@ def named_dataset(datasets: Any, name: str) -> Any:
 def create_dataloader(
     dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler: Sampler[int] | None
 ) -> Any:
-    """Return the DataLoader of a dataset; one that is a DataLoader already is returned as it is.
+    """Return the DataLoader of a dataset; a DataLoader is returned unchanged.
 
     Raises:
-        ConfigError: the dataset is no dataset.
+        ConfigError: the dataset has no usable interface.
     """
     if isinstance(dataset, DataLoader):
         return dataset
@@ -96,12 +96,12 @@ def create_dataloader(
 
 
 def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCollator:
-    """Return the collator of a trainer: the one that was given, one that pads for a tokenizer, or one that stacks.
+    """Return the trainer's collator: the given one, a padding one for a tokenizer, or a stacking one.
 
-    A processor of images can pad too, but not rows of tokens: what tells a tokenizer is that it has a side to pad on.
+    An image processor can pad too, but not tokens: only a tokenizer has a padding side.
 
     Raises:
-        ConfigTypeError: what was given cannot be called.
+        ConfigTypeError: the given collator is not callable.
     """
     if given is not None:
         if not callable(given):
@@ -115,12 +115,12 @@ def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCo
 
 
 def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: Any) -> DataCollator:
-    """Return the collator of the training data: one that pads to `length_buckets`, where there are some.
+    """Return the training collator; it pads to `length_buckets` if any are set.
 
-    Collators of transformers that pad are replaced by ours of the same name, which make the same batches.
+    Padding collators of transformers are replaced by ours of the same name, which make the same batches.
 
     Raises:
-        ConfigError: lengths were given, and the collator pads to none.
+        ConfigError: lengths were given, but the collator does not pad.
     """
     is_paired = type(collate).__name__ == "DataCollatorForSeq2Seq"
     lengths = chosen_lengths(
@@ -144,7 +144,7 @@ def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: A
 
 
 def _as_ours(collate: Any) -> Any:
-    """Return our collator for one of transformers' that only pads; any other one as it is."""
+    """Return our equivalent of a transformers collator that only pads; any other one unchanged."""
     ours = getattr(collators, type(collate).__name__, None)
     is_theirs = type(collate).__module__ == "transformers.data.data_collator"
     is_padding = isinstance(ours, type) and issubclass(ours, collators.PaddingCollator)
@@ -155,11 +155,10 @@ def _as_ours(collate: Any) -> Any:
 
 
 def _longest_input(tokenizer: Any, config: Any) -> int | None:
-    """Return how many tokens a model takes; None where neither the tokenizer nor the model says it."""
     limits = [getattr(tokenizer, "model_max_length", None)]
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int):
-        # Models of RoBERTa's kind number positions from the pad token on.
+        # RoBERTa-style models number positions from the pad token on.
         taken = (config.pad_token_id or 0) + 1 if "roberta" in str(config.model_type) else 0
         limits.append(positions - taken)
     return min((int(limit) for limit in limits if limit and 0 < limit < _NO_LIMIT), default=None)

@@ -1,9 +1,8 @@
-"""The loss of a micro-batch and how many items it is a mean of.
+"""The loss of a micro-batch, and its number of items.
 
-`compute_loss` always returns a mean over the items of its own micro-batch; the core weighs the means of an update by
-their items. Whether a model divides its loss already is never guessed from a signature: `num_items_in_batch` is the
-micro-batch's own count, so that a plain mean and `sum / num_items_in_batch` are the same number, and it is never
-passed to the model.
+`compute_loss` always returns a mean over the items of its own micro-batch; the core weights the means of an update by
+their items. No signature is used to guess whether a model already divides its loss. `num_items_in_batch` counts this
+micro-batch alone, so a plain mean equals `sum / num_items_in_batch`. It is never passed to the model.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _CAUSAL_LOSS = "ForCausalLMLoss"
 
 
 def base_model(model: Any) -> Any:
-    """Return the model inside an adapter (peft) or a compiled wrapper: the one whose forward says what it takes."""
+    """Return the model inside an adapter (peft) or a compiled wrapper, whose forward has the real signature."""
     model = getattr(model, "_orig_mod", model)
     get_base = getattr(model, "get_base_model", None)
     return get_base() if callable(get_base) else model
@@ -50,21 +49,21 @@ def find_label_names(model: Any) -> list[str]:
 
 
 def can_return_loss(model: Any) -> bool:
-    """Whether the model returns a loss without being given labels (contrastive models do by `return_loss=True`)."""
+    """Whether the model returns a loss without labels (contrastive models do with `return_loss=True`)."""
     parameter = inspect.signature(base_model(model).forward).parameters.get("return_loss")
     return parameter is not None and parameter.default is True
 
 
 class ItemCounter:
-    """Counts the items that the loss of a batch is a mean of: the labels that it really uses.
+    """Counts the items of a batch's mean loss: the labels that the loss uses.
 
-    Labels are integers of which those with -100 are ignored; where the loss predicts the next token the first of every
-    row is not used either. Labels of another kind are counted by rows (None). Whether a loss shifts is known from the
-    loss function of a transformers model; where that is not sure, the first batch tells, by its loss and logits.
+    Labels are integers, and -100 is ignored. A next-token loss also skips the first label of every row. Labels of
+    another kind are counted by rows (None). The loss function of a transformers model usually reveals whether it
+    shifts; otherwise the loss and logits of the first batch decide.
 
     Args:
         model: the bare model.
-        can_ask_model: the loss is the model's own, so the first batch can tell.
+        can_ask_model: the loss is the model's own, so the first batch can decide.
     """
 
     def __init__(self, model: nn.Module, can_ask_model: bool) -> None:
@@ -75,7 +74,7 @@ class ItemCounter:
         self._shifts: bool | None = self._known_shift()
 
     def count(self, batch: Any) -> Tensor | None:
-        """Return the items of a batch, on its own device, or None if they are its rows."""
+        """Return the number of items of a batch, on its device; None if they are its rows."""
         if not isinstance(batch, Mapping):
             return None
         labels = batch.get("shift_labels", batch.get("labels"))
@@ -87,7 +86,7 @@ class ItemCounter:
         return is_used.sum()
 
     def shifts_labels(self) -> bool:
-        """Whether labels are tokens to be predicted from those before them, as far as is known."""
+        """Whether labels are next tokens, as far as is known."""
         return bool(self._shifts)
 
     def _known_shift(self) -> bool | None:
@@ -110,7 +109,7 @@ class ItemCounter:
         return name.endswith(("ForCausalLM", "LMHeadModel", "DoubleHeadsModel"))
 
     def _ask_model(self, batch: Mapping[str, Any]) -> bool | None:
-        """Compare the loss of a batch with those of its logits, with and without a shift; None if that is no help."""
+        """Compare a batch's loss with its logits' loss, shifted and unshifted; None if inconclusive."""
         modes = [(module, module.training) for module in self._model.modules()]
         parameter = next(self._model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
@@ -132,7 +131,7 @@ class ItemCounter:
 
 
 def found_loss(outputs: Any) -> Any:
-    """Return the loss in a model's outputs: its key or attribute, or the first of a tuple; None if there is none."""
+    """Return the loss in a model's outputs: its key or attribute, or the first of a tuple; None without one."""
     if isinstance(outputs, Mapping):
         return outputs.get("loss")
     if isinstance(outputs, (tuple, list)):
@@ -152,10 +151,10 @@ def found_logits(outputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class LabelSmoother:
-    """The cross entropy with smoothed labels: a mean over the labels that are not -100.
+    """Cross entropy with smoothed labels, averaged over the labels that are not -100.
 
     Attributes:
-        epsilon: how much of each label is spread evenly over all classes.
+        epsilon: the share of each label spread evenly over all classes.
     """
 
     epsilon: float
@@ -164,9 +163,9 @@ class LabelSmoother:
         """Return the loss of a model's outputs, with logits (..., classes).
 
         Args:
-            model_output: what the model returned.
+            model_output: the model's outputs.
             labels: the classes.
-            shift_labels: each position predicts the label after it.
+            shift_labels: each position predicts the next label.
         """
         logits = found_logits(model_output)
         if logits is None:
@@ -182,7 +181,7 @@ class LabelSmoother:
 
 
 def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
-    """Return the loss with this much label smoothing, or None for none; refuse it where labels are no classes.
+    """Return the loss with this much label smoothing, or None for a factor of 0.
 
     Raises:
         ConfigError: for multi-label classification.
@@ -197,11 +196,7 @@ def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
 
 
 class LossCall:
-    """Calls a `compute_loss` with the arguments that it takes: old ones take two, or no `num_items_in_batch`.
-
-    Attributes:
-        function: the `compute_loss`.
-    """
+    """Calls a `compute_loss` with the arguments it takes: old ones take two, or no `num_items_in_batch`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -211,7 +206,7 @@ class LossCall:
         self._takes_items = takes_all or "num_items_in_batch" in parameters
 
     def __call__(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
-        """Return the loss and, where they were asked for and the function returns them, the outputs."""
+        """Return the loss, and the outputs if they were requested and the function returns them."""
         kwargs: dict[str, Any] = {}
         if self._takes_items:
             kwargs["num_items_in_batch"] = items
@@ -224,12 +219,12 @@ class LossCall:
 
 
 def missing_loss(outputs: Any, inputs: Mapping[str, Any], label_names: list[str], dataset: Any) -> BatchLossError:
-    """Return the error for a model that gave no loss: what went in, what came out, what was left out of the data.
+    """Return the error for a model without a loss: its inputs, its outputs, and the unused columns.
 
     Args:
-        outputs: what the model returned.
-        inputs: what it was given.
-        label_names: the parameters of its forward that are labels.
+        outputs: the model's outputs.
+        inputs: the model's inputs.
+        label_names: the label parameters of its forward.
         dataset: the training data.
     """
     given = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
@@ -254,7 +249,7 @@ def missing_loss(outputs: Any, inputs: Mapping[str, Any], label_names: list[str]
 
 
 def unexpected_inputs(model: Any, inputs: Any) -> DataError | None:
-    """Return the error for a batch with names that the model's forward does not take; None if there is no such name."""
+    """Return the error for batch keys that the model's forward does not take; None if it takes all."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     if not isinstance(inputs, Mapping) or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
@@ -270,7 +265,7 @@ def unexpected_inputs(model: Any, inputs: Any) -> DataError | None:
 
 
 def _first_sample(dataset: Any) -> Mapping[str, Any]:
-    """Return the first sample of a dataset with random access, to tell what is in it; empty if it is no mapping."""
+    """Return the first sample of a dataset with random access; empty if it is not a mapping."""
     if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized) or len(dataset) == 0:
         return {}
     samples: Any = dataset

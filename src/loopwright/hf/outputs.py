@@ -1,4 +1,4 @@
-"""What the trainer returns and hands to `compute_metrics`, and the small functions around it."""
+"""The outputs of the trainer, the input of `compute_metrics`, and small helpers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class EvalPrediction:
-    """What `compute_metrics` gets; unpacks into predictions and labels.
+    """The input of `compute_metrics`; unpacks into predictions and labels.
 
     Attributes:
         predictions: the model's outputs, as numpy arrays padded with -100.
@@ -35,7 +35,7 @@ class EvalPrediction:
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """Predictions and labels, then inputs and losses where they were asked for."""
+        """Predictions and labels, then inputs and losses if requested."""
         extra = tuple(value for value in (self.inputs, self.losses) if value is not None)
         return (self.predictions, self.label_ids, *extra)
 
@@ -76,7 +76,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
     Args:
         seed: the seed.
-        deterministic: also make torch use deterministic algorithms.
+        deterministic: also use torch's deterministic algorithms.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -88,7 +88,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 def get_last_checkpoint(folder: str | Path) -> str | None:
     """Return the `checkpoint-<step>` folder with the highest step, or None.
 
-    Nothing is verified here: `train(resume_from_checkpoint=True)` takes the newest one that is whole.
+    It is not verified; `train(resume_from_checkpoint=True)` takes the newest complete one.
     """
     if not Path(folder).is_dir():
         return None
@@ -103,7 +103,7 @@ def _checkpoint_match(path: Path) -> re.Match[str] | None:
 def speed_metrics(
     split: str, start_time: float, num_samples: float | None = None, num_steps: float | None = None
 ) -> dict[str, float]:
-    """Return how long something took since `start_time`, and how much of it was done per second."""
+    """Return the runtime since `start_time`, and the throughput."""
     runtime = time.time() - start_time
     metrics = {f"{split}_runtime": round(runtime, 4)}
     for name, count in (("samples", num_samples), ("steps", num_steps)):
@@ -113,7 +113,7 @@ def speed_metrics(
 
 
 def plain_metrics(value: Any) -> Any:
-    """Return metrics with numpy and torch numbers turned into Python's, so that they can be logged and saved."""
+    """Return metrics with numpy and torch numbers as plain Python numbers, for logging and saving."""
     if isinstance(value, dict):
         return {str(name): plain_metrics(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -125,7 +125,7 @@ def plain_metrics(value: Any) -> Any:
 
 
 def stored_metrics(value: Any) -> Any:
-    """Return metrics as the files of a run hold them: arrays as lists, and what has no form there as its text."""
+    """Return metrics in JSON form: arrays as lists, and anything unsupported as text."""
     value = plain_metrics(value)
     if isinstance(value, dict):
         return {name: stored_metrics(item) for name, item in value.items()}

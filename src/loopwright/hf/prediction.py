@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Collected:
-    """What one kind of output was over an evaluation, on the CPU.
+    """One kind of output, collected over an evaluation on the CPU.
 
     Args:
-        padding: fills up rows where batches have others of different lengths.
+        padding: the value that fills shorter rows.
     """
 
     def __init__(self, padding: int = IGNORED) -> None:
@@ -32,11 +32,11 @@ class Collected:
         self._batches: list[Any] = []
 
     def add(self, value: Any) -> None:
-        """Take up a batch's value, arrays as `as_array` makes them."""
+        """Add a batch's value; arrays as `as_array` makes them."""
         self._batches.append(value)
 
     def result(self, joins: bool) -> Any:
-        """Return everything: joined into arrays, or as the list of batches; None if there was nothing."""
+        """Return everything, joined into arrays or as a list of batches; None if there was nothing."""
         if not self._batches:
             return None
         return joined(self._batches, self._padding) if joins else self._batches
@@ -49,7 +49,7 @@ def as_array(tensor: Tensor) -> Any:
 
 
 def joined(batches: list[Any], padding: int = IGNORED) -> Any:
-    """Join batches of arrays (or of tuples, lists or mappings of them) on their rows, padded where lengths differ."""
+    """Join batches of arrays (or of tuples, lists or mappings of them) along rows; pad if lengths differ."""
     first = batches[0]
     if isinstance(first, np.ndarray):
         return _joined_arrays(batches, padding)
@@ -82,13 +82,13 @@ def _joined_arrays(batches: list[np.ndarray[Any, Any]], padding: int) -> np.ndar
 
 
 class EvaluationPass:
-    """One pass over a loader: calls `prediction_step`, keeps what `compute_metrics` needs, and makes the metrics.
+    """One pass over a loader: calls `prediction_step`, keeps the inputs of `compute_metrics`, and makes the metrics.
 
     Args:
         trainer: the trainer.
-        description: "Evaluation" or "Prediction"; only the latter may be without labels.
+        description: "Evaluation" or "Prediction"; only a prediction may lack labels.
         loss_only: keep no predictions.
-        ignore_keys: outputs of the model that are no predictions.
+        ignore_keys: outputs of the model that are not predictions.
     """
 
     def __init__(self, trainer: Trainer, description: str, loss_only: bool, ignore_keys: list[str] | None) -> None:
@@ -106,7 +106,7 @@ class EvaluationPass:
         self._num_told = 0
 
     def run(self, dataloader: Any, prefix: str) -> EvalLoopOutput:
-        """Go over the loader, and return predictions, labels, metrics and the number of samples."""
+        """Run over the loader, and return predictions, labels, metrics and the number of samples."""
         trainer = self._trainer
         trainer.callback_handler.eval_dataloader = dataloader
         loss = trainer.core.run_evaluation(dataloader, self._step)
@@ -122,7 +122,7 @@ class EvaluationPass:
         return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
     def _step(self, inputs: Any) -> tuple[Tensor, Any]:
-        """Run one batch; return its loss and the number of items that is a mean of."""
+        """Run one batch; return its mean loss and its number of items."""
         trainer, core = self._trainer, self._trainer.core
         rows = num_rows(inputs) if core.current_rows is None else core.current_rows
         count = trainer.item_counter.count(inputs)
@@ -137,17 +137,16 @@ class EvaluationPass:
         gathered = self._gathered(loss, logits, labels, extra, rows)
         arrays = map_tensors(gathered, as_array) if self._is_prediction or not self._comes_by_batch(gathered) else None
         mean = torch.zeros((), device=core.device) if loss is None else loss.detach().mean()
-        # Memory may have run out so far, and then all of this is done again, in parts. From here on it is counted.
+        # Until here an out-of-memory error retries the batch in parts. From here on the batch counts.
         self._num_samples += rows
         self._has_loss |= loss is not None
         self._take(gathered, arrays)
-        if core.eval_batch >= self._num_told:  # once for a batch, however many parts it is run in
+        if core.eval_batch >= self._num_told:  # once per batch, even if it is run in parts
             self._num_told = core.eval_batch + 1
             trainer.call_event("on_prediction_step")
         return mean, 0 if loss is None else rows if count is None else count
 
     def _main_input(self, inputs: Any) -> Any:
-        """Return the inputs of a batch that `compute_metrics` asked for."""
         name = self._trainer.main_input_name
         if name not in inputs:
             raise ConfigError(
@@ -157,7 +156,7 @@ class EvaluationPass:
         return inputs[name]
 
     def _gathered(self, loss: Any, logits: Any, labels: Any, inputs: Any, rows: int) -> tuple[Any, ...]:
-        """Return the logits, labels, inputs and losses of a batch on all processes; None for what there is not."""
+        """Return logits, labels, inputs and losses of a batch from all processes; None for missing ones."""
         trainer = self._trainer
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
@@ -171,11 +170,10 @@ class EvaluationPass:
         return logits, labels, inputs, losses
 
     def _comes_by_batch(self, gathered: tuple[Any, ...]) -> bool:
-        """Whether `compute_metrics` is called for this batch by itself."""
         return self._by_batch and gathered[0] is not None and gathered[1] is not None
 
     def _take(self, gathered: tuple[Any, ...], arrays: tuple[Any, ...] | None) -> None:
-        """Take up a batch, as it is and as arrays; None if only `compute_metrics` is to see it."""
+        """Collect a batch as tensors and arrays; arrays are None if only `compute_metrics` sees them."""
         if self._comes_by_batch(gathered):
             self._compute_by_batch(is_last=False)
             self._last_batch = EvalPrediction(*gathered)
@@ -185,7 +183,7 @@ class EvaluationPass:
                 kept.add(value)
 
     def _check(self, inputs: Any, logits: Any, labels: Any) -> None:
-        """Refuse at the first batch to go on where `compute_metrics` could not be called in the end."""
+        """Raise at the first batch if `compute_metrics` could not be called at the end."""
         trainer = self._trainer
         if trainer.compute_metrics is None or self._loss_only or self._is_prediction:
             return
@@ -225,7 +223,6 @@ class EvaluationPass:
 
 
 def _checked(metrics: Any) -> dict[str, Any]:
-    """Return what `compute_metrics` returned, if it is a dict."""
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             f"compute_metrics must return a dict of metrics by name, it returned a {type(metrics).__name__}: "
@@ -235,11 +232,11 @@ def _checked(metrics: Any) -> dict[str, Any]:
 
 
 def model_predictions(outputs: Any, ignored: list[str], has_loss: bool) -> Any:
-    """Return the predictions among a model's outputs: one tensor, or a tuple of what is not ignored."""
+    """Return the predictions among a model's outputs: one tensor, or a tuple of all that are not ignored."""
     if isinstance(outputs, Mapping):
         found = tuple(value for name, value in outputs.items() if name not in ignored)
     elif isinstance(outputs, (tuple, list)):
-        # Where the loss is the model's own, it comes first.
+        # The model's own loss comes first.
         found = tuple(outputs[1:] if has_loss and found_loss(outputs) is not None else outputs)
     else:
         return map_tensors(outputs, Tensor.detach)

@@ -1,6 +1,6 @@
-"""Names of transformers' Trainer that are no part of its documented API, but that people's own methods use.
+"""Undocumented names of transformers' Trainer that users' methods rely on.
 
-Methods copied out of transformers and changed in one place read these. Each means here what makes such a copy right.
+Methods copied from transformers and edited read these names. Each has the value that keeps such a copy correct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwright.errors import ConfigError
 from loopwright.hf.loss import forward_parameters
 from loopwright.optimizers import optimizer_class_and_options
 
-# Underscore names of transformers' Trainer that people override or call; every other private name is ours.
+# Underscore names of transformers' Trainer that users override or call; every other private name is ours.
 CONTRACT = frozenset(
     (
         "_gen_kwargs",
@@ -35,9 +35,9 @@ CONTRACT = frozenset(
 
 
 def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """Return the optimizer of `optimizer_cls_and_kwargs`: a class of optimizers, or a factory that takes the model.
+    """Return the optimizer of `optimizer_cls_and_kwargs`: an optimizer class, or a factory that takes the model.
 
-    A factory is a function, or a class whose objects are called, as transformers has it.
+    A factory is a function, or a class with callable instances, as in transformers.
     """
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
         return kind(groups, **options)
@@ -47,13 +47,13 @@ def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups:
 
 
 class PrivateNames:
-    """The part of `Trainer` that is only there for code which was written for transformers.
+    """The part of `Trainer` that exists only for code written for transformers.
 
     Attributes:
-        current_gradient_accumulation_steps: what a copied `training_step` divides its loss by; 1, since
-            `accelerator.backward` weighs it.
-        model_accepts_loss_kwargs: whether a copied `compute_loss` hands `num_items_in_batch` to the model; never.
-        graph_safe: of a subclass that overrides `compute_loss` or `training_step`: they may become CUDA graphs.
+        current_gradient_accumulation_steps: the divisor in a copied `training_step`; 1, since
+            `accelerator.backward` weights the loss.
+        model_accepts_loss_kwargs: whether a copied `compute_loss` passes `num_items_in_batch` to the model; never.
+        graph_safe: whether an overridden `compute_loss` or `training_step` may be captured as a CUDA graph.
     """
 
     model: Any
@@ -86,19 +86,18 @@ class PrivateNames:
         return self.args.train_batch_size
 
     def autocast_smart_context_manager(self, cache_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """Old name of `compute_loss_context_manager`; autocast is put on by the core."""
+        """Old name of `compute_loss_context_manager`; the core applies autocast."""
         return contextlib.nullcontext()
 
     def _prepare_input(self, data: Any) -> Any:
-        """Return nested tensors on the device."""
         return to_device(data, self.core.device)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a further model, such as a teacher; the trained one is moved by the loop."""
+        """Move an extra model, such as a teacher; the loop moves the trained one."""
         model.to(device)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        """Return a dataset of `datasets` without the columns that the model's forward does not take."""
+        """Return a Hugging Face dataset without the columns that the model's forward does not take."""
         if not self.args.remove_unused_columns:
             return dataset
         wanted = {*forward_parameters(self.model), *self.label_names, "label", "label_ids"}
@@ -106,7 +105,7 @@ class PrivateNames:
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Return the class of the optimizer that the arguments name, and its arguments without the parameters."""
+        """Return the optimizer class that the arguments name, and its keyword arguments."""
         kind, options = optimizer_class_and_options(
             args.optim,
             adam_betas=(args.adam_beta1, args.adam_beta2),
@@ -116,7 +115,7 @@ class PrivateNames:
         return kind, {"lr": args.learning_rate, **options}
 
     def get_optimizer_group(self, param: Any = None) -> Any:
-        """Return the group of the optimizer that holds a parameter; the parameters of every group without one.
+        """Return the optimizer group of a parameter; without one, the parameters of every group.
 
         Args:
             param: the parameter, or its name in the model.
@@ -137,11 +136,11 @@ class PrivateNames:
         raise ConfigError(f"the optimizer has no group with {named}: the model has none of that name, or it is frozen")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: loopwright uploads nothing."""
+        """Raise: loopwright uploads nothing."""
         raise ConfigError("push_to_hub is not supported: call save_model() and upload the folder with huggingface_hub")
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a search is a loop over trainers."""
+        """Raise: write a search as a loop over trainers."""
         raise ConfigError(
             "hyperparameter_search is not supported: make a Trainer with model_init for every set of arguments in a "
             "loop of your own, or in an objective function of optuna"

@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues, and what becomes of an earlier run's in the same folder."""
+"""Which checkpoint a run resumes, and what happens to an earlier run's checkpoints in the same folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _logger = logging.getLogger("loopwright.hf")
 
 
 def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
-    """Return what the core resumes from: a folder, "auto" for the newest whole checkpoint, or None.
+    """Return the checkpoint to resume from: a folder, "auto" for the newest complete checkpoint, or None.
 
     Raises:
         ConfigError: there is no such folder, or no checkpoint.
@@ -48,7 +48,7 @@ def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
 
 
 def _whole_ones(output_dir: str) -> str:
-    """Say which checkpoints there are in the folder of the run."""
+    """List the checkpoints in the run's folder, for an error message."""
     names = sorted((path.name for path in store.checkpoint_folders(output_dir)), key=lambda name: (len(name), name))
     if not names:
         return f"There is no checkpoint in {output_dir} either: leave it out for a first run."
@@ -64,7 +64,7 @@ def _of_transformers(folder: Path) -> CheckpointError:
 
 
 def prepare_folder(output_dir: Path) -> None:
-    """Make room for a new run: checkpoints of the run before are set aside, those of runs before that are removed."""
+    """Make room for a new run: move the previous run's checkpoints aside, and remove older ones."""
     found = store.checkpoint_folders(output_dir)
     if not found:
         return

@@ -1,6 +1,6 @@
-"""A run of `hf.Trainer` in transformers' terms: how long it is, what it logs and saves, which model is best.
+"""A run of `hf.Trainer` in transformers' terms: its length, its logs and checkpoints, its best model.
 
-It is the core's callback: the core's events become transformers' events here, and the control's flags become requests.
+It is the core's callback: it turns the core's events into transformers' events, and control flags into requests.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from loopwright.training.run import run_of
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
-# Arguments that say how much to report or where; another value does not make another run.
+# Arguments about how much to report or where; a new value does not change the run.
 _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqdm", "report_to", "log_level"))
 
-# Keys of gradient_checkpointing_kwargs that say which layers are computed again, and where their inputs are kept.
+# Keys of gradient_checkpointing_kwargs that select the recomputed layers and where their inputs are kept.
 _OF_MODEL = ("every_n_layers", "offload")
 
 
-# The core keeps the micro-batches of an update and the order of the samples, and prints it if they change.
+# The core keeps the micro-batches of an update and the order of the samples, and prints any change.
 _PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed")
 
 # Taken from the arguments of a resumed run, not from its checkpoint.
@@ -61,20 +61,19 @@ _OF_THIS_RUN = (
 
 
 class HfRun(TrainerCallback):
-    """One run: made by `Trainer.train`, called by the core while it lasts.
+    """One run: created by `Trainer.train`, called by the core.
 
     Args:
-        owner: the `hf.Trainer`.
         ignore_keys: outputs of the model that are not predictions.
 
     Attributes:
         learning_rate: of the last update.
-        output: what `train` returns; None before the end.
+        output: the result of `train`; None before the end.
         logged: total loss, items and updates as of the last log.
         last_saved: the update of the newest checkpoint, or None.
     """
 
-    # Whether this holds for transformers' callbacks, `HfStep` and `HfBoundary` find out.
+    # `HfStep` and `HfBoundary` check this for transformers' callbacks.
     graph_safe = asks_alike = True
     name_in_checkpoints = "Bridge"  # since the first release
 
@@ -85,7 +84,7 @@ class HfRun(TrainerCallback):
         self.last_saved: int | None = None
         self._trainer = owner
         self._ignore_keys = ignore_keys
-        self._losses = LossTracker()  # of the whole run, each a mean with its number of items
+        self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
         self._files: FolderFiles | None = None
         self._begun: int | None = None  # the update whose on_step_begin was called
@@ -133,7 +132,7 @@ class HfRun(TrainerCallback):
         )
 
     def _accumulation(self, resume_from: str | None) -> int:
-        """Return the micro-batches of an update on each process; a resumed run keeps the number that it began with."""
+        """Return the micro-batches per update and process; a resumed run keeps its original number."""
         args, num_processes = self._trainer.args, self._trainer.core.num_processes
         folder = args.output_dir if resume_from == "auto" else resume_from
         window = None if folder is None else stored_window(folder)
@@ -160,7 +159,6 @@ class HfRun(TrainerCallback):
             align_special_tokens(model, trainer.processing_class)
 
     def _length(self, per_epoch: int | None) -> tuple[int, int]:
-        """Return the updates and the epochs of the run."""
         args = self._trainer.args
         if per_epoch == 0:
             raise ConfigError(
@@ -186,7 +184,7 @@ class HfRun(TrainerCallback):
         return state
 
     def schedule(self, optimizer: Any) -> Any:
-        """Return the schedule as the core steps it; called by the core once the run is prepared."""
+        """Return the schedule as the core steps it; called once the run is prepared."""
         trainer = self._trainer
         if trainer.lr_scheduler is None or trainer.lr_scheduler is trainer.given_scheduler:
             trainer.create_scheduler(trainer.state.max_steps, trainer.optimizer)
@@ -217,7 +215,7 @@ class HfRun(TrainerCallback):
     # --- while it lasts -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin or resume the run; called by the core when everything is prepared and restored."""
+        """Begin or resume the run; called once everything is prepared and restored."""
         trainer = self._trainer
         trainer.state.global_step = trainer.core.progress.update
         handler = trainer.callback_handler
@@ -230,13 +228,13 @@ class HfRun(TrainerCallback):
         self._trainer.call_event("on_epoch_begin")
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin an update with its first micro-batch; not again where memory ran out."""
+        """Begin an update with its first micro-batch; skipped when memory ran out and it is retried."""
         if self._begun != trainer.progress.update and run_of(trainer).losses.index == 0:
             self._begun = trainer.progress.update
             self._trainer.call_event("on_step_begin")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report that the gradients are ready, and note the learning rate that they are used with."""
+        """Report that the gradients are ready, and record their learning rate."""
         self._trainer.call_event("on_pre_optimizer_step")
         self.learning_rate = trainer.optimizer.param_groups[0]["lr"]
 
@@ -244,13 +242,13 @@ class HfRun(TrainerCallback):
         self._trainer.call_event("on_optimizer_step")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Count the update in transformers' state and hand on what the callbacks ask for."""
+        """Count the update in transformers' state and forward the callbacks' requests."""
         self._count_update()
         self._trainer.call_event("on_step_end")
         self.take_requests()
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End an epoch and hand on what the callbacks ask for."""
+        """End an epoch and forward the callbacks' requests."""
         self._trainer.call_event("on_epoch_end")
         self.take_requests()
 
@@ -263,11 +261,10 @@ class HfRun(TrainerCallback):
         self._trainer.call_event("on_save")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report the run, load the best model and end."""
         self._end()
 
     def take_requests(self) -> None:
-        """Turn the flags of the control into requests; called after every event that may set them."""
+        """Turn the control's flags into requests; called after every event that may set them."""
         control, core = self._trainer.control, self._trainer.core
         if control.should_log and core.progress.update > self.logged[2]:
             core.request_log()
@@ -277,13 +274,13 @@ class HfRun(TrainerCallback):
             core.request_save(self.checkpoint_path(core.progress.update))
 
     def count_losses(self, entries: list[tuple[Tensor, float]], samples: int) -> None:
-        """Count the losses and the samples of an update, once its weights are in the model."""
+        """Count an update's losses and samples once its weights are in the model."""
         self._samples_seen += samples
         for loss, items in entries:
             self._losses.update(loss, items, is_ours=True)
 
     def take_logged(self, update: int) -> list[float]:
-        """Return this process's loss and items since the last log, and remember the log of this update."""
+        """Return this process's loss and items since the last log, and record this update as logged."""
         total, count = self._losses.total_loss, self._losses.running_count
         new = [total - self.logged[0], count - self.logged[1]]
         self.logged = (total, count, update)
@@ -291,7 +288,7 @@ class HfRun(TrainerCallback):
 
     def _count_update(self) -> None:
         state, core = self._trainer.state, self._trainer.core
-        batches = core.train_loader.num_batches  # that this process runs in an epoch, if that is known
+        batches = core.train_loader.num_batches  # per epoch on this process, if known
         if batches is None:
             batches = state.max_steps * core.run_config.gradient_accumulation_steps
         state.global_step = core.progress.update
@@ -308,10 +305,10 @@ class HfRun(TrainerCallback):
         return logs
 
     def evaluate(self) -> None:
-        """Evaluate during the run: step a schedule that goes by a metric, and note whether this is the best model."""
+        """Evaluate during the run: step a metric-driven schedule, and record whether this model is the best."""
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
-        metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # people's own may return nothing
+        metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # an override may return nothing
         self._last_evaluated = trainer.state.global_step
         self._record(stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
@@ -322,7 +319,7 @@ class HfRun(TrainerCallback):
         trainer.core.run_history.update_metric(metric_key(args.metric_for_best_model), value)
         state = trainer.state
         best = state.best_metric
-        if best is None and math.isnan(value):  # as in transformers: the first that is a number will be better
+        if best is None and math.isnan(value):  # as in transformers: the first number counts as better
             state.best_metric = -math.inf if args.greater_is_better else math.inf
             return
         if best is not None and not (value > best if args.greater_is_better else value < best):
@@ -349,11 +346,10 @@ class HfRun(TrainerCallback):
     # --- saving -------------------------------------------------------------------------------------------------
 
     def checkpoint_path(self, update: int) -> Path:
-        """Return the folder of the checkpoint after an update."""
         return Path(self._trainer.args.output_dir) / f"checkpoint-{update}"
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint beside the core's own; called for every checkpoint."""
+        """Return the extra files of a checkpoint; called for every checkpoint."""
         trainer = self._trainer
         if self._files is None:
             self._files = FolderFiles(trainer.model, trainer.saved_processor(), trainer.args)
@@ -361,7 +357,7 @@ class HfRun(TrainerCallback):
         return {**self._files.current(), STATE_FILE: trainer.state.to_json_string().encode()}
 
     def _shown(self, path: Path) -> str:
-        """Return a checkpoint's folder as people compare it: `output_dir` as they wrote it, and its name."""
+        """Return a checkpoint's folder as users compare it: `output_dir` as written, and its name."""
         return os.path.join(self._trainer.args.output_dir, path.name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -378,7 +374,7 @@ class HfRun(TrainerCallback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a saved run; the current arguments win, and differences are printed."""
+        """Resume a saved run; the current arguments win, and differences are printed."""
         owner = self._trainer
         current = {name: getattr(owner.state, name) for name in _OF_THIS_RUN}
         owner.state = TrainerState(**{**state["state"], **current})
@@ -395,14 +391,14 @@ class HfRun(TrainerCallback):
                 owner.core.print(f"Changed, the new value holds: {name}: {before!r} -> {now.get(name)!r}")
 
     def _saved_arguments(self) -> dict[str, Any]:
-        """Return the arguments that decide a run's result, as its checkpoints keep them."""
+        """Return the arguments that determine a run's result, as its checkpoints store them."""
         values: dict[str, Any] = self._trainer.args.to_dict()
         return {name: value for name, value in values.items() if name not in _NOT_COMPARED}
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Report the run, load the best model, and tell the callbacks; also if the run was stopped."""
+        """Report the run, load the best model, and notify the callbacks, even if the run was stopped."""
         trainer, core, state = self._trainer, self._trainer.core, self._trainer.state
         seconds = run_of(core).logbook.record.seconds
         total, items = sum_over_processes([self._losses.total_loss, self._losses.running_count], core.device)
@@ -418,7 +414,7 @@ class HfRun(TrainerCallback):
         if trainer.args.load_best_model_at_end:
             self._load_best(state.best_model_checkpoint)
         if self._last_evaluated == state.global_step:
-            trainer.model.eval()  # as an evaluation by transformers leaves it
+            trainer.model.eval()  # as transformers leaves it after an evaluation
         self.output = TrainOutput(state.global_step, loss, metrics)
         trainer.call_event("on_train_end")
 
@@ -427,7 +423,7 @@ class HfRun(TrainerCallback):
             self._trainer.core.print("No evaluation found a best model: the model keeps the weights of the last update")
             return
         path = Path(found)
-        if not path.is_dir():  # the folder of the run may have been moved since
+        if not path.is_dir():  # the run's folder may have been moved since
             path = Path(self._trainer.args.output_dir) / path.name
         if not path.is_dir():
             self._trainer.core.print(

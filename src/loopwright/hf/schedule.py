@@ -1,4 +1,4 @@
-"""Schedules that go by a metric, as the core steps them."""
+"""Metric-driven schedules, as the core steps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
 class MetricSchedule:
-    """Holds a schedule that is stepped after evaluations: the core saves it, and its own steps do nothing.
+    """Wraps a schedule that is stepped after evaluations: the core saves it, and its own `step` is a no-op.
 
     Args:
         schedule: the schedule.
@@ -18,12 +18,12 @@ class MetricSchedule:
         self.schedule = schedule
 
     def step(self) -> None:
-        """Do nothing: an update has no metric."""
+        """No-op: an update has no metric."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's state."""
         return self.schedule.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         self.schedule.load_state_dict(state)

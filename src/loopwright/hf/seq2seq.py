@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer`: evaluation by generating, with predictions that a tokenizer can decode as they are."""
+"""`Seq2SeqTrainer`: evaluation by generation, with predictions that a tokenizer can decode directly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from loopwright.hf.trainer import Trainer
 
 
 class Seq2SeqTrainer(Trainer):
-    """A Trainer whose evaluations generate, if `predict_with_generate` is set.
+    """A Trainer whose evaluations generate if `predict_with_generate` is set.
 
-    Generated tokens are padded with the pad token, never with -100, so they can be decoded as they are. Labels keep
-    their -100, as in transformers.
+    Generated tokens are padded with the pad token, never with -100, so they decode directly. Labels keep their -100,
+    as in transformers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,8 +37,8 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate; further keywords go to `generate`, and win over `generation_max_length` and the like."""
-        if gen_kwargs or not self.is_evaluating_dict:  # a dataset of a dict goes on with its caller's
+        """Evaluate; extra keywords go to `generate`, and override `generation_max_length` and the like."""
+        if gen_kwargs or not self.is_evaluating_dict:  # datasets of a dict inherit the outer call's
             self._gen_kwargs = _generation(self.args, gen_kwargs)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         outer, self.is_evaluating_dict = self.is_evaluating_dict, isinstance(dataset, Mapping)
@@ -54,7 +54,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict; further keywords go to `generate`."""
+        """Predict; extra keywords go to `generate`."""
         self._gen_kwargs = _generation(self.args, gen_kwargs)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
@@ -66,7 +66,7 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Go once over a loader; generated tokens of several lengths are padded with the pad token."""
+        """Run once over a loader; generated tokens of different lengths are padded with the pad token."""
         self.prediction_padding = _pad_token_id(self) if _generates(self, prediction_loss_only) else None
         return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
@@ -78,14 +78,14 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[Tensor | None, Any, Any]:
-        """Return the loss, what the model generates, and the labels."""
+        """Return the loss, the generated tokens, and the labels."""
         if not _generates(self, prediction_loss_only):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         given = dict(inputs)
         same_shape = labels is not None and getattr(given.get("decoder_input_ids"), "shape", None) == labels.shape
-        if same_shape:  # made of the labels: the model would only have to repeat them
+        if same_shape:  # made from the labels: the model would only have to copy them
             given = {name: value for name, value in given.items() if not name.startswith("decoder_")}
         given.pop("labels", None)
         with torch.no_grad():

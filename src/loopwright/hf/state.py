@@ -1,4 +1,4 @@
-"""What HF's callbacks see of a run and ask of it: `TrainerState` and `TrainerControl`."""
+"""A run's state and control flags for HF's callbacks: `TrainerState` and `TrainerControl`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STATE_FILE = "trainer_state.json"
 
 
 class ExportableState:
-    """Mix into a callback whose state belongs into checkpoints.
+    """Mixin for a callback whose state belongs in checkpoints.
 
     `state` returns `{"args": constructor arguments, "attributes": everything else to restore}`, in plain values. A
-    resumed run sets the attributes on the callback that it was given; its constructor arguments stay as they are now.
+    resumed run sets the attributes on the given callback; its current constructor arguments are kept.
     """
 
     def state(self) -> dict[str, Any]:
@@ -28,7 +28,7 @@ class ExportableState:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Any:
-        """Return a new object with a saved state."""
+        """Return a new object from a saved state."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
@@ -37,7 +37,7 @@ class ExportableState:
 
 @dataclass
 class TrainerState:
-    """Where a run stands, as callbacks read it; saved as trainer_state.json in every checkpoint.
+    """The progress of a run, as callbacks read it; saved as trainer_state.json in every checkpoint.
 
     A step is an update: with gradient accumulation it takes several forward passes.
 
@@ -48,12 +48,12 @@ class TrainerState:
         logging_steps, eval_steps, save_steps: the intervals in updates, ratios resolved.
         train_batch_size: samples of a micro-batch.
         num_train_epochs: epochs of the whole run, rounded up.
-        num_input_tokens_seen: if they are counted.
-        total_flos: kept for files that hold it; loopwright does not estimate it.
-        log_history: everything that was logged, each with its `step`.
+        num_input_tokens_seen: 0 unless counted.
+        total_flos: kept for compatibility with saved files; loopwright does not estimate it.
+        log_history: all logged entries, each with its `step`.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation so far.
         is_local_process_zero, is_world_process_zero: which process this is.
-        stateful_callbacks: the states of the callbacks that have one, by class name.
+        stateful_callbacks: callback states by class name.
     """
 
     epoch: float | None = 0
@@ -100,7 +100,7 @@ class TrainerState:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps))
 
     def collect(self, callbacks: Iterable[Any]) -> None:
-        """Take up the states of the callbacks that have one; called before the state is saved."""
+        """Collect the states of stateful callbacks; called before the state is saved."""
         states: dict[str, Any] = {}
         for callback in callbacks:
             if callable(getattr(callback, "state", None)):
@@ -113,7 +113,7 @@ class TrainerState:
         self.stateful_callbacks = states
 
     def hand_out(self, callbacks: Iterable[Any]) -> None:
-        """Give the callbacks the attributes that were saved for them; the n-th of a class gets the n-th state."""
+        """Restore the saved attributes of the callbacks; the n-th of a class gets the n-th state."""
         remaining = {
             name: list(states) if isinstance(states, list) else [states]
             for name, states in self.stateful_callbacks.items()
@@ -130,7 +130,7 @@ _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_ev
 
 @dataclass
 class TrainerControl(ExportableState):
-    """What callbacks ask for; served right after the event, in the order log, evaluate, save.
+    """The requests of callbacks; served right after the event, in the order log, evaluate, save.
 
     Attributes:
         should_training_stop: end the run after this update.
@@ -150,10 +150,10 @@ class TrainerControl(ExportableState):
 
 
 def checked_control(control: Any, event: str, callback: Any) -> Any:
-    """Return what a callback's event returned, if it can be a control.
+    """Return a callback's return value if it is a control.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is not a control.
     """
     if all(hasattr(control, name) for name in _FLAGS):
         return control

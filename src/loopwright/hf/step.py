@@ -25,25 +25,20 @@ STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 
 class HfStep(MicroBatchStep):
-    """Calls the owner's `training_step`, and weighs the loss that it hands to `accelerator.backward`.
-
-    Args:
-        run: the core's run.
-        owner: the `hf.Trainer`.
-    """
+    """Calls the owner's `training_step`, and weights the loss passed to `accelerator.backward`."""
 
     def __init__(self, run: TrainingRun, owner: Trainer) -> None:
         super().__init__(run)
         self._owner = owner
         self._passes_items = "num_items_in_batch" in inspect.signature(owner.training_step).parameters
-        self._items: list[Tensor | None] = []  # of each micro-batch of the update; None if they are rows
+        self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
         self._backward_loss: Tensor | None = None
         self._returned_share: int | None = None
 
     def begin(self, window: Window) -> Window:
-        """Start an update: count its items, and switch an optimizer that keeps two kinds of weights."""
+        """Start an update: count its items, and switch an optimizer that keeps two sets of weights."""
         self._entries = []
         self._owner.core.switch_optimizer("train")
         count = self._owner.item_counter.count
@@ -67,7 +62,7 @@ class HfStep(MicroBatchStep):
         run = self.run
         index, rows = run.losses.index, run.current_rows or 0
         items = self._items[index]
-        # The core weighs a placeholder, which gets its value once the loss is known: `training_step` runs backward.
+        # The core weights a placeholder, filled once the loss is known: `training_step` runs backward.
         loss = torch.ones((), device=run.engine.device)
         weighted = run.losses.weighted({"loss": loss, "batch_size": rows})
         self._weight = None if weighted is loss else weighted
@@ -81,7 +76,7 @@ class HfStep(MicroBatchStep):
         self._note(loss, rows, index)
 
     def weigh(self, loss: Tensor) -> Tensor:
-        """Return a micro-batch's mean loss, weighted by its items over the update's; called before its backward."""
+        """Return a micro-batch's mean loss, weighted by its share of the update's items; called before backward."""
         self.run.check_first_output({"loss": loss, "batch_size": 1}, "compute_loss")
         self._backward_loss = loss.detach()
         if self._weight is None:
@@ -97,7 +92,7 @@ class HfStep(MicroBatchStep):
             self._owner.call_event("on_substep_end")
 
     def _checked(self, loss: Any) -> Tensor:
-        """Return the loss that `training_step` returned as the mean over its micro-batch."""
+        """Return `training_step`'s loss as the mean over its micro-batch."""
         if not isinstance(loss, Tensor):
             raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
         if loss.numel() != 1:
@@ -115,9 +110,9 @@ class HfStep(MicroBatchStep):
         return mean
 
     def _share_of_returned(self, loss: Tensor) -> int:
-        """Return the factor that turns losses of `training_step` into means over their micro-batches.
+        """Return the factor that turns `training_step`'s losses into means over their micro-batches.
 
-        Steps of transformers 4 return their loss divided by `gradient_accumulation_steps`; the first one tells.
+        transformers 4 returns the loss divided by `gradient_accumulation_steps`; the first loss decides.
         """
         if self._returned_share is None:
             parts, given = self.run.settings.gradient_accumulation_steps, self._backward_loss
@@ -145,7 +140,7 @@ class HfStep(MicroBatchStep):
         self._note(loss, rows, index)
 
     def watchers(self) -> list[str]:
-        """Return the overridden steps of the owner, and its callbacks that look at gradients."""
+        """Return the owner's overridden steps, and its callbacks that read gradients."""
         owner = self._owner
         found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
         for callback in owner.callback_handler.callbacks:
@@ -165,6 +160,6 @@ class HfStep(MicroBatchStep):
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Whether a callback overrides an event; the base classes of both libraries have one name."""
+    """Whether a callback overrides an event; the base classes of both libraries share a name."""
     owner = next((each for each in type(callback).__mro__ if event in vars(each)), None)
     return event in getattr(callback, "__dict__", ()) or (owner is not None and owner.__name__ != "TrainerCallback")

@@ -1,8 +1,8 @@
-"""`Trainer`: the names, arguments and habits of transformers' Trainer, over the one loop of loopwright.
+"""`Trainer`: the API and behaviour of transformers' Trainer, on loopwright's loop.
 
 Every method of its API may be overridden and is then called by the loop: `compute_loss`, `training_step`,
-`prediction_step`, `evaluation_loop`, `get_train_dataloader`, `create_optimizer`, ... What it does beyond the loop is in
-the modules beside this one.
+`prediction_step`, `evaluation_loop`, `get_train_dataloader`, `create_optimizer`, ... Everything beyond the loop is in
+the modules next to this one.
 """
 
 from __future__ import annotations
@@ -66,17 +66,16 @@ class Trainer(PrivateNames):
     """Trains, evaluates and runs a model of transformers, or any module whose forward takes the batch's keys.
 
     Attributes:
-        model: the bare model; `model_wrapped` is what the loop runs.
+        model: the bare model; the loop runs `model_wrapped`.
         args: the arguments.
-        state, control: what callbacks see and set.
-        callback_handler: holds the callbacks.
+        state, control: read and set by callbacks.
         optimizer, lr_scheduler: as given, or as made by `create_optimizer` and `create_scheduler`.
         label_names: keys of a batch that are labels.
         label_smoother: the loss with smoothed labels, if `label_smoothing_factor` is set.
         core: the core trainer that runs the loop.
-        prediction_padding: fills up predictions of several lengths; None is -100.
-        item_counter: counts what the loss of a batch is a mean of.
-        given_scheduler: the one that was passed as `optimizers`, or None.
+        prediction_padding: pads predictions of different lengths; None is -100.
+        item_counter: counts the items of a batch's mean loss.
+        given_scheduler: the scheduler passed in `optimizers`, or None.
     """
 
     def __init__(
@@ -97,25 +96,25 @@ class Trainer(PrivateNames):
         *,
         tokenizer: Any = None,
     ) -> None:
-        """Store everything, make the model if `model_init` does, and seed python, numpy and torch.
+        """Store everything, create the model with `model_init` if given, and seed python, numpy and torch.
 
         Args:
             model: the module to train, or None with `model_init`.
             args: `TrainingArguments`, ours or transformers'.
-            data_collator: makes a batch of samples.
-            train_dataset, eval_dataset: datasets; the second may be a dict of them.
-            processing_class: tokenizer or processor; makes the default collator, and is saved with the model.
-            model_init: makes a fresh model for every `train`.
+            data_collator: makes a batch from samples.
+            train_dataset, eval_dataset: datasets; `eval_dataset` may be a dict of them.
+            processing_class: tokenizer or processor; selects the default collator, and is saved with the model.
+            model_init: creates a fresh model for every `train`.
             compute_loss_func: called with (outputs, labels, num_items_in_batch=) instead of the model's own loss.
             compute_metrics: called with an `EvalPrediction`, returns a dict.
-            callbacks: further callbacks.
-            optimizers: an optimizer and a scheduler that are used as they are.
-            optimizer_cls_and_kwargs: a class of optimizers with its arguments.
-            preprocess_logits_for_metrics: called with (logits, labels) before predictions are kept.
+            callbacks: extra callbacks.
+            optimizers: an optimizer and a scheduler, used as given.
+            optimizer_cls_and_kwargs: an optimizer class with its arguments.
+            preprocess_logits_for_metrics: called with (logits, labels) before predictions are stored.
             tokenizer: old name of `processing_class`.
 
         Raises:
-            ConfigError: something does not fit together.
+            ConfigError: two settings conflict.
         """
         self.args: TrainingArguments = settled_arguments(args)
         self.model_init = model_init
@@ -158,7 +157,7 @@ class Trainer(PrivateNames):
         self.call_event("on_init_end")
 
     def uses_default(self, method: str) -> bool:
-        """Whether a method is this class's own, or there is none: neither overridden nor replaced."""
+        """Whether a method is this class's own or missing: neither overridden nor replaced."""
         own = getattr(Trainer, method, None)
         return getattr(type(self), method, None) is own and method not in vars(self)
 
@@ -173,13 +172,13 @@ class Trainer(PrivateNames):
         """Train the model.
 
         Args:
-            resume_from_checkpoint: a `checkpoint-<step>` folder, or True for the newest whole one in `output_dir`.
-            trial: not supported; tune with a loop of your own over trainers.
-            ignore_keys_for_eval: outputs of the model that are no predictions, for evaluations during the run.
+            resume_from_checkpoint: a `checkpoint-<step>` folder, or True for the newest complete one in `output_dir`.
+            trial: not supported; tune with your own loop over trainers.
+            ignore_keys_for_eval: outputs of the model that are not predictions, for evaluations during the run.
 
         Raises:
             ConfigError, DataError: before anything is touched.
-            CheckpointError: the checkpoint cannot be trusted, is of another model, or was written by transformers.
+            CheckpointError: the checkpoint is damaged, belongs to another model, or was written by transformers.
         """
         if trial is not None:
             raise ConfigError("trial is not supported: make a Trainer per trial, with the arguments of the trial")
@@ -203,7 +202,7 @@ class Trainer(PrivateNames):
         return run.output
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Return a fresh model of `model_init`; called by the constructor and at every `train`."""
+        """Return a fresh model from `model_init`; called by the constructor and at every `train`."""
         assert self.model_init is not None
         parameters = inspect.signature(self.model_init).parameters.values()
         takes_trial = any(each.default is each.empty or each.name == "trial" for each in parameters)
@@ -217,8 +216,8 @@ class Trainer(PrivateNames):
     ) -> Tensor:
         """Run forward and backward of a micro-batch, and return its mean loss, detached.
 
-        Called for every micro-batch. Whoever overrides it runs backward by `self.accelerator.backward(loss)`, where
-        `loss` is the mean over the micro-batch: its weight in the update is put on there.
+        Called for every micro-batch. An override calls `self.accelerator.backward(loss)` with the mean loss over the
+        micro-batch, which is weighted there for the update.
         """
         if not model.training:
             model.train()
@@ -263,7 +262,7 @@ class Trainer(PrivateNames):
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what `compute_loss` runs under; autocast is put on by the core."""
+        """Return the context for `compute_loss`; the core applies autocast."""
         return contextlib.nullcontext()
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -278,18 +277,18 @@ class Trainer(PrivateNames):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """Return the training loader; called once per `train`. Its order becomes resumable in the loop."""
+        """Return the training loader; called once per `train`. The loop makes its order resumable."""
         sampler = self._get_train_sampler()
         collator = loaders.training_collator(self.data_collator, self.args, self.model, self.processing_class)
         return _create_dataloader(self, self.train_dataset, self.args.train_batch_size, sampler, collator)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Return the order of the training data; called by `get_train_dataloader`."""
+        """Return the training sampler; called by `get_train_dataloader`."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return loaders.train_sampler(dataset, self.args, self.main_input_name)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of an evaluation; called for each. A name picks one of a dict of datasets."""
+        """Return the loader of an evaluation; called for each. A name selects from a dict of datasets."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = loaders.named_dataset(self.eval_dataset, dataset)
@@ -302,11 +301,11 @@ class Trainer(PrivateNames):
         return _create_dataloader(self, test_dataset, self.args.eval_batch_size, self._get_eval_sampler(test_dataset))
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        """Return the order of evaluation data, None for that in which it comes; called for each of its loaders."""
+        """Return the evaluation sampler, None for the dataset's own order; called for each loader."""
         return None
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of a loader's dataset."""
+        """Return the number of samples in a loader's dataset."""
         dataset = getattr(dataloader, "dataset", None)
         return len(dataset) if isinstance(dataset, Sized) else len(dataloader) * self.args.train_batch_size
 
@@ -318,7 +317,7 @@ class Trainer(PrivateNames):
     def _get_collator_with_removed_columns(
         self, data_collator: DataCollator, description: str | None = None
     ) -> DataCollator:
-        """Return a collator that gives the model the columns it takes; called for every loader."""
+        """Return a collator that passes the model the columns it takes; called for every loader."""
         if not self.args.remove_unused_columns:
             return data_collator
         keeps_others = any(
@@ -329,12 +328,12 @@ class Trainer(PrivateNames):
     # --- optimizer and schedule ---------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make both; called by `train` if you override it, which otherwise calls the two below."""
+        """Create both; `train` calls it only if you override it, otherwise the two below."""
         self.create_optimizer()
         self.create_scheduler(num_training_steps, self.optimizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """Make the optimizer, unless there is one; called by `train`."""
+        """Create the optimizer unless there is one; called by `train`."""
         if self.optimizer is None:
             args, model = self.args, self.model if model is None else model
             groups = weight_decay_groups(model, args.weight_decay, self.get_decay_parameter_names(model))
@@ -356,7 +355,7 @@ class Trainer(PrivateNames):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule, unless one was given; called by `train`."""
+        """Create the schedule unless one was given; called by `train`."""
         if self.lr_scheduler is None:
             self.lr_scheduler = get_scheduler(
                 str(self.args.lr_scheduler_type),
@@ -368,7 +367,7 @@ class Trainer(PrivateNames):
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the parameters that weight decay applies to; called by `create_optimizer`."""
+        """Return the names of the parameters with weight decay; called by `create_optimizer`."""
         return decay_parameter_names(model)
 
     def get_learning_rates(self) -> list[float]:
@@ -378,7 +377,7 @@ class Trainer(PrivateNames):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def get_num_trainable_parameters(self) -> int:
-        """Return how many numbers are trained."""
+        """Return the number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     # --- evaluation and prediction ------------------------------------------------------------------------------
@@ -386,12 +385,12 @@ class Trainer(PrivateNames):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate the model, log the metrics and return them; called by the loop too.
+        """Evaluate the model, log the metrics and return them; the loop calls it too.
 
         Args:
-            eval_dataset: None takes the trainer's own; of a dict each is evaluated under `<prefix>_<name>_`.
-            ignore_keys: outputs of the model that are no predictions.
-            metric_key_prefix: in front of every metric's name.
+            eval_dataset: None for the trainer's own; each dataset of a dict is evaluated under `<prefix>_<name>_`.
+            ignore_keys: outputs of the model that are not predictions.
+            metric_key_prefix: prefix of every metric's name.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
@@ -411,7 +410,7 @@ class Trainer(PrivateNames):
                 metric_key_prefix=metric_key_prefix,
             )
         metrics = _timed(self.args, output, metric_key_prefix, start)
-        # What callbacks have asked for meanwhile is still to be served if this evaluation is somebody's own.
+        # Keep requests that callbacks made meanwhile, in case user code started this evaluation.
         should_log, should_evaluate = self.control.should_log, self.control.should_evaluate
         self.log(metrics)
         self.call_event("on_evaluate", metrics=metrics)
@@ -441,10 +440,10 @@ class Trainer(PrivateNames):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Go once over a loader; called by `evaluate` and `predict`.
+        """Run once over a loader; called by `evaluate` and `predict`.
 
-        The loss is the mean over all items, whatever the batch size. Predictions go to the CPU batch by batch, and
-        only if something needs them.
+        The loss is the mean over all items, independent of the batch size. Predictions move to the CPU batch by batch,
+        and only if needed.
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         return EvaluationPass(self, description, loss_only, ignore_keys).run(dataloader, metric_key_prefix)
@@ -456,7 +455,7 @@ class Trainer(PrivateNames):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor | None, Any, Any]:
-        """Return loss, logits and labels of an evaluation batch, each None if there is none; called for every batch."""
+        """Return loss, logits and labels of an evaluation batch, None if missing; called for every batch."""
         inputs = self._prepare_inputs(inputs)
         names = _labels_in(self, inputs)
         asked = inputs.get("return_loss")
@@ -482,14 +481,14 @@ class Trainer(PrivateNames):
     # --- logging, saving ----------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add an entry to `state.log_history` and hand it to the callbacks."""
+        """Add an entry to `state.log_history` and pass it to the callbacks."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
         self.state.log_history.append({**stored_metrics(logs), "step": self.state.global_step})
         self.call_event("on_log", logs=self.core.shown(logs))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print metrics on the first process."""
+        """Print metrics on rank 0."""
         if self.is_world_process_zero():
             files.log_metrics(split, metrics)
 
@@ -504,7 +503,7 @@ class Trainer(PrivateNames):
         world_process_zero_only(self._save)(str(self.args.output_dir if output_dir is None else output_dir), *weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write what `save_model` writes, on the first process; called by it alone, not for checkpoints."""
+        """Write the files of `save_model` on rank 0; not called for checkpoints."""
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         files.save_model(folder, self.model, self.saved_processor(), self.args, state_dict)
 
@@ -532,7 +531,7 @@ class Trainer(PrivateNames):
         self.callback_handler.remove_callback(callback)
 
     def call_event(self, event: str, **kwargs: Any) -> None:
-        """Call an event of all callbacks; what they return becomes the control."""
+        """Call an event of all callbacks; their return value becomes the control."""
         self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
 
     def is_local_process_zero(self) -> bool:
@@ -545,12 +544,12 @@ class Trainer(PrivateNames):
 
     @property
     def accelerator(self) -> Any:
-        """accelerate's object; its `backward` weighs the loss of a micro-batch for its update."""
+        """accelerate's object; its `backward` weights the loss of a micro-batch for its update."""
         return AcceleratorView(self.core)
 
     @property
     def model_wrapped(self) -> Any:
-        """The model as the loop runs it: in its distributed wrapper, if there is one."""
+        """The model as the loop runs it, in its distributed wrapper if any."""
         return self.core.model
 
     def saved_processor(self) -> Any:
@@ -561,7 +560,7 @@ class Trainer(PrivateNames):
 
 
 def _inspect_model(trainer: Trainer) -> None:
-    """Find out what the model takes and what its loss is a mean of; again for every model of `model_init`."""
+    """Determine the model's inputs and the items of its loss; repeated for every model of `model_init`."""
     args, model = trainer.args, trainer.model
     trainer.label_names = find_label_names(model) if args.label_names is None else list(args.label_names)
     trainer.can_return_loss = can_return_loss(model)
@@ -579,7 +578,7 @@ def _create_dataloader(trainer: Trainer, dataset: Any, batch_size: int, sampler:
 
 
 def _labels_in(trainer: Trainer, inputs: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a batch that are labels: all of `label_names`; the usual ones where the model has none."""
+    """Return a batch's label keys: all of `label_names`, or the usual ones if the model has none."""
     if trainer.label_names or trainer.args.label_names is not None:
         return trainer.label_names if all(inputs.get(name) is not None for name in trainer.label_names) else []
     return [name for name in _LABEL_COLUMNS if inputs.get(name) is not None]

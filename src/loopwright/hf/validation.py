@@ -1,4 +1,4 @@
-"""Checks of what a Trainer is given, made before anything is touched."""
+"""Checks of a Trainer's arguments, before anything is modified."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def settled_arguments(args: Any) -> TrainingArguments:
-    """Return the arguments as ours: made from transformers' own if they are, with a default folder if None.
+    """Return the arguments as ours, converted from transformers' if needed; None gets a default folder.
 
     Raises:
-        ConfigTypeError: they are something else.
+        ConfigTypeError: they have another type.
     """
     if args is None:
         return TrainingArguments("tmp_trainer")
@@ -33,10 +33,10 @@ def settled_arguments(args: Any) -> TrainingArguments:
 
 
 def given_optimizers(optimizers: Any) -> tuple[Any, Any]:
-    """Return an optimizer and a scheduler as they were given, each None if there is none.
+    """Return the given optimizer and scheduler, each None if missing.
 
     Raises:
-        ConfigTypeError: they are no pair.
+        ConfigTypeError: they are not a pair.
     """
     pair = (None, None) if optimizers is None else optimizers
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -50,7 +50,7 @@ def given_optimizers(optimizers: Any) -> tuple[Any, Any]:
 
 _logger = logging.getLogger("loopwright.hf")
 
-# Methods of transformers' Trainer that nothing calls here, and what does their work.
+# Methods of transformers' Trainer that are never called here, and their replacements.
 _NEVER_CALLED = {
     "_inner_training_loop": "callbacks and training_step",
     "_maybe_log_save_evaluate": "the control flags of a callback",
@@ -66,9 +66,9 @@ _NEVER_CALLED = {
 
 
 def apply_log_level(args: TrainingArguments) -> None:
-    """Let loopwright log from the level on that this process is to have; nothing is changed where that is passive.
+    """Set loopwright's log level for this process; "passive" changes nothing.
 
-    Where logging was not set up, what is logged goes to stderr, since a level alone would show no more than warnings.
+    If logging was not set up, logs go to stderr, since a level alone would show only warnings.
     """
     if (args.log_level if args.should_log else args.log_level_replica) == "passive":
         return
@@ -79,15 +79,15 @@ def apply_log_level(args: TrainingArguments) -> None:
 
 
 def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
-    """Refuse what cannot work together.
+    """Raise if the arguments conflict.
 
     Args:
-        trainer: as far as its constructor has come.
-        model: as it was given.
-        callbacks: the further ones as they were given.
+        trainer: partly constructed.
+        model: as given.
+        callbacks: the extra ones, as given.
 
     Raises:
-        ConfigError: it names what was given, and the nearest fix.
+        ConfigError: names the given value and the nearest fix.
     """
     _check_model(trainer, model)
     for name, instead in _NEVER_CALLED.items():
@@ -126,12 +126,12 @@ def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
         raise ConfigError("train_dataset has no length, so the end of an epoch is not known: set max_steps")
 
 
-# What an evaluation reports without `compute_metrics`.
+# The metrics of an evaluation without `compute_metrics`.
 _ALWAYS_REPORTED = ("loss", "runtime", "samples_per_second", "steps_per_second")
 
 
 def _check_metric(trainer: Trainer, callbacks: list[Any]) -> None:
-    """Refuse a metric that nothing computes; a callback may add one to those of an evaluation."""
+    """Refuse a metric that nothing computes; a callback may add one to an evaluation's."""
     metric = trainer.args.metric_for_best_model
     if metric is None or trainer.args.eval_strategy == "no" or metric.endswith(_ALWAYS_REPORTED):
         return

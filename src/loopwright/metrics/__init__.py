@@ -1,20 +1,20 @@
-"""Metrics: fed batch by batch, asked once, merged exactly over processes, with intervals.
+"""Metrics: updated batch by batch, computed once, merged exactly over processes, with intervals.
 
-Only numpy is imported; ROUGE, BLEU, chrF and entities import a package of the extra `text` when they are made, COCO's
-average precision one of the extra `vision`.
+Only numpy is imported. ROUGE, BLEU, chrF and entities import a package of the extra `text` when they are created,
+COCO's average precision one of the extra `vision`.
 
 metric = metrics.load("glue", "mrpc")
 for batch in batches:
     metric.add_batch(predictions=predict(batch), references=batch["labels"])
 metric.compute()    # {"accuracy": ..., "f1": ...}
 
-What each task of text uses: "accuracy", "f1", "confusion_matrix", "multilabel" (text-classification), "entities"
+Metrics of the text tasks: "accuracy", "f1", "confusion_matrix", "multilabel" (text-classification), "entities"
 (token-classification), "squad", "squad_v2" (question-answering), "bits_per_byte", "perplexity" (causal-lm), the latter
 and "token_accuracy" (masked-lm), "accuracy" (multiple-choice), "rouge" (summarization), "sacrebleu", "chrf",
-"exact_match" (translation), "retrieval", "cosine_spearman" (sentence-embedding). What each task of images uses:
+"exact_match" (translation), "retrieval", "cosine_spearman" (sentence-embedding). Metrics of the image tasks:
 "top_k_accuracy" (image-classification), "mean_iou" (semantic-segmentation), "coco_ap" (object-detection,
-instance-segmentation), "reconstruction_error" (masked-image-modeling). Those with a table of labels have a method
-`table`, to be asked before `compute`. The direction is `greater_is_better`.
+instance-segmentation), "reconstruction_error" (masked-image-modeling). Metrics with a table of labels have a
+method `table`; call it before `compute`. The direction is `greater_is_better`.
 """
 
 from __future__ import annotations

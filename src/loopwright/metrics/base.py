@@ -1,8 +1,8 @@
-"""What every metric offers, and metrics of counts.
+"""The interface of every metric, and metrics of counts.
 
-A metric is fed batch by batch and asked once. It keeps counts and sums, not samples, wherever its formula allows, so
-its memory does not grow with the data. What several processes have counted is merged exactly: the result has the same
-bits for every batch size, order and number of processes.
+A metric is updated batch by batch and computed once. It keeps counts and sums, not samples, wherever its formula
+allows, so its memory does not grow with the data. Counts of several processes are merged exactly: the result has the
+same bits for every batch size, order and number of processes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Column = NDArray[Any]
 
 
 class Metric(ABC):
-    """A number, or a few, about predictions and references.
+    """One or a few numbers about predictions and references.
 
     Attributes:
         name: the name in the registry, and usually the key of the result.
         greater_is_better: the direction in which the metric improves.
-        columns: the names of what `add_batch` takes.
+        columns: the names of `add_batch`'s arguments.
         options: the options of this metric and their values.
     """
 
@@ -43,12 +43,12 @@ class Metric(ABC):
         self.update(self.as_columns(columns))
 
     def add(self, **values: Any) -> None:
-        """Add one sample: `add(prediction=1, reference=0)`; the plural names do as well."""
+        """Add one sample: `add(prediction=1, reference=0)`; the plural names work too."""
         plurals = {name.removesuffix("s"): name for name in self.columns}
         self.add_batch(**{plurals.get(name, name): [value] for name, value in values.items()})
 
     def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the result of everything added so far, by name, and start again.
+        """Return the results so far, by name, and reset.
 
         Args:
             given: `predictions` and `references` are added first. Anything else is an option, for this call only.
@@ -59,7 +59,7 @@ class Metric(ABC):
         batch = {name: given.pop(name) for name in self.columns if name in given}
         batch = {name: values for name, values in batch.items() if values is not None}
         options = self._known(given)
-        # Samples of this call are gone when it fails; those added before can be asked again.
+        # If this call fails, its own samples are lost; earlier ones can be computed again.
         is_to_reset = self.num_samples == 0
         try:
             if batch:
@@ -84,7 +84,7 @@ class Metric(ABC):
         return arrays
 
     def column(self, name: str, values: Any) -> Column:
-        """Return one of the columns as an array whose first dimension is the samples; called by `as_columns`."""
+        """Return a column as an array whose first dimension is the samples; called by `as_columns`."""
         return as_column(name, values)
 
     def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,11 +97,11 @@ class Metric(ABC):
     @property
     @abstractmethod
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
 
     @abstractmethod
     def update(self, columns: Mapping[str, Column]) -> None:
-        """Take in the samples of these columns; called by `add_batch` with what `as_columns` returned."""
+        """Add the samples of these columns; called by `add_batch` with the result of `as_columns`."""
 
     @abstractmethod
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Metric(ABC):
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed, for example in another process."""
+        """Merge another metric of the same kind, for example from another process."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -121,14 +121,14 @@ class Metric(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state."""
+        """Restore a state."""
 
 
 class CountingMetric(Metric):
-    """A metric that is a function of sums of whole numbers over the samples.
+    """A metric that is a function of integer sums over the samples.
 
-    A subclass says what one sample adds (`count`) and what the sums mean (`score`). `Bootstrap` uses both for
-    intervals.
+    A subclass defines the summands of a sample (`count`) and the result of the sums (`score`). `Bootstrap` uses both
+    for intervals.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -138,19 +138,19 @@ class CountingMetric(Metric):
 
     @abstractmethod
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return what each sample adds to the sums: (samples, sums). Later calls may have more sums, never fewer."""
+        """Return the summands of each sample: (samples, sums). Later calls may have more sums, never fewer."""
 
     @abstractmethod
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the result by name for sums of shape (..., sums); each has the shape before the last dimension."""
+        """Return the result by name for sums of shape (..., sums); each result has shape (...)."""
 
     def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
-        """Return sums that another metric of this kind has counted, in the order of this one's sums."""
+        """Return another metric's sums, in the order of this one's sums."""
         return totals
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
         return self._num_samples
 
     def update(self, columns: Mapping[str, Column]) -> None:
@@ -169,7 +169,7 @@ class CountingMetric(Metric):
         self._totals = np.zeros(0, dtype=np.int64)
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         check_same_kind(self, other)
         self._num_samples += other._num_samples
         self._totals = padded_sum(self._totals, self.columns_of(other._totals, other))
@@ -179,22 +179,22 @@ class CountingMetric(Metric):
         return {"num_samples": self._num_samples, "totals": self._totals.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the sums."""
+        """Restore the sums."""
         self._num_samples = int(state["num_samples"])
         self._totals = np.asarray(state["totals"], dtype=np.int64)
 
 
 class OptionsWhenAdding(Metric):
-    """A metric whose options are used when samples are added, not when the result is asked for.
+    """A metric whose options apply when samples are added, not when the result is computed.
 
-    Options then belong to `load`, or to a `compute` that gets all the samples. A subclass may say in `taken_in` what
-    happens to samples when they are added.
+    Options then belong to `load`, or to a `compute` that gets all the samples. A subclass may describe in `taken_in`
+    what happens to samples when they are added.
     """
 
     taken_in: ClassVar[str] = "samples had been counted"
 
     def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the result, and start again; options hold for the samples of this call.
+        """Return the result, and reset; options apply to the samples of this call.
 
         Raises:
             ConfigError: samples were added before, with other options.
@@ -214,9 +214,9 @@ class OptionsWhenAdding(Metric):
 
 
 class Combined(Metric):
-    """Several metrics of the same columns, fed and asked as one.
+    """Several metrics of the same columns, used as one.
 
-    An option goes to each part that knows it. The direction is that of the first part.
+    An option goes to each part that knows it. The direction is the first part's.
     """
 
     name = "combined"
@@ -250,17 +250,17 @@ class Combined(Metric):
         return dict(options)
 
     def column(self, name: str, values: Any) -> Column:
-        """Return a column as the part wants it that takes more than one value per sample, if there is one."""
+        """Return a column in the form of the part that takes several values per sample, if there is one."""
         wider = [part for part in self.parts if type(part).column is not Metric.column]
         return (wider or self.parts)[0].column(name, values)
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
         return self.parts[0].num_samples
 
     def update(self, columns: Mapping[str, Column]) -> None:
-        """Give the samples to every part."""
+        """Add the samples to every part."""
         for part in self.parts:
             part.update(columns)
 
@@ -278,7 +278,7 @@ class Combined(Metric):
             part.reset()
 
     def merge(self, other: Any) -> None:
-        """Take in what another combination of the same metrics was fed."""
+        """Merge another combination of the same metrics."""
         check_same_kind(self, other)
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.merge(theirs)
@@ -288,13 +288,13 @@ class Combined(Metric):
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of every part."""
+        """Restore the state of every part."""
         for part, each in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(each)
 
 
 def as_column(name: str, values: Any) -> Column:
-    """Return the values as an array of one dimension; dimensions of size 1 after the first are dropped."""
+    """Return the values as a one-dimensional array; dimensions of size 1 after the first are dropped."""
     values = without_torch(values)
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise DataError(f"{name} must be a list with one value per sample, got {values!r:.80}")
@@ -342,9 +342,9 @@ def as_matrix(name: str, values: Any) -> Column:
 
 
 def without_torch(values: Any) -> Any:
-    """Return a torch tensor as a numpy array, and everything else as it is.
+    """Return a torch tensor as a numpy array, and everything else unchanged.
 
-    Torch tensors are known by their methods, so that this package does not import torch.
+    Torch tensors are recognized by their methods, so this package does not import torch.
     """
     if not hasattr(values, "detach"):
         return values
@@ -353,19 +353,19 @@ def without_torch(values: Any) -> Any:
 
 
 def as_number(value: NDArray[np.float64]) -> Any:
-    """Return a single value as a float, several as they are."""
+    """Return a single value as a float, several unchanged."""
     return float(value.item()) if np.size(value) == 1 else value
 
 
 def ratio(numerator: NDArray[Any], denominator: NDArray[Any], otherwise: float) -> NDArray[np.float64]:
-    """Return the ratio, and something else where the denominator is 0."""
+    """Return the ratio, or `otherwise` where the denominator is 0."""
     result = np.full(np.broadcast(numerator, denominator).shape, otherwise, dtype=np.float64)
     np.divide(numerator, denominator, out=result, where=denominator != 0)
     return result
 
 
 def padded_sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of two arrays whose last dimensions may differ; what is missing counts as 0."""
+    """Return the sum of two arrays whose last dimensions may differ; missing values count as 0."""
     shorter, longer = sorted((first, second), key=lambda each: each.shape[-1])
     total = longer.copy()
     total[..., : shorter.shape[-1]] += shorter
@@ -373,7 +373,7 @@ def padded_sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[n
 
 
 def check_same_kind(metric: Metric, other: Any) -> None:
-    """Refuse to merge metrics whose sums mean different things."""
+    """Refuse to merge metrics with incompatible sums."""
     if type(metric) is not type(other) or metric.options != other.options:
         raise ConfigError(
             f"only metrics of one kind and with the same options can be merged: {metric.name} {metric.options} and "

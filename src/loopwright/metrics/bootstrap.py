@@ -1,9 +1,9 @@
 """Intervals on metrics by the Poisson bootstrap.
 
-A bootstrap asks how the metric would vary over other test sets of the same kind: it draws the samples again, with
-replacement, many times over. In the Poisson form each sample is drawn 0, 1, 2, ... times, independently of the others,
-so the samples can pass by once: every replicate keeps its own sums. How often a sample is drawn follows from the seed,
-its position and the replicate, so batch size, order and the number of processes change nothing.
+A bootstrap estimates how the metric would vary over other test sets of the same kind: it resamples with replacement,
+many times. In the Poisson form each sample is drawn 0, 1, 2, ... times, independently of the others, so one pass is
+enough: every replicate keeps its own sums. The draws of a sample follow from the seed, its position and the replicate,
+so batch size, order and the number of processes change nothing.
 
     metric = metrics.Bootstrap(metrics.load("accuracy"))
     metric.add_batch(predictions=[1, 0, 1], references=[1, 0, 0], positions=[0, 1, 2])
@@ -23,17 +23,17 @@ from loopwright.errors import ConfigError, DataError
 from loopwright.keys import KeyStream
 from loopwright.metrics.base import Column, Combined, CountingMetric, Metric, as_column, padded_sum
 
-# Numbers held at once for a piece of a batch.
+# Numbers held at once for a chunk of a batch.
 _PIECE = 1 << 20
 
 
 class Bootstrap:
-    """A metric with an interval around it.
+    """A metric with an interval.
 
     Args:
         metric: a metric that is a function of counts or sums: accuracy, F1, precision, recall, Matthews' correlation,
             exact match, loss, perplexity, or a combination of them.
-        replicates: how many times the samples are drawn again.
+        replicates: how many times to resample.
         seed: another seed draws other samples.
 
     Raises:
@@ -57,9 +57,9 @@ class Bootstrap:
         """Add samples, as the metric's own `add_batch` does.
 
         Args:
-            positions: the place of each sample in the data set. Without them samples are numbered as they come, which
-                is right in a single process that sees all of them in order.
-            columns: what the metric takes.
+            positions: the index of each sample in the dataset. Without them samples are numbered in order of arrival,
+                which is right in a single process that sees all of them in order.
+            columns: the metric's columns.
         """
         arrays = self.metric.as_columns(columns)
         num_samples = len(next(iter(arrays.values())))
@@ -78,9 +78,9 @@ class Bootstrap:
             self._count(weights, {name: array[piece] for name, array in arrays.items()})
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Return (low, high) for each result by name: the middle share of the replicates' results.
+        """Return (low, high) for each result by name: the central interval of the replicates' results.
 
-        Replicates that drew no sample, or whose result is not a number, are left out.
+        Replicates without a sample, or with a nan result, are left out.
 
         Args:
             level: the share, between 0 and 1.
@@ -91,7 +91,7 @@ class Bootstrap:
             raise DataError(f"{self.metric.name} has no samples: call add_batch first")
         found = {}
         for part, totals in zip(self.parts, self._totals, strict=True):
-            with np.errstate(invalid="ignore", divide="ignore"):  # Replicates that drew no sample.
+            with np.errstate(invalid="ignore", divide="ignore"):  # Replicates without a sample.
                 scores = part.score(totals, part.options)
             for name, values in scores.items():
                 if values.shape != (self.replicates,):
@@ -100,7 +100,7 @@ class Bootstrap:
         return found
 
     def compute(self, **options: Any) -> dict[str, Any]:
-        """Return the metric's own result, and start again; ask for the interval before."""
+        """Return the metric's own result, and reset; call `interval` before."""
         result = self.metric.compute(**options)
         self.reset()
         return result
@@ -112,7 +112,7 @@ class Bootstrap:
         self._totals = [np.zeros((self.replicates, 0), dtype=np.int64) for _ in self.parts]
 
     def merge(self, other: Bootstrap) -> None:
-        """Take in what another bootstrap with the same seed was fed, for example in another process."""
+        """Merge another bootstrap with the same seed, for example from another process."""
         if (self.seed, self.replicates) != (other.seed, other.replicates):
             raise ConfigError(
                 "only bootstraps with the same seed and number of replicates can be merged, got seeds "
@@ -132,7 +132,7 @@ class Bootstrap:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state."""
+        """Restore a state."""
         self.metric.load_state_dict(state["metric"])
         self._num_drawn = np.asarray(state["num_drawn"], dtype=np.int64)
         self._totals = [np.asarray(totals, dtype=np.int64) for totals in state["totals"]]
@@ -140,7 +140,7 @@ class Bootstrap:
     def _count(self, weights: NDArray[np.int64], columns: Mapping[str, Column]) -> None:
         self._num_drawn += weights.sum(axis=0)
         for index, part in enumerate(self.parts):
-            # Whole numbers below 2**53: the product of doubles is exact, and much faster than one of integers.
+            # Integers below 2**53: the product of doubles is exact, and much faster than one of integers.
             drawn = weights.T.astype(np.float64) @ part.count(columns).astype(np.float64)
             self._totals[index] = padded_sum(self._totals[index], np.rint(drawn).astype(np.int64))
 
@@ -148,11 +148,11 @@ class Bootstrap:
 def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np.int64]:
     """Return how often each sample is drawn in each replicate: (samples, replicates), Poisson with mean 1.
 
-    A sample's numbers come from a generator of its own, seeded by the key of (seed, "bootstrap", position).
+    Each sample has its own generator, seeded by the key of (seed, "bootstrap", position).
     """
     stream = KeyStream(seed, purpose="bootstrap")
     keys = np.asarray([stream.at(position) for position in positions.tolist()], dtype=np.uint64)
-    # SplitMix64 (Steele, Lea and Flood 2014): the state goes up by a constant, and is mixed.
+    # SplitMix64 (Steele, Lea and Flood 2014): the state is incremented by a constant, and mixed.
     steps = np.arange(1, replicates + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = keys[:, None] + steps
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -163,7 +163,7 @@ def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np
 
 
 def _middle(values: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Return the ends of the middle share of the values; not numbers where there are none."""
+    """Return the ends of the central interval of the values; nan if there are none."""
     if not len(values):
         return (np.nan, np.nan)
     with np.errstate(invalid="ignore"):  # Between two infinite perplexities.
@@ -174,13 +174,13 @@ def _middle(values: NDArray[np.float64], level: float) -> tuple[float, float]:
 def _poisson_bounds() -> NDArray[np.uint64]:
     """Return the shares of 2**64 at or below which a Poisson number of mean 1 is 0, 0 or 1, 0 to 2, ...
 
-    In whole numbers, since the last bit of a computer's exp differs between machines.
+    In integers, since the last bit of exp differs between machines.
     """
     factorials = [1]
     for number in range(1, 31):
         factorials.append(factorials[-1] * number)
     unit = factorials[-1]
-    # 1/e is the sum of (-1)**k / k!; it is counted here in parts of 1/30!, and 30! > 2**107.
+    # 1/e is the sum of (-1)**k / k!; it is computed here in units of 1/30!, and 30! > 2**107.
     inverse_e = sum((-1) ** number * (unit // each) for number, each in enumerate(factorials))
     bounds, cumulated = [], 0
     for each in factorials[:20]:

@@ -1,7 +1,7 @@
 """Metrics of labels: accuracy, F1, precision, recall and Matthews' correlation, with scikit-learn's numbers.
 
-Labels are whole numbers or texts. All but accuracy count three numbers for each label seen: how often it was predicted
-rightly, predicted, and referred to. Memory grows with the number of labels, not of samples.
+Labels are integers or texts. All but accuracy keep three counts for each label seen: correct predictions, all
+predictions, and references. Memory grows with the number of labels, not of samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AVERAGES = ("binary", "micro", "macro", "weighted", None)
 
 
 class Accuracy(CountingMetric):
-    """The share of samples whose prediction is the reference."""
+    """The share of correct predictions."""
 
     name = "accuracy"
 
@@ -50,11 +50,11 @@ class SumsPerLabel(CountingMetric):
         return list(self._places)
 
     def place(self, label: Any) -> int:
-        """Return the place of a label among the sums; a label that is new gets the next one."""
+        """Return the index of a label among the sums; a new label gets the next one."""
         return self._places.setdefault(label, len(self._places))
 
     def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
-        """Return sums of another metric, in the order of this one's labels; labels new to this one are added."""
+        """Return another metric's sums, in the order of this one's labels; new labels are added."""
         places = [self.place(label) for label in other.labels]
         placed = np.zeros((*totals.shape[:-1], len(self._places), 3), dtype=np.int64)
         counted = totals.reshape(*totals.shape[:-1], -1, 3)
@@ -71,13 +71,13 @@ class SumsPerLabel(CountingMetric):
         return {**super().state_dict(), "labels": self.labels}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over sums and labels."""
+        """Restore sums and labels."""
         super().load_state_dict(state)
         self._places = {label: place for place, label in enumerate(state["labels"])}
 
 
 class LabelMetric(SumsPerLabel):
-    """A metric of samples that have one label each."""
+    """A metric of samples with one label each."""
 
     def update(self, columns: Mapping[str, Column]) -> None:
         """Count the samples."""
@@ -118,7 +118,7 @@ class LabelMetric(SumsPerLabel):
         """Return the result for counts of shape (..., labels)."""
 
     def _coded(self, columns: Mapping[str, Column]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the place of each prediction's and each reference's label among the sums."""
+        """Return the index of each prediction's and each reference's label among the sums."""
         predictions, references = label_columns(columns)
         seen, codes = np.unique(np.concatenate([predictions, references]), return_inverse=True)
         if len({isinstance(label, str) for label in [*self._places, *seen.tolist()]}) > 1:
@@ -129,11 +129,11 @@ class LabelMetric(SumsPerLabel):
 
 
 class AveragedMetric(LabelMetric):
-    """A ratio for each label, made into one number.
+    """A ratio for each label, averaged into one number.
 
     Options, as in scikit-learn: `average` is one of `AVERAGES`; `pos_label` is the positive label of "binary";
-    `labels` are those to look at, instead of all that occur; `zero_division` is the score where there is nothing to
-    divide by, 0 ("warn" means 0 too) or 1.
+    `labels` are the labels to use, instead of all that occur; `zero_division` is the score for a zero denominator,
+    0 ("warn" means 0 too) or 1.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
@@ -158,7 +158,7 @@ class AveragedMetric(LabelMetric):
         """Return the numerator and the denominator of the ratio."""
 
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of the sums; refuses an average that does not fit the labels that occurred."""
+        """Return the result of the sums; raise if the average does not fit the labels that occurred."""
         if options["average"] == "binary":
             present, positive = sorted(self.labels, key=str), options["pos_label"]
             if len(present) > 2:
@@ -198,7 +198,7 @@ class AveragedMetric(LabelMetric):
         if average == "macro":
             return ratio((scores * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
         if average == "weighted":
-            # A plain mean where none of the labels is referred to.
+            # A plain mean if none of the labels has a reference.
             weights = np.where(referred.sum(axis=-1, keepdims=True) > 0, referred, 1)
             return ratio((scores * weights).sum(axis=-1), weights.sum(axis=-1), otherwise)
         return scores[..., 0] if average == "binary" else scores
@@ -212,19 +212,19 @@ class F1(AveragedMetric):
     def parts(
         self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return twice the right ones, and all predicted and referred to."""
+        """Return twice the correct ones, and all predicted and referred to."""
         return 2 * right, predicted + referred
 
 
 class Precision(AveragedMetric):
-    """The share of the predictions of a label that are right."""
+    """The share of a label's predictions that are correct."""
 
     name = "precision"
 
     def parts(
         self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the right ones, and all predicted."""
+        """Return the correct ones, and all predicted."""
         return right, predicted
 
 
@@ -236,12 +236,12 @@ class Recall(AveragedMetric):
     def parts(
         self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the right ones, and all referred to."""
+        """Return the correct ones, and all referred to."""
         return right, referred
 
 
 class MatthewsCorrelation(LabelMetric):
-    """Matthews' correlation of two or more labels; 0 where predictions or references are all the same."""
+    """Matthews' correlation of two or more labels; 0 if predictions or references are constant."""
 
     name = "matthews_correlation"
 
@@ -261,7 +261,7 @@ class MatthewsCorrelation(LabelMetric):
 
 
 def label_columns(columns: Mapping[str, Column]) -> tuple[Column, Column]:
-    """Return predictions and references as whole numbers, or as texts."""
+    """Return predictions and references as integers, or as texts."""
     predictions, references = (_label_array(name, columns[name]) for name in ("predictions", "references"))
     if len(predictions) and predictions.dtype != references.dtype:
         raise DataError(
@@ -287,5 +287,4 @@ def _label_array(name: str, values: Column) -> Column:
 
 
 def _with_zero_label(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts with one label more, of which nothing was seen."""
     return np.concatenate([counts, np.zeros_like(counts[..., :1])], axis=-1)

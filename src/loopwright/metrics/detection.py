@@ -4,7 +4,7 @@ metric = metrics.load("coco_ap", iou_types=("bbox", "segm"))
 metric.add_batch(    # of each image; boxes as left, top, right, bottom in pixels
     predictions=[{"boxes": ..., "scores": ..., "classes": ..., "masks": ...}],
     references=[{"boxes": ..., "classes": ..., "masks": ..., "crowd": ..., "areas": ...}],
-    positions=[17],    # the place of each image in the data
+    positions=[17],    # the index of each image in the data
 )
 metric.compute()    # {"map": ..., "map_50": ..., ..., "mask_map": ..., ...}
 """
@@ -48,12 +48,12 @@ Objects = dict[str, list[Any]]
 class CocoAP(OptionsWhenAdding, Metric):
     """Mean average precision and recall over classes and thresholds of overlap from 0.5 to 0.95.
 
-    The results are those of COCO: `map`, `map_50` and `map_75` (one threshold), `mar_1`, `mar_10` and `mar_100` (recall
-    with so many predictions), and `map_small`, `map_medium`, `map_large` and `mar_small`, ... where there are objects
-    of that size. Those of masks are called `mask_map`, ...
+    The results are COCO's: `map`, `map_50` and `map_75` (one threshold), `mar_1`, `mar_10` and `mar_100` (recall with
+    so many predictions), and `map_small`, `map_medium`, `map_large` and `mar_small`, ... if there are objects of that
+    size. Results of masks are called `mask_map`, ...
 
-    What a model found and what was there is kept for each image, masks as run lengths; images and scores of pixels are
-    not. Images are known by their positions: one that comes twice counts once, and order and processes change nothing.
+    Found and true objects are kept for each image, masks as run lengths; images and pixel scores are not. Images are
+    identified by their positions: a repeated one counts once, and order and processes change nothing.
 
     Options: `iou_types` are "bbox", "segm" or both; `labels` names the classes in the table.
     """
@@ -78,7 +78,7 @@ class CocoAP(OptionsWhenAdding, Metric):
         return known
 
     def column(self, name: str, values: Any) -> Column:
-        """Return positions as whole numbers, the others as one mapping per image."""
+        """Return positions as integers, the others as one mapping per image."""
         if name != "positions":
             return as_items(name, values)
         positions = as_column(name, values)
@@ -88,7 +88,7 @@ class CocoAP(OptionsWhenAdding, Metric):
 
     @property
     def num_samples(self) -> int:
-        """How many images were added since the last result."""
+        """The number of images since the last result."""
         return len(self._images)
 
     def update(self, columns: Mapping[str, Column]) -> None:
@@ -108,9 +108,9 @@ class CocoAP(OptionsWhenAdding, Metric):
         return results
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row per class that occurs; ask before `compute`, which starts again.
+        """Return one row per class that occurs; call it before `compute`, which resets the metric.
 
-        A class that is in no reference has None for its precisions.
+        A class without references has None for its precisions.
         """
         classes, names = self._classes(), self.options["labels"]
         counts = [
@@ -133,7 +133,7 @@ class CocoAP(OptionsWhenAdding, Metric):
         self._images = {}
 
     def merge(self, other: Any) -> None:
-        """Take in the images of another metric of the same kind; those both have seen count once."""
+        """Merge the images of another metric of the same kind; shared ones count once."""
         check_same_kind(self, other)
         self._images = {**other._images, **self._images}
 
@@ -142,11 +142,11 @@ class CocoAP(OptionsWhenAdding, Metric):
         return {"images": [[position, *sides] for position, sides in sorted(self._images.items())]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the objects of each image."""
+        """Restore the objects of each image."""
         self._images = {int(position): (found, given) for position, found, given in state["images"]}
 
     def _objects(self, side: str, given: Any, position: int) -> Objects:
-        """Return the objects of one image, checked, in a form that JSON keeps exactly."""
+        """Return the objects of one image, validated, in a form that JSON keeps exactly."""
         fields = ("boxes", "classes", *(["scores"] if side == "prediction" else []))
         fields += ("masks",) if "segm" in self.options["iou_types"] else ()
         missing = [name for name in fields if not isinstance(given, Mapping) or given.get(name) is None]
@@ -204,7 +204,7 @@ class CocoAP(OptionsWhenAdding, Metric):
     def _evaluated(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return precisions (thresholds, recalls, classes, sizes, limits) and recalls (the same without recalls).
 
-        Classes are in the order of `_classes`; -1 stands where there is no reference.
+        Classes are in the order of `_classes`; -1 means no reference.
         """
         images: list[dict[str, Any]] = []
         sides: tuple[list[Any], list[Any]] = ([], [])
@@ -241,7 +241,7 @@ class CocoAP(OptionsWhenAdding, Metric):
 
 
 def _best(objects: Objects) -> Objects:
-    """Return the objects, the surest first, without those of a class that come after as many as count."""
+    """Return the objects, most confident first, up to the limit per class."""
     order = sorted(range(len(objects["scores"])), key=lambda index: -objects["scores"][index])
     kept, seen = [], dict.fromkeys(objects["classes"], 0)
     for index in order:
@@ -252,7 +252,7 @@ def _best(objects: Objects) -> Objects:
 
 
 def _summary(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> dict[str, float]:
-    """Return the numbers by which COCO sums up; a size without objects is left out."""
+    """Return COCO's summary numbers; sizes without objects are left out."""
     summary = {
         "map": _mean(precision[:, :, :, 0, -1]),
         "map_50": _mean(precision[0, :, :, 0, -1]),
@@ -267,6 +267,5 @@ def _summary(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> dic
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean of what is there; not a number where nothing is."""
     there = values[values > -1]
     return float(there.mean()) if there.size else math.nan

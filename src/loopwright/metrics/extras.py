@@ -1,4 +1,4 @@
-"""Packages that only some metrics need, imported when such a metric is made."""
+"""Packages that only some metrics need, imported when such a metric is created."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def extra_module(module: str, package: str, metric: str, extra: str = "text") ->
 
     Args:
         module: the dotted name to import.
-        package: the name under which it is installed.
+        package: its name for pip.
         metric: the metric that needs it, for the error.
         extra: the extra of loopwright that has the package.
 
     Raises:
-        InputError: the package is not installed ("install.extra"); its fix is the line that installs it.
+        InputError: the package is not installed ("install.extra"); its fix is the install line.
     """
     if find_spec(module.partition(".")[0]) is None:
         raise InputError(

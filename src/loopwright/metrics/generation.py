@@ -1,7 +1,7 @@
-"""Metrics of generated texts: ROUGE, BLEU and chrF, of the packages rouge-score and sacrebleu (the extra `text`).
+"""Metrics of generated texts: ROUGE, BLEU and chrF, from the packages rouge-score and sacrebleu (the extra `text`).
 
-Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of texts
-of which any is right. ROUGE knows the letters a to z and digits only: texts in other scripts score 0.
+Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of
+alternatives. ROUGE knows only the letters a to z and digits: texts in other scripts score 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, a
 from loopwright.metrics.extras import extra_module
 from loopwright.metrics.means import MeanMetric
 
-# Other tokenizers of sacrebleu download a model, or need a package of their own.
+# Other tokenizers of sacrebleu download a model, or need an extra package.
 _TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 _SMOOTHING = ("exp", "floor", "add-k", "none")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -29,7 +29,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 class Rouge(OptionsWhenAdding, MeanMetric):
     """The mean F-measures rouge1, rouge2, rougeL and rougeLsum, between 0 and 1.
 
-    rougeLsum compares sentence by sentence: a text is split at its newlines, or, where it has none, after full stops,
+    rougeLsum compares sentence by sentence: a text is split at its newlines, or, without any, after full stops,
     exclamation marks and question marks. The option `use_stemmer` compares English words by their stems.
     """
 
@@ -47,7 +47,7 @@ class Rouge(OptionsWhenAdding, MeanMetric):
         return text_column(self.name, name, values)
 
     def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return the F-measures of each sample, each against the reference for which it is best."""
+        """Return the F-measures of each sample, each against its best reference."""
         scorer = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
         rows = []
         for prediction, reference in zip(columns["predictions"], columns["references"], strict=True):
@@ -59,7 +59,7 @@ class Rouge(OptionsWhenAdding, MeanMetric):
 
 
 class CorpusMetric(OptionsWhenAdding, CountingMetric):
-    """A score of sacrebleu, which is a function of sums over all samples."""
+    """A score of sacrebleu that is a function of sums over all samples."""
 
     taken_in = "texts had been counted"
 
@@ -79,7 +79,7 @@ class CorpusMetric(OptionsWhenAdding, CountingMetric):
         """Return sacrebleu's sums for each sample."""
         scorer = self.scorer()
         rows = [
-            # sacrebleu has no public name for the sums of one text; a test holds them against its corpus_score.
+            # sacrebleu has no public name for the sums of one text; a test compares them with its corpus_score.
             scorer._extract_corpus_statistics([prediction], [[each] for each in references_of(reference)])[0]
             for prediction, reference in zip(columns["predictions"], columns["references"], strict=True)
         ]

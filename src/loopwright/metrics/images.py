@@ -38,9 +38,8 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
     """The share of samples whose class is among the k with the highest scores, for each k of the option `ks`.
 
     Predictions are one row of scores per sample, one column per class; references are classes. The result for 1 is
-    called "accuracy", the others "top_5_accuracy". Of equal scores that of the lower class comes first, and one that is
-    not a number comes before all others, so a model that has diverged is right about nothing. With no more classes than
-    k only such a score is wrong.
+    called "accuracy", the others "top_5_accuracy". Ties favour the lower class, and nan ranks before all others, so a
+    diverged model is never right. With at most k classes only nan scores are wrong.
     """
 
     name = "top_k_accuracy"
@@ -55,7 +54,7 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
         return known
 
     def column(self, name: str, values: Any) -> Column:
-        """Return the scores as rows, the references as whole numbers."""
+        """Return the scores as rows, the references as integers."""
         if name == "predictions":
             return as_matrix(name, values)
         classes = as_column(name, values)
@@ -64,7 +63,7 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
         return classes.astype(np.int64)
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return for each sample whether its class is among the first k, and 1."""
+        """Return whether each sample's class is among the first k, and 1."""
         scores, classes = columns["predictions"], columns["references"]
         num_classes = scores.shape[1]
         is_wrong = (classes < 0) | (classes >= num_classes)
@@ -85,14 +84,14 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
 
 
 class MeanIoU(OptionsWhenAdding, CountingMetric):
-    """The overlap of predicted and true pixels of a class over their union, as a mean over the classes.
+    """The intersection over union of predicted and true pixels, averaged over the classes.
 
     Predictions and references are the class of each pixel, (height, width) for each image; images may differ in size.
-    Pixels whose reference is the option `ignore_index` are left out on both sides. Beside `mean_iou` there are
-    `mean_accuracy`, the mean over the classes of the share of their pixels that are found, and `overall_accuracy`, the
-    share of all pixels that are right. A class that is in no reference and no prediction is left out of the means.
+    Pixels whose reference is the option `ignore_index` are left out on both sides. `mean_accuracy` is the mean recall
+    of the classes, and `overall_accuracy` the share of correct pixels. A class without references and predictions is
+    left out of the means.
 
-    The option `labels` names the classes, in the table and for errors. What is kept is the confusion matrix of pixels.
+    The option `labels` names the classes, in the table and in errors. Only the confusion matrix of pixels is kept.
     """
 
     name = "mean_iou"
@@ -126,7 +125,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         return counted
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the means; not a number where no pixel counts."""
+        """Return the means; nan if no pixel counts."""
         right, predicted, referred = np.moveaxis(totals.reshape(*totals.shape[:-1], -1, 3), -1, 0)
         union = predicted + referred - right
         return {
@@ -136,7 +135,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row per class; ask before `compute`, which starts again."""
+        """Return one row per class; call it before `compute`, which resets the metric."""
         rows = []
         for index, (right, predicted, referred) in enumerate(_three_sums(self._matrix).reshape(-1, 3).tolist()):
             union = predicted + referred - right
@@ -153,7 +152,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         return rows
 
     def confusion_matrix(self) -> list[list[int]]:
-        """Return numbers of pixels, a row per true class, a column per predicted one; ask before `compute`."""
+        """Return pixel counts, a row per true class, a column per predicted one; call it before `compute`."""
         matrix: list[list[int]] = self._matrix.tolist()
         return matrix
 
@@ -163,7 +162,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         self._matrix = np.zeros((0, 0), dtype=np.int64)
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         super().merge(other)
         self._add(other._matrix)
 
@@ -172,7 +171,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         return {"num_samples": self._num_samples, "matrix": self._matrix.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a confusion matrix."""
+        """Restore a confusion matrix."""
         self._num_samples = int(state["num_samples"])
         size = len(state["matrix"])
         self._matrix = np.asarray(state["matrix"], dtype=np.int64).reshape(size, size)
@@ -184,7 +183,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         self._matrix = total
 
     def _pairs(self, columns: Mapping[str, Column]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the classes of the pixels that count, of each image: predicted and true."""
+        """Return the predicted and true classes of the counted pixels of each image."""
         pairs = []
         for index, (prediction, reference) in enumerate(
             zip(columns["predictions"], columns["references"], strict=True)
@@ -217,12 +216,11 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
 
 
 class ReconstructionError(OptionsWhenAdding, MeanLoss):
-    """The mean squared error over hidden pixels, and what it is worth against the mean image.
+    """The mean squared error over hidden pixels, next to the error of the mean image.
 
-    Predictions and references are images of one shape, masks say which pixels were hidden; a mask may lack the
-    dimension of the channels if that is the first. With the option `mean_image`, the mean of the training images or of
-    their channels, `mean_image_mse` is the error of one who always answers with it: a model above it has learnt
-    nothing.
+    Predictions and references are images of one shape, masks mark the hidden pixels; a mask may lack the channel
+    dimension if it is the first. With the option `mean_image`, the mean of the training images or of their channels,
+    `mean_image_mse` is the error of always predicting it: a model above it has learned nothing.
     """
 
     name = "reconstruction_error"
@@ -245,7 +243,7 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
         return as_items(name, values)
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
-        """Return the sum of squares of each sample, that of the mean image, and the number of hidden pixels."""
+        """Return each sample's sum of squares, the mean image's sum, and the number of hidden pixels."""
         arrays = super().as_columns(columns)
         mean = self.options["mean_image"]
         sums, floors, counts = [], [], []
@@ -274,14 +272,14 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
         self._floor.update({"sums": columns["floors"], "counts": columns["counts"]})
 
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the error, and with a mean image what that has, too."""
+        """Return the error, and the mean image's error if there is one."""
         found = {"masked_mse": super().result(options)["loss"]}
         if self.options["mean_image"] is not None:
             found["mean_image_mse"] = self._floor.result(options)["loss"]
         return found
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the error; the mean image is not the model's, and needs no interval."""
+        """Return the error; the mean image needs no interval."""
         return {"masked_mse": super().score(totals, options)["loss"]}
 
     def reset(self) -> None:
@@ -290,7 +288,7 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
         self._floor = MeanLoss()
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         super().merge(other)
         self._floor.merge(other._floor)
 
@@ -299,7 +297,7 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
         return {**super().state_dict(), "floor": self._floor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the sums and the counts."""
+        """Restore the sums and the counts."""
         super().load_state_dict(state)
         self._floor.load_state_dict(state["floor"])
 
@@ -316,11 +314,10 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
 
 
 def _three_sums(matrix: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the pixels of each class that are right, predicted and referred to, in one row."""
     return np.stack([np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)], axis=-1).reshape(-1)
 
 
 def _mean_of_some(numerators: NDArray[np.int64], denominators: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean over the classes of a ratio, without the classes whose denominator is 0."""
+    """Return the mean ratio over the classes, without zero denominators."""
     sums = ratio(numerators, denominators, 0.0).sum(axis=-1)
     return ratio(sums, (denominators != 0).sum(axis=-1), np.nan)

@@ -1,6 +1,6 @@
 """Metrics of several labels per sample, and the confusion matrix of one.
 
-Both have tables, one row per label. Ask for them before `compute`, which starts again.
+Both have tables, one row per label. Call `table` before `compute`, which resets the metric.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopwright.metrics.spans import score_row
 
 
 class MultiLabel(OptionsWhenAdding, CountingMetric):
-    """F1 over all decisions and as a mean over the labels, and the share of samples with all labels right.
+    """F1 over all decisions and averaged over the labels, and the share of samples with all labels right.
 
     Predictions and references have one row per sample and one column per label, of 0 and 1. With the option
     `threshold` predictions are scores, and those above it count as 1. The option `labels` names the columns in the
@@ -35,7 +35,7 @@ class MultiLabel(OptionsWhenAdding, CountingMetric):
         return as_matrix(name, values)
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return whether all labels are right, 1, and three numbers per label: right, predicted, referred to."""
+        """Return whether all labels are right, 1, and three counts per label: right, predicted, referred to."""
         predicted, referred = columns["predictions"], columns["references"]
         if not len(predicted):
             return np.zeros((0, len(self._totals)), dtype=np.int64)
@@ -59,7 +59,7 @@ class MultiLabel(OptionsWhenAdding, CountingMetric):
         return np.concatenate([np.stack([is_right, np.ones_like(is_right)], axis=-1), per_label], axis=-1)
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the scores; a label that is neither predicted nor referred to has an F1 of 0."""
+        """Return the scores; a label without predictions and references has an F1 of 0."""
         right, predicted, referred = np.moveaxis(totals[..., 2:].reshape(*totals.shape[:-1], -1, 3), -1, 0)
         return {
             "f1_micro": ratio(2 * right.sum(axis=-1), (predicted + referred).sum(axis=-1), 0.0),
@@ -75,11 +75,11 @@ class MultiLabel(OptionsWhenAdding, CountingMetric):
 
 
 class ConfusionMatrix(Metric):
-    """How often each label was predicted for each label, and what is confused most often.
+    """How often each label was predicted for each label, and the most frequent confusions.
 
     The result has the `labels` and the counts in `confusion_matrix`: a row for each reference, a column for each
-    prediction. The option `labels` gives them and their order, instead of those that occur, sorted. There is no number
-    in it by which models could be compared.
+    prediction. The option `labels` sets the labels and their order, instead of those that occur, sorted. It has no
+    single number to compare models by.
     """
 
     name = "confusion_matrix"
@@ -91,7 +91,7 @@ class ConfusionMatrix(Metric):
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
         return self._counts.total()
 
     def update(self, columns: Mapping[str, Column]) -> None:
@@ -112,7 +112,7 @@ class ConfusionMatrix(Metric):
         return {"confusion_matrix": matrix, "labels": labels}
 
     def most_confused(self, num_pairs: int = 10) -> list[dict[str, Any]]:
-        """Return the pairs of different labels that occur most often, with their share of the reference's samples."""
+        """Return the most frequently confused pairs, with their share of the reference's samples."""
         referred: Counter[Any] = Counter()
         for (reference, _), count in self._counts.items():
             referred[reference] += count
@@ -135,7 +135,7 @@ class ConfusionMatrix(Metric):
         self._counts = Counter()
 
     def merge(self, other: Any) -> None:
-        """Take in what another confusion matrix was fed."""
+        """Merge another confusion matrix."""
         check_same_kind(self, other)
         self._counts.update(other._counts)
 
@@ -144,7 +144,7 @@ class ConfusionMatrix(Metric):
         return {"counts": [[*pair, count] for pair, count in self._counts.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts."""
+        """Restore the counts."""
         self._counts = Counter({(reference, prediction): count for reference, prediction, count in state["counts"]})
 
     def _labels(self, given: Any) -> list[Any]:

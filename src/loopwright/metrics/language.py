@@ -20,9 +20,9 @@ from loopwright.metrics.mean_loss import Perplexity
 
 
 class BitsPerByte(Perplexity):
-    """The loss in bits over the bytes of the text, beside loss and perplexity.
+    """The loss in bits per byte of text, next to loss and perplexity.
 
-    Unlike the other two it can be compared between tokenizers, and with a compressor. `sums` are the sums of the
+    Unlike the other two it is comparable between tokenizers, and with a compressor. `sums` are the sums of the
     tokens' negative log-likelihoods (natural logarithm), `counts` the numbers of tokens, `num_bytes` the lengths of the
     texts in UTF-8.
     """
@@ -45,7 +45,7 @@ class BitsPerByte(Perplexity):
         return {**super().result(options), "bits_per_byte": self._sum.mean(self._num_bytes) / math.log(2)}
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return what the loss counts, and the bytes."""
+        """Return the loss's summands, and the bytes."""
         return np.concatenate([super().count(columns), _whole(columns["num_bytes"])[:, None]], axis=-1)
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
@@ -60,7 +60,7 @@ class BitsPerByte(Perplexity):
         self._num_bytes = 0
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         super().merge(other)
         self._num_bytes += other._num_bytes
 
@@ -69,13 +69,12 @@ class BitsPerByte(Perplexity):
         return {**super().state_dict(), "num_bytes": self._num_bytes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the sum, the counts and the bytes."""
+        """Restore the sum, the counts and the bytes."""
         super().load_state_dict(state)
         self._num_bytes = int(state["num_bytes"])
 
 
 def _whole(values: Column) -> NDArray[np.int64]:
-    """Return numbers of bytes as integers."""
     if len(values) and (values.dtype.kind not in "iuf" or (values < 0).any() or (values % 1 != 0).any()):
         raise DataError("num_bytes must be whole numbers of bytes, and not negative")
     return values.astype(np.int64)

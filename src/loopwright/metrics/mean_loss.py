@@ -25,7 +25,7 @@ _LOW_BITS = 24
 
 
 class MeanLoss(CountingMetric):
-    """The sum of losses over the number of items they are sums of, without rounding in between."""
+    """The sum of losses over their number of items, without intermediate rounding."""
 
     name = "loss"
     greater_is_better = False
@@ -48,11 +48,11 @@ class MeanLoss(CountingMetric):
         return self.results(self._sum.mean(self._count))
 
     def results(self, loss: Any) -> dict[str, Any]:
-        """Return what there is to say of a mean loss, or of an array of them."""
+        """Return the results of a mean loss, or of an array of them."""
         return {"loss": loss}
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return each sample's sum in two parts, whether it cannot be used, and its number of items."""
+        """Return each sample's sum in two parts, whether it is unusable, and its number of items."""
         sums, counts = _checked(columns)
         is_usable = np.abs(sums) < _LARGEST  # False for nan, too.
         units = np.rint(np.where(is_usable, sums, 0.0) * _UNITS_PER_ONE).astype(np.int64)
@@ -60,7 +60,7 @@ class MeanLoss(CountingMetric):
         return np.stack([part.astype(np.int64) for part in parts], axis=-1)
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the mean loss; not a number where a sample could not be used."""
+        """Return the mean loss; nan if a sample was unusable."""
         high, low, num_unusable, items = np.moveaxis(totals, -1, 0)
         units = high * float(1 << _LOW_BITS) + low
         loss = np.full(units.shape, np.nan)
@@ -74,7 +74,7 @@ class MeanLoss(CountingMetric):
         self._count = 0
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         super().merge(other)
         self._sum.merge(other._sum)
         self._count += other._count
@@ -84,14 +84,14 @@ class MeanLoss(CountingMetric):
         return {**super().state_dict(), "sum": self._sum.state_dict(), "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the sum and the counts."""
+        """Restore the sum and the counts."""
         super().load_state_dict(state)
         self._sum.load_state_dict(state["sum"])
         self._count = int(state["count"])
 
 
 class Perplexity(MeanLoss):
-    """The exponential of the mean loss, beside the loss itself; infinite where the loss is above about 709."""
+    """The exponential of the mean loss, next to the loss itself; infinite if the loss is above about 709."""
 
     name = "perplexity"
 

@@ -1,4 +1,4 @@
-"""Metrics that are means of scores of the samples, each between 0 and 1."""
+"""Metrics that average scores of the samples, each between 0 and 1."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ UNITS_PER_ONE = 2.0**32
 
 
 class MeanMetric(CountingMetric):
-    """One mean or several of scores between 0 and 1, summed without rounding.
+    """One or several means of scores between 0 and 1, summed without rounding.
 
-    A subclass says what they are called (`names`) and what each sample scores (`values`). Results are multiplied by
-    `scale`.
+    A subclass defines their names (`names`) and each sample's scores (`values`). Results are multiplied by `scale`.
     """
 
     scale: ClassVar[int] = 1
@@ -36,7 +35,7 @@ class MeanMetric(CountingMetric):
 
     @abstractmethod
     def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return what each sample scores: (samples, names), between 0 and 1."""
+        """Return each sample's scores: (samples, names), between 0 and 1."""
 
     def update(self, columns: Mapping[str, Column]) -> None:
         """Add the samples' scores."""
@@ -51,7 +50,7 @@ class MeanMetric(CountingMetric):
         return dict(zip(self.names, means, strict=True))
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return each sample's scores as whole numbers, and 1."""
+        """Return each sample's scores as integers, and 1."""
         units = np.rint(self.values(columns) * UNITS_PER_ONE).astype(np.int64)
         return np.concatenate([units, np.ones((len(units), 1), dtype=np.int64)], axis=-1)
 
@@ -66,7 +65,7 @@ class MeanMetric(CountingMetric):
         self._sums = [ExactSum() for _ in self.names]
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         super().merge(other)
         for mine, theirs in zip(self._sums, other._sums, strict=True):
             mine.merge(theirs)
@@ -76,7 +75,7 @@ class MeanMetric(CountingMetric):
         return {**super().state_dict(), "sums": [each.state_dict() for each in self._sums]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the number of samples and the sums."""
+        """Restore the number of samples and the sums."""
         super().load_state_dict(state)
         for each, saved in zip(self._sums, state["sums"], strict=True):
             each.load_state_dict(saved)

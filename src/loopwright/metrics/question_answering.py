@@ -33,7 +33,7 @@ def normalized_answer(text: str) -> str:
 
 
 def answer_scores(prediction: str, answers: list[str]) -> tuple[float, float]:
-    """Return (is an exact match, F1 of the words), each against the answer for which it is best."""
+    """Return (is an exact match, F1 of the words), each against its best answer."""
     predicted = normalized_answer(prediction)
     expected = [normalized_answer(each) for each in answers]
     return float(predicted in expected), max(_word_f1(predicted.split(), each.split()) for each in expected)
@@ -43,7 +43,7 @@ class Squad(MeanMetric):
     """Exact match and F1 of SQuAD 1.1, where every question has an answer.
 
     Predictions are texts. References are the answers to a question: a text, a list of texts, or SQuAD's own
-    `{"text": [...], "answer_start": [...]}`. The rows of `evaluate` do as well:
+    `{"text": [...], "answer_start": [...]}`. The rows of `evaluate` work too:
     `{"id": ..., "prediction_text": ...}` and `{"id": ..., "answers": ...}`.
     """
 
@@ -52,7 +52,7 @@ class Squad(MeanMetric):
     names = ("exact_match", "f1")
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
-        """Return the columns; rows that name their question must be of the same one."""
+        """Return the columns; rows that name their question must match."""
         return super().as_columns(_of_the_same_questions(self.name, columns))
 
     def column(self, name: str, values: Any) -> Column:
@@ -70,13 +70,12 @@ class Squad(MeanMetric):
 
 
 class SquadV2(CountingMetric):
-    """Exact match and F1 of SQuAD 2.0, where some questions have no answer, and the best threshold to say so.
+    """Exact match and F1 of SQuAD 2.0, where some questions have no answer, and the best no-answer threshold.
 
     Predictions and references are as for `squad`; a question without an answer has no reference answers, and the right
-    prediction is the empty text. `no_answer_scores` say how sure the model is that there is no answer, and may be left
-    out: they count as 0. A question whose score is above the option `no_answer_threshold` counts as unanswered. The
-    result also has the thresholds that would have been best for exact match and for F1; questions of one score are on
-    one side of it. It keeps four numbers per sample.
+    prediction is the empty text. `no_answer_scores` are the model's confidence that there is no answer, 0 by default. A
+    question whose score is above the option `no_answer_threshold` counts as unanswered. The result also has the best
+    thresholds for exact match and for F1; a threshold never separates equal scores. It keeps four numbers per sample.
     """
 
     name = "squad_v2"
@@ -88,7 +87,7 @@ class SquadV2(CountingMetric):
         self._batches: list[NDArray[np.float64]] = []
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
-        """Return the columns; scores that are missing are taken from the predictions' rows, or are 0."""
+        """Return the columns; missing scores come from the predictions' rows, or are 0."""
         columns = _of_the_same_questions(self.name, columns)
         if "no_answer_scores" not in columns and "predictions" in columns:
             rows = as_items("predictions", columns["predictions"])
@@ -106,13 +105,13 @@ class SquadV2(CountingMetric):
         return scores.astype(np.float64)
 
     def update(self, columns: Mapping[str, Column]) -> None:
-        """Keep what each sample scores."""
+        """Keep each sample's scores."""
         samples = self._samples(columns)
         self._num_samples += len(samples)
         self._batches.append(samples)
 
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores, those of questions with and without an answer, and the best thresholds."""
+        """Return the scores, also separately for questions with and without an answer, and the best thresholds."""
         samples = self._joined()
         exact, f1 = _thresholded(samples, options["no_answer_threshold"])
         has_answer = samples[:, 1] == 1
@@ -131,7 +130,7 @@ class SquadV2(CountingMetric):
         return result
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return exact match, F1 and 1 of each sample, once for those with an answer and once for those without."""
+        """Return exact match, F1 and 1 of each sample, separately for those with and without an answer."""
         samples = self._samples(columns)
         exact, f1 = _thresholded(samples, self.options["no_answer_threshold"])
         units = np.rint(np.stack([exact, f1, np.ones_like(exact)], axis=-1) * UNITS_PER_ONE).astype(np.int64)
@@ -139,7 +138,7 @@ class SquadV2(CountingMetric):
         return np.concatenate([units * has_answer, units * (1 - has_answer)], axis=-1)
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the scores, and those of questions with and without an answer."""
+        """Return the scores, also separately for questions with and without an answer."""
         scores = {}
         parts = {"": totals[..., :3] + totals[..., 3:], "HasAns_": totals[..., :3], "NoAns_": totals[..., 3:]}
         for prefix, each in parts.items():
@@ -153,17 +152,17 @@ class SquadV2(CountingMetric):
         self._batches = []
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         check_same_kind(self, other)
         self._num_samples += other._num_samples
         self._batches += other._batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept of each sample."""
+        """Return the kept numbers of each sample."""
         return {name: self._joined()[:, index].tolist() for index, name in enumerate(_KEPT)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the samples."""
+        """Restore the samples."""
         self._batches = [np.stack([np.asarray(state[name], dtype=np.float64) for name in _KEPT], axis=-1)]
         self._num_samples = len(self._batches[0])
 
@@ -171,10 +170,10 @@ class SquadV2(CountingMetric):
         return np.concatenate([np.zeros((0, len(_KEPT))), *self._batches])
 
     def _samples(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return (no-answer score, has an answer, exact match, F1) of each sample, whatever the threshold."""
+        """Return (no-answer score, has an answer, exact match, F1) of each sample, for any threshold."""
         rows = []
         for prediction, answers, score in zip(*(columns[name] for name in self.columns), strict=True):
-            # An answer of which nothing is left by the normalisation is none.
+            # An answer that is empty after normalisation does not count.
             usable = [each for each in answers if normalized_answer(each)]
             rows.append((score, float(bool(usable)), *answer_scores(prediction, usable or [""])))
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(_KEPT))
@@ -188,7 +187,7 @@ def _word_f1(predicted: list[str], expected: list[str]) -> float:
 
 
 def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the columns, with predictions and references as arrays of rows; refuse them in different orders."""
+    """Return the columns, with predictions and references as arrays of rows; raise if their orders differ."""
     if not {"predictions", "references"} <= columns.keys():
         return columns
     rows = {name: as_items(name, columns[name]) for name in ("predictions", "references")}
@@ -231,7 +230,7 @@ def _answers(metric: str, row: Any) -> list[str]:
 
 
 def _thresholded(samples: NDArray[np.float64], threshold: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return exact match and F1 where questions with a score above the threshold are left unanswered."""
+    """Return exact match and F1 if questions with a score above the threshold are left unanswered."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ConfigError(f"no_answer_threshold of squad_v2 must be a number, got {threshold!r}")
     scores, has_answer, exact, f1 = samples.T
@@ -246,11 +245,11 @@ def _percentage(values: NDArray[np.float64]) -> float:
 
 
 def _best_threshold(samples: NDArray[np.float64], column: int) -> tuple[float, float]:
-    """Return the best mean, between 0 and 100, and the threshold that reaches it; the lowest of several.
+    """Return the best mean, between 0 and 100, and its threshold; the lowest if there are several.
 
-    One below all scores leaves every question unanswered.
+    A threshold below all scores leaves every question unanswered.
     """
-    # Sorted by everything that is added up, so that the sums have the same bits for every order of the samples.
+    # Sorted by all summands, so that the sums have the same bits for every order of the samples.
     order = np.lexsort((samples[:, column], samples[:, 1], samples[:, 0]))
     scores, has_answer, values = (samples[order, each] for each in (0, 1, column))
     num_without_answer = float((1 - has_answer).sum())

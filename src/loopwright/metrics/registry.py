@@ -1,4 +1,4 @@
-"""Metrics by name, as `evaluate.load` has them; nothing is downloaded."""
+"""Metrics by name, as in `evaluate.load`; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class _GluePearson(PearsonCorrelation):
     """Pearson's correlation under the name that GLUE's STS-B gives it."""
 
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the correlation."""
         return {"pearson": super().result(options)["pearsonr"]}
 
 
@@ -97,7 +96,7 @@ GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(
 # Metrics of evaluate that have another name here.
 _OTHER_NAMES = {"seqeval": "entities", "bleu": "sacrebleu", "poseval": "token_accuracy"}
 
-# Arguments of evaluate.load that say where files are kept. There are none here, so they change nothing.
+# Arguments of evaluate.load about where files are kept. There are no files here, so they change nothing.
 _ABOUT_FILES = frozenset({"cache_dir", "experiment_id", "keep_in_memory", "download_config", "revision"})
 
 
@@ -111,7 +110,7 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
             caches are accepted and change nothing.
 
     Raises:
-        ConfigError: the name, the task or an option is not known.
+        ConfigError: the name, the task or an option is unknown.
         InputError: a package that the metric needs is not installed.
     """
     options = {name: value for name, value in options.items() if name not in _ABOUT_FILES}
@@ -130,7 +129,7 @@ def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
 
 
 def combine(metrics: Iterable[str | Metric]) -> Combined:
-    """Return one metric of several, given by name or as they are: `combine(["accuracy", "f1"])`."""
+    """Return one metric made of several, given by name or as instances: `combine(["accuracy", "f1"])`."""
     return Combined([load(each) if isinstance(each, str) else each for each in metrics])
 
 

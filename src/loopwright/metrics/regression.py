@@ -35,11 +35,11 @@ class SummingMetric(Metric):
 
     @abstractmethod
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the values that go into each sum."""
+        """Return the summands of each sum."""
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
         return self._num_samples
 
     def update(self, columns: Mapping[str, Column]) -> None:
@@ -55,7 +55,7 @@ class SummingMetric(Metric):
         self._sums = [ExactSum() for _ in range(self.num_sums)]
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         check_same_kind(self, other)
         self._num_samples += other._num_samples
         for mine, theirs in zip(self._sums, other._sums, strict=True):
@@ -66,14 +66,14 @@ class SummingMetric(Metric):
         return {"num_samples": self._num_samples, "sums": [each.state_dict() for each in self._sums]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the sums."""
+        """Restore the sums."""
         self._num_samples = int(state["num_samples"])
         for each, saved in zip(self._sums, state["sums"], strict=True):
             each.load_state_dict(saved)
 
 
 class MeanSquaredError(SummingMetric):
-    """The mean square of the differences; with the option `squared=False` its root."""
+    """The mean squared difference; with the option `squared=False` its root."""
 
     name = "mse"
     greater_is_better = False
@@ -91,14 +91,14 @@ class MeanSquaredError(SummingMetric):
 
 
 class MeanAbsoluteError(SummingMetric):
-    """The mean size of the differences."""
+    """The mean absolute difference."""
 
     name = "mae"
     greater_is_better = False
     num_sums = 1
 
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the sizes."""
+        """Return the absolute differences."""
         return [np.abs(predictions - references)]
 
     def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,13 +107,13 @@ class MeanAbsoluteError(SummingMetric):
 
 
 class PearsonCorrelation(SummingMetric):
-    """Pearson's correlation; not a number where one side is constant."""
+    """Pearson's correlation; nan if one side is constant."""
 
     name = "pearsonr"
     num_sums = 5
 
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the values, their squares and their products; a product as two numbers that hold it exactly."""
+        """Return the values, their squares and their products; each product as an exact sum of two numbers."""
         return [
             predictions,
             references,
@@ -145,7 +145,7 @@ class SpearmanCorrelation(Metric):
 
     @property
     def num_samples(self) -> int:
-        """How many samples were added since the last result."""
+        """The number of samples since the last result."""
         return sum(len(predictions) for predictions, _ in self._batches)
 
     def update(self, columns: Mapping[str, Column]) -> None:
@@ -166,7 +166,7 @@ class SpearmanCorrelation(Metric):
         self._batches = []
 
     def merge(self, other: Any) -> None:
-        """Take in what another metric of the same kind was fed."""
+        """Merge another metric of the same kind."""
         check_same_kind(self, other)
         self._batches += other._batches
 
@@ -179,13 +179,12 @@ class SpearmanCorrelation(Metric):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the values."""
+        """Restore the values."""
         predictions, references = (np.asarray(state[name], dtype=np.float64) for name in ("predictions", "references"))
         self._batches = [(predictions, references)]
 
 
 def _numbers(columns: Mapping[str, Column]) -> tuple[Numbers, Numbers]:
-    """Return predictions and references as doubles."""
     arrays = []
     for name in ("predictions", "references"):
         if columns[name].dtype.kind not in "biuf":
@@ -195,7 +194,7 @@ def _numbers(columns: Mapping[str, Column]) -> tuple[Numbers, Numbers]:
 
 
 def _product(first: Numbers, second: Numbers) -> Numbers:
-    """Return the rounded products, followed by what the rounding took off (Dekker 1971)."""
+    """Return the rounded products, followed by their rounding errors (Dekker 1971)."""
     with np.errstate(invalid="ignore", over="ignore"):
         products = first * second
         first_high, first_low = _halves(first)
@@ -204,7 +203,7 @@ def _product(first: Numbers, second: Numbers) -> Numbers:
         errors += first_high * second_low
         errors += first_low * second_high
         errors += first_low * second_low
-    # Beyond about 1e300 the halves overflow; there the rounded product has to do.
+    # Beyond about 1e300 the halves overflow; the rounded product is used there.
     errors[~np.isfinite(errors)] = 0.0
     return np.concatenate([products, errors])
 
@@ -217,7 +216,7 @@ def _halves(values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _centred_ranks(values: Numbers) -> NDArray[np.int64]:
-    """Return twice the rank of each value less its mean: whole numbers, also for shared ranks."""
+    """Return twice the rank of each value less its mean: integers, also for shared ranks."""
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     # Ranks of equal values go from last - count + 1 to last; twice their mean is 2 * last - count + 1.
@@ -225,13 +224,12 @@ def _centred_ranks(values: Numbers) -> NDArray[np.int64]:
 
 
 def _dot(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
-    """Return the sum of products as a Python integer; a piece of 4096 products fits 64 bits up to 4e7 samples."""
+    """Return the sum of products as a Python integer; a chunk of 4096 products fits 64 bits up to 4e7 samples."""
     pieces = range(0, len(first), 4096)
     return sum(int(np.dot(first[start : start + 4096], second[start : start + 4096])) for start in pieces)
 
 
 def _correlation(covariance: Fraction | int, first: Fraction | int, second: Fraction | int) -> float:
-    """Return the covariance over the root of both variances; not a number where one is 0."""
     if first <= 0 or second <= 0:
         return math.nan
     return math.copysign(math.sqrt(Fraction(covariance * covariance) / Fraction(first * second)), covariance)

@@ -24,9 +24,9 @@ from loopwright.metrics.regression import SpearmanCorrelation
 class Retrieval(OptionsWhenAdding, MeanMetric):
     """The share of queries whose right item is among the first k, for each k of the option `ks`, and the mean 1 / rank.
 
-    Predictions are the similarities of each query to the items of a pool, one row per query; references are the places
-    of the right items in the rows. In a batch of pairs the pool is the batch, and the references are 0, 1, 2, ... An
-    item as similar as the right one is ranked before it, so a model that finds everything equal scores nothing.
+    Predictions are the similarities of each query to the items of a pool, one row per query; references are the
+    columns of the right items. In a batch of pairs the pool is the batch, and the references are 0, 1, 2, ... Ties
+    rank before the right item, so constant similarities score 0.
     """
 
     name = "retrieval"
@@ -46,13 +46,13 @@ class Retrieval(OptionsWhenAdding, MeanMetric):
         return known
 
     def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the means, and start again; `ks` belong to `load`."""
+        """Return the means, and reset; `ks` belongs to `load`."""
         if "ks" in given:
             raise ConfigError("ks of retrieval are used when queries are added: give them to load('retrieval', ks=...)")
         return super().compute(**given)
 
     def column(self, name: str, values: Any) -> Column:
-        """Return the similarities as rows, the references as whole numbers."""
+        """Return the similarities as rows, the references as integers."""
         if name == "predictions":
             return as_matrix(name, values)
         places = as_column(name, values)
@@ -61,14 +61,14 @@ class Retrieval(OptionsWhenAdding, MeanMetric):
         return places.astype(np.int64)
 
     def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return for each query whether the right item is among the first k, and 1 / rank."""
+        """Return whether each query's right item is among the first k, and 1 / rank."""
         similarities, places = columns["predictions"], columns["references"]
         size = similarities.shape[1]
         if ((places < 0) | (places >= size)).any():
             wrong = places[(places < 0) | (places >= size)][0]
             raise DataError(f"references of retrieval are places in rows of {size} similarities, got {wrong}")
         right = similarities[np.arange(len(places)), places]
-        # Counted from below, so that equal ones, and those that are not numbers, come before the right one.
+        # Counted from below, so that ties and nan come before the right one.
         ranks = size - (similarities < right[:, None]).sum(axis=1)
         return np.stack([*(ranks <= k for k in self.options["ks"]), 1.0 / ranks], axis=-1)
 
@@ -97,9 +97,7 @@ class CosineSpearman(SpearmanCorrelation):
 
 
 def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (place of the first query, cosine similarities of some queries to the whole pool).
-
-    No more than `chunk_size` rows exist at a time.
+    """Yield (index of the first query, cosine similarities of some queries to the whole pool).
 
     Args:
         queries: embeddings, one row each: lists, a numpy array or a tensor.
@@ -114,7 +112,7 @@ def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[
 
 
 def normalized_rows(rows: Column) -> NDArray[np.float64]:
-    """Return the rows as doubles of length 1; a row of zeros stays as it is."""
+    """Return the rows as doubles of length 1; a row of zeros is unchanged."""
     doubles = np.ascontiguousarray(rows, dtype=np.float64)
     lengths = np.sqrt(np.square(doubles).sum(axis=1, keepdims=True))
     return doubles / np.where(lengths == 0, 1.0, lengths)

@@ -1,7 +1,7 @@
 """Entities in sequences of tags, and the accuracy of tokens.
 
 A tag is "O", or a letter, a hyphen and the type of an entity: "B-PER", "I-PER". Entities are read with nervaluate, an
-extra. IOB2 and IOB1 are read as they are; BIOES and BILOU are turned into IOB2 first, and tags without a letter
+extra. IOB2 and IOB1 are read directly; BIOES and BILOU are converted to IOB2 first, and tags without a letter
 ("PER") count as inside.
 """
 
@@ -44,7 +44,7 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
         return as_items(name, values)
 
     def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return three numbers per type for each sample; those of "O" are of tags: right, all, all."""
+        """Return three counts per type for each sample; for "O" they count tags: right, all, all."""
         rows: list[dict[str, NDArray[np.int64]]] = []
         for index, (prediction, reference) in enumerate(
             zip(columns["predictions"], columns["references"], strict=True)
@@ -77,12 +77,11 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row per type, in the order of the alphabet; ask before `compute`, which starts again."""
+        """Return one row per type, sorted; call it before `compute`, which resets the metric."""
         sums = dict(zip(self.labels, self._totals.reshape(-1, 3), strict=True))
         return [score_row(kind, *sums[kind]) for kind in sorted(sums) if kind != OUTSIDE]
 
     def _tags(self, index: int, prediction: Any, reference: Any) -> tuple[list[str], list[str]]:
-        """Return the tags of a sample without the positions that are left out."""
         for row in (prediction, reference):
             if isinstance(row, str) or not np.iterable(row):
                 raise DataError(f"a sample of {self.name} is a sequence of tags, got {row!r}")
@@ -112,10 +111,10 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
 
 
 class TokenAccuracy(OptionsWhenAdding, CountingMetric):
-    """The share of tokens that are right, among those whose reference is not the option `ignore_index`.
+    """The share of correct tokens, among those whose reference is not the option `ignore_index`.
 
-    Predictions and references are a sequence of whole numbers or texts for each sample; of a masked language model, the
-    reference of a token that was not masked is the ignored number.
+    Predictions and references are a sequence of integers or texts for each sample. For a masked language model, the
+    reference of an unmasked token is the ignored number.
     """
 
     name = "token_accuracy"
@@ -142,12 +141,12 @@ class TokenAccuracy(OptionsWhenAdding, CountingMetric):
         return counted
 
     def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the share; not a number where no token counts."""
+        """Return the share; nan if no token counts."""
         return {"token_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
 
 
 def score_row(label: Any, right: Any, predicted: Any, referred: Any) -> dict[str, Any]:
-    """Return a row of a table of labels: precision, recall, F1, and how often the label was given and predicted."""
+    """Return a row of a label table: precision, recall, F1, and how often the label was given and predicted."""
     return {
         "label": label,
         "precision": int(right) / int(predicted) if predicted else 0.0,
@@ -159,7 +158,7 @@ def score_row(label: Any, right: Any, predicted: Any, referred: Any) -> dict[str
 
 
 def as_iob2(tags: Sequence[str]) -> list[str]:
-    """Return the tags with the letters B and I only; after the end of an entity (E, L, S, U) the next one begins."""
+    """Return the tags with the letters B and I only; the next entity begins after an end tag (E, L, S, U)."""
     converted, has_ended = [], False
     for tag in tags:
         if tag == OUTSIDE:

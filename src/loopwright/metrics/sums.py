@@ -1,7 +1,7 @@
 """Sums of floats without rounding.
 
-Such a sum is the same whatever the order, the batch size and the number of processes. It is kept as one integer that
-counts units of 2**-1126, of which every finite double is a whole number.
+Such a sum is independent of the order, the batch size and the number of processes. It is kept as one integer that
+counts units of 2**-1126; every finite double is a multiple of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ExactSum:
         self._non_finite = 0.0
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Add every value; a value that is infinite or not a number makes the sum so."""
+        """Add every value; an infinite or nan value makes the sum so."""
         finite = np.isfinite(values)
         if not finite.all():
             with np.errstate(invalid="ignore"):  # inf - inf
@@ -60,15 +60,15 @@ class ExactSum:
         return Fraction(self._units, _UNITS_PER_ONE)
 
     def mean(self, count: int, scale: int = 1) -> float:
-        """Return the sum over a count, times a scale, rounded once; not a number where the count is 0."""
+        """Return the sum over a count, times a scale, rounded once; nan if the count is 0."""
         if count == 0 or not self.is_finite:
             return self._non_finite if count else float("nan")
         return float(self.finite_part * scale / count)
 
     def state_dict(self) -> list[int | float]:
-        """Return the state, of numbers that JSON keeps exactly."""
+        """Return the state, in numbers that JSON keeps exactly."""
         return [self._units, self._non_finite]
 
     def load_state_dict(self, state: list[int | float]) -> None:
-        """Take over a state."""
+        """Restore a state."""
         self._units, self._non_finite = int(state[0]), float(state[1])

@@ -16,11 +16,11 @@ from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, r
 
 
 class ExactMatch(OptionsWhenAdding, CountingMetric):
-    """The share of texts that are the same as the reference, between 0 and 1.
+    """The share of texts that equal the reference, between 0 and 1.
 
-    Options: `regexes_to_ignore` are patterns whose matches are taken out of both texts first; `ignore_case`,
-    `ignore_punctuation` and `ignore_numbers` say what they say. Texts are compared when they are added, so give the
-    options to `load`, or to a `compute` that gets all the texts.
+    Options: `regexes_to_ignore` are patterns whose matches are removed from both texts first; `ignore_case`,
+    `ignore_punctuation`, `ignore_numbers`. Texts are compared when they are added, so pass the options to `load`, or
+    to a `compute` that gets all the texts.
     """
 
     name = "exact_match"

@@ -1,4 +1,4 @@
-"""Small models for images, written in PyTorch only: to be read, and to be trained on a CPU in a minute.
+"""Small models for images, in plain PyTorch: easy to read, and trained on a CPU in a minute.
 
 model = models.create("conv_net", labels=["cat", "dog"])
 output = model(pixel_values, labels=labels)    # output.loss, output.num_items, output.logits
@@ -6,8 +6,8 @@ model.save_pretrained("folder")
 model = models.load("folder")
 
 "conv_net" (image-classification), "u_net" (semantic-segmentation), "center_point" (object-detection; with
-`num_prototypes=8` instance-segmentation), "masked_vit" (masked-image-modeling). They are called and answer as the
-models of transformers do. `create_loss` has losses by name, for these models and for others.
+`num_prototypes=8` instance-segmentation), "masked_vit" (masked-image-modeling). They have the
+call signature and outputs of transformers' models. `create_loss` has losses by name, for these models and for others.
 """
 
 from __future__ import annotations

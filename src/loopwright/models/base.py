@@ -1,7 +1,7 @@
-"""What the small models share: their configuration, what they return, and how they are saved.
+"""The shared parts of the small models: configuration, outputs, and saving.
 
-A model is saved as `config.json` (its name under "loopwright_model", and the values it was made with) and
-`model.safetensors`. `loopwright.models.load` makes it again.
+A model is saved as `config.json` (its name under "loopwright_model", and its constructor arguments) and
+`model.safetensors`. `loopwright.models.load` restores it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAME_KEY = "loopwright_model"
 
 @dataclass
 class ModelOutput:
-    """What a model returns.
+    """The output of a model.
 
     Attributes:
         loss: a mean over items; None without labels.
-        num_items: how many items the loss is a mean over, where these are not simply the samples of the batch.
+        num_items: the number of items of the loss, if they are not simply the samples of the batch.
         logits: the scores before softmax or sigmoid.
     """
 
@@ -38,15 +38,15 @@ class ModelOutput:
 
 
 class SmallModel(nn.Module):
-    """A model that is small enough to be read and to be trained on a CPU.
+    """A model small enough to read and to train on a CPU.
 
-    A subclass hands the values it is made with to this constructor, by name; they must be plain values.
+    A subclass passes its constructor arguments to this constructor, by name; they must be plain values.
 
     Attributes:
         name: the name in the registry.
-        sizes: which values must be at least 1.
-        config: the values it was made with.
-        labels: the names of its classes, where they are known; saved with it.
+        sizes: the arguments that must be at least 1.
+        config: the constructor arguments.
+        labels: the class names, if known; saved with the model.
     """
 
     name: ClassVar[str]
@@ -61,10 +61,10 @@ class SmallModel(nn.Module):
         self.labels: list[str] | None = None
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the configuration and the weights; a folder that does not exist is made.
+        """Write the configuration and the weights; the folder is created if needed.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the files cannot be written.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class SmallModel(nn.Module):
         """Name the classes.
 
         Raises:
-            ConfigError: there are more names or fewer than the model has classes.
+            ConfigError: the number of names differs from the number of classes.
         """
         expected = self.config.get("num_labels", 0)
         if len(labels) != expected:

@@ -1,4 +1,4 @@
-"""Maps and masks of `CenterPoint`: hills at the centres of objects, and masks made of prototypes."""
+"""Maps and masks of `CenterPoint`: Gaussian peaks at object centres, and masks made of prototypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwright.errors import DataError
 def heatmap(
     shape: Sequence[int], images: Tensor, classes: Tensor, row: Tensor, column: Tensor, sizes: Tensor
 ) -> Tensor:
-    """Return maps of this shape with a hill of height 1 for each object, as wide as a sixth of its size."""
+    """Return maps of this shape with a Gaussian of height 1 for each object; its sigma is a sixth of the size."""
     num_images, num_classes, num_rows, num_columns = shape
     spread = (sizes / 6).clamp(min=0.5)
     across = (torch.arange(num_columns, device=sizes.device) - column[:, None]) / spread[:, :1]
@@ -39,16 +39,16 @@ def inside(boxes: Tensor, height: int, width: int) -> Tensor:
 
 
 def full_size(logits: Tensor, height: int, width: int) -> Tensor:
-    """Return logits of half the size of the images (objects, rows, columns) in the size of the images."""
+    """Return half-size logits (objects, rows, columns) upsampled to the size of the images."""
     doubled = F.interpolate(logits[:, None], scale_factor=2.0, mode="bilinear", align_corners=False)
     return doubled[:, 0, :height, :width]
 
 
 def mask_terms(logits: Tensor, masks: Tensor, boxes: Tensor) -> Tensor:
-    """Return for each object the cross-entropy and 1 - the overlap of its mask, inside its box.
+    """Return each object's mask cross-entropy and 1 - overlap, inside its box.
 
     Raises:
-        DataError: the masks are not of the size of the images.
+        DataError: masks and images differ in size.
     """
     height, width = masks.shape[-2:]
     full = full_size(logits, height, width)

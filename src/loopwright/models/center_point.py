@@ -1,8 +1,8 @@
-"""A net that finds objects by their centres, and, with prototypes, their masks.
+"""A net that detects objects by their centres, and, with prototypes, their masks.
 
-Each class has a map with a peak at the centre of each object (Zhou et al. 2019); at a peak stand the object's size and
-where in its cell the centre lies. With prototypes the image has a few mask images of its own, and an object says how
-much of each it wants (Bolya et al. 2019).
+Each class has a map with a peak at the centre of each object (Zhou et al. 2019); at a peak the net also predicts the
+object's size and the centre's offset in its cell. With prototypes the net predicts a few mask images per image, and
+each object's coefficients for them (Bolya et al. 2019).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loopwright.models.losses import sigmoid_focal, weighted_mean
 
 STRIDE = 4
 """Pixels of the image per cell of the maps."""
-# A peak of 1 in 100 at the start, so that the first updates are not spent on turning every cell off.
+# A peak of 1 in 100 at the start, so that the first updates do not go into turning every cell off.
 _START = -math.log(99.0)
 _SIZE_WEIGHT, _OFFSET_WEIGHT, _MASK_WEIGHT = 1.0, 1.0, 2.0
 
@@ -33,11 +33,11 @@ class DetectionOutput(ModelOutput):
     """Maps of cells: `logits` (images, classes, rows, columns) are the peaks.
 
     Attributes:
-        places: (images, 4, rows, columns): log of width and height in cells, and where in the cell the centre is.
+        places: (images, 4, rows, columns): log of width and height in cells, and the centre's offset in the cell.
         coefficients: (images, prototypes, rows, columns); None without prototypes.
         prototypes: (images, prototypes, 2 * rows, 2 * columns); None without.
         image_size: height and width of the images.
-        image_losses: of each image, whose mean the loss is; None in training, and without labels.
+        image_losses: the losses of the images; None in training, and without labels.
     """
 
     places: Tensor | None = None
@@ -51,7 +51,7 @@ class CenterPoint(SmallModel):
     """A detector of objects, or of objects and their masks.
 
     Args:
-        num_labels: the number of classes; there is none for the background.
+        num_labels: the number of classes, without a background class.
         num_channels: of the images.
         width: channels after the first halving.
         num_prototypes: of masks; 0 for boxes only, 8 is enough for small images.
@@ -75,12 +75,12 @@ class CenterPoint(SmallModel):
             self.prototype_head = nn.Sequential(conv_block(width, width), nn.Conv2d(width, num_prototypes, 1))
 
     def forward(self, pixel_values: Tensor, labels: Sequence[Mapping[str, Tensor]] | None = None) -> DetectionOutput:
-        """Return the maps, and the loss where labels are given; it is a mean over images.
+        """Return the maps, and with labels the loss, a mean over images.
 
         Args:
             pixel_values: images of any size (images, channels, height, width).
-            labels: for each image "class_labels" (objects,), "boxes" (objects, 4) as centre, width and height in shares
-                of the image, and with prototypes "masks" (objects, height, width).
+            labels: for each image "class_labels" (objects,), "boxes" (objects, 4) as centre, width and height relative
+                to the image, and with prototypes "masks" (objects, height, width).
         """
         half, quarter, eighth = self.encoder(pixel_values)
         merged = self.merge_quarter(eighth, quarter)
@@ -133,7 +133,7 @@ class CenterPoint(SmallModel):
     def decode(
         self, outputs: DetectionOutput, threshold: float = 0.05, max_detections: int = 100
     ) -> list[dict[str, Tensor]]:
-        """Return for each image the objects found, the surest first; called with what `forward` returned.
+        """Return the objects found in each image, most confident first; called with the output of `forward`.
 
         Returns:
             "boxes" (objects, 4) as left, top, right, bottom in pixels of the images given to `forward`, "scores",
@@ -141,7 +141,7 @@ class CenterPoint(SmallModel):
         """
         assert outputs.logits is not None and outputs.places is not None
         chances = outputs.logits.float().sigmoid()
-        # A cell counts if none of its neighbours is surer of this class.
+        # A cell counts if no neighbour has a higher score for this class.
         chances = torch.where(F.max_pool2d(chances, 3, stride=1, padding=1) == chances, chances, 0.0)
         rows, columns = chances.shape[-2:]
         scores, places = chances.flatten(1).topk(min(max_detections, chances[0].numel()), dim=1)
@@ -174,5 +174,5 @@ class CenterPoint(SmallModel):
 
 
 def _on(like: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor on the device of another, without waiting for that device."""
+    """Return a tensor on the device of another, without a host sync."""
     return tensor.to(like.device, non_blocking=True)

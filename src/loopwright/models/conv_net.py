@@ -1,4 +1,4 @@
-"""A convolutional net that says of which class an image is."""
+"""A convolutional net that classifies images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loopwright.models.losses import create_loss
 
 
 class ConvNet(SmallModel):
-    """Three blocks of convolutions, the first two followed by pooling, then the mean and the largest of each feature.
+    """Three convolution blocks, the first two followed by pooling, then the mean and the maximum of each feature.
 
     Args:
         num_labels: the number of classes.
         num_channels: of the images.
-        width: channels after the first block; it doubles with each of the next.
+        width: channels after the first block; doubled by each of the next.
         loss: "ce" or "focal".
     """
 
@@ -35,7 +35,7 @@ class ConvNet(SmallModel):
         self._loss = create_loss(loss)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ModelOutput:
-        """Return the scores of the classes, and the loss where labels (samples,) are given; -100 is left out."""
+        """Return the class scores, and with labels (samples,) the loss; -100 is ignored."""
         features = self.blocks(pixel_values)
         logits = self.head(torch.cat([features.mean(dim=(2, 3)), features.amax(dim=(2, 3))], dim=1))
         if labels is None:

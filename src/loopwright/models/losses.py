@@ -1,7 +1,7 @@
-"""Losses of classes, each with the number of items it is a mean over.
+"""Classification losses, each with its number of items.
 
-A mean alone cannot be added to the mean of another micro-batch; with the number of its items it can. Nothing here
-waits for the device, so the numbers are tensors.
+Means of several micro-batches can only be combined with their numbers of items. Nothing here waits for the device, so
+the numbers are tensors.
 
     loss, num_items = create_loss("ce+dice", ignore_index=255)(logits, labels)
     losses, num_items = sample_losses("ce+dice", logits, labels, ignore_index=255)    # of each sample
@@ -26,12 +26,12 @@ from torch.nn import functional as F
 from loopwright.errors import ConfigError
 
 LOSS_NAMES = ("ce", "focal", "dice", "ce+dice", "focal+dice")
-# Keeps a division by no items at 0, and changes no other.
+# Keeps a division by zero items at 0, and changes nothing else.
 _TINY = 1e-6
 
 
 class ItemLoss(NamedTuple):
-    """A mean over items, and their number; 0 and 0 where there are none."""
+    """A mean over items, and their number; 0 and 0 without items."""
 
     loss: Tensor
     num_items: Tensor
@@ -40,13 +40,13 @@ class ItemLoss(NamedTuple):
 def create_loss(
     name: str, ignore_index: int = -100, class_weights: Sequence[float] | None = None
 ) -> Callable[[Tensor, Tensor], ItemLoss]:
-    """Return the loss of a name, to be called with logits (samples, classes, ...) and labels (samples, ...).
+    """Return the named loss, called with logits (samples, classes, ...) and labels (samples, ...).
 
     Args:
         name: one of `LOSS_NAMES`.
-        ignore_index: the label that is left out.
-        class_weights: how much a label of each class counts in "ce" and "focal"; the number of items is then the sum of
-            the labels' weights.
+        ignore_index: the ignored label.
+        class_weights: the weight of each class in "ce" and "focal"; the number of items is then the sum of the labels'
+            weights.
 
     Raises:
         ConfigError: there is no such loss.
@@ -63,9 +63,9 @@ def create_loss(
 def sample_losses(
     name: str, logits: Tensor, labels: Tensor, ignore_index: int = -100, class_weights: Sequence[float] | None = None
 ) -> ItemLoss:
-    """Return the loss of a name for each sample, and the number of its items; both have the length of the batch.
+    """Return the named loss and the number of items of each sample.
 
-    Weighted by their items they have the loss of the batch as their mean, which `create_loss` returns.
+    Their mean, weighted by items, is the loss of the batch, which `create_loss` returns.
     """
     terms, weights = _weighted_terms(name, logits, labels, ignore_index, class_weights)
     num_items = weights.double().reshape(len(labels), -1).sum(dim=1)
@@ -76,7 +76,7 @@ def sample_losses(
 def _weighted_terms(
     name: str, logits: Tensor, labels: Tensor, ignore_index: int, class_weights: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what the loss of a name is a mean of, and how much each of it counts: of labels, or of images."""
+    """Return the terms of the named loss and their weights, per label or per image."""
     parts = name.split("+")
     logits = logits.float()  # 16 bits are too few for sums over pixels
     weights = label_weights(labels, ignore_index, class_weights)
@@ -94,7 +94,7 @@ def _weighted_terms(
 
 
 def label_weights(labels: Tensor, ignore_index: int, class_weights: Sequence[float] | None) -> Tensor:
-    """Return how much each label counts; 0 for those that are ignored."""
+    """Return the weight of each label; 0 for ignored ones."""
     is_counted = labels != ignore_index
     if class_weights is None:
         return is_counted.float()
@@ -103,13 +103,13 @@ def label_weights(labels: Tensor, ignore_index: int, class_weights: Sequence[flo
 
 
 def label_terms(name: str, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """Return "ce" or "focal" of every label, 0 for those that are ignored."""
+    """Return "ce" or "focal" of every label, 0 for ignored ones."""
     terms = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
     return (1.0 - torch.exp(-terms)) ** 2 * terms if name == "focal" else terms
 
 
 def soft_dice(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """Return for each image the mean of 1 - overlap over the classes that its labels have; 0 where there are none."""
+    """Return each image's mean of 1 - overlap over the classes in its labels; 0 without labels."""
     is_counted = (labels != ignore_index).flatten(1)
     classes = torch.arange(logits.shape[1], device=logits.device)
     target = (labels.flatten(1)[:, None] == classes[:, None]) & is_counted[:, None]  # (images, classes, pixels)
@@ -122,10 +122,10 @@ def soft_dice(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: float = 4.0) -> Tensor:
-    """Return the focal loss of decisions that do not exclude each other, of each sample.
+    """Return the focal loss of independent binary decisions, for each sample.
 
-    A target of 1 is a hit, one of 0 is none; in between, near a hit, finding one is held against the model less, by
-    (1 - target) ** beta (Law and Deng 2018). A sample's terms are summed and divided by its hits, at least 1.
+    A target of 1 is a positive, 0 a negative. In between, near a positive, false positives are penalized less, by
+    (1 - target) ** beta (Law and Deng 2018). A sample's terms are summed and divided by its positives, at least 1.
     """
     logits = logits.float()
     is_hit = targets == 1
@@ -137,6 +137,6 @@ def sigmoid_focal(logits: Tensor, targets: Tensor, gamma: float = 2.0, beta: flo
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> ItemLoss:
-    """Return the mean of values, each of which counts as much as its weight, and the sum of the weights."""
+    """Return the weighted mean of values, and the sum of the weights."""
     num_items = weights.sum()
     return ItemLoss((values * weights).sum() / num_items.clamp(min=_TINY), num_items)

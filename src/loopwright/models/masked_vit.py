@@ -1,4 +1,4 @@
-"""A vision transformer that fills in the hidden patches of an image (after Xie et al. 2022)."""
+"""A vision transformer that reconstructs the hidden patches of an image (after Xie et al. 2022)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from loopwright.models.base import ModelOutput, SmallModel
 
 @dataclass
 class ReconstructionOutput(ModelOutput):
-    """What `MaskedViT` returns; there are no logits.
+    """The output of `MaskedViT`; there are no logits.
 
     Attributes:
-        reconstruction: the images as the model sees them (images, channels, height, width).
+        reconstruction: the reconstructed images (images, channels, height, width).
     """
 
     reconstruction: Tensor | None = None
 
 
 class MaskedViT(SmallModel):
-    """A transformer over patches; a hidden patch is replaced by a learned one, and all are turned back into pixels.
+    """A transformer over patches; hidden patches are replaced by a learned one, and all are decoded to pixels.
 
     Args:
         image_size: height and width of the images.
@@ -69,11 +69,11 @@ class MaskedViT(SmallModel):
         self.head = nn.Linear(width, num_values)
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> ReconstructionOutput:
-        """Return the images filled in; with hidden patches also the mean squared error of their pixels.
+        """Return the reconstructed images; with hidden patches also the mean squared error of their pixels.
 
         Args:
             pixel_values: (images, channels, image_size, image_size).
-            bool_masked_pos: which patches are hidden (images, patches), row by row; none if it is None.
+            bool_masked_pos: which patches are hidden (images, patches), row by row; None for none.
         """
         size, patch_size = self.config["image_size"], self.config["patch_size"]
         if pixel_values.shape[-2:] != (size, size):

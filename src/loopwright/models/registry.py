@@ -1,4 +1,4 @@
-"""Small models by name, and from the folder they were saved to."""
+"""Small models by name, or from a saved folder."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def create(name: str, labels: Sequence[str] | None = None, **config: Any) -> Sma
 
     Args:
         name: a key of `MODELS`.
-        labels: the names of the classes; `num_labels` need not be given then.
-        config: what the model is made with.
+        labels: the class names; they replace `num_labels`.
+        config: the model's constructor arguments.
 
     Raises:
-        ConfigError: there is no such model, or it does not take these values.
+        ConfigError: there is no such model, or it does not accept these arguments.
     """
     if name not in MODELS:
         nearest = get_close_matches(str(name), MODELS, n=1)
@@ -58,7 +58,7 @@ def create(name: str, labels: Sequence[str] | None = None, **config: Any) -> Sma
 
 
 def holds_model(folder: str | Path) -> bool:
-    """Whether this folder has the configuration of a small model; a folder of another library has none."""
+    """Whether this folder has the configuration of a small model, unlike folders of other libraries."""
     try:
         return NAME_KEY in _read_config(Path(folder))
     except CheckpointError:
@@ -66,10 +66,10 @@ def holds_model(folder: str | Path) -> bool:
 
 
 def load(folder: str | Path) -> SmallModel:
-    """Return the model that `save_pretrained` wrote to this folder, on the CPU and ready for evaluation.
+    """Return the model that `save_pretrained` wrote to this folder, on the CPU and in evaluation mode.
 
     Raises:
-        CheckpointError: the folder holds no small model, or one that is damaged.
+        CheckpointError: the folder has no small model, or a damaged one.
     """
     source = Path(folder)
     config = _read_config(source)

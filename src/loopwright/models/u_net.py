@@ -1,4 +1,4 @@
-"""A U-shaped net that says of which class each pixel is (after Ronneberger et al. 2015)."""
+"""A U-shaped net that classifies each pixel (after Ronneberger et al. 2015)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from loopwright.models.losses import create_loss
 
 
 class UNet(SmallModel):
-    """Three halvings, two doublings with what was found on the way down, and a last doubling in the head.
+    """Three halvings, two doublings with skip connections, and a last doubling in the head.
 
-    The first convolution halves the image already, which makes it four times as fast as one that does not.
+    The first convolution already halves the image, which makes the net four times as fast.
 
     Args:
         num_labels: the number of classes, the background included.
         num_channels: of the images.
-        width: channels after the first halving; they double with each of the next.
+        width: channels after the first halving; doubled by each of the next.
         loss: a name of `loopwright.models.losses`.
-        ignore_index: the label of pixels that are left out of the loss.
-        class_weights: how much a pixel of each class counts in the loss; a common background wants little.
+        ignore_index: the label of ignored pixels.
+        class_weights: the weight of each class in the loss; give a common background a small one.
     """
 
     name = "u_net"
@@ -52,12 +52,12 @@ class UNet(SmallModel):
         self.encoder = Encoder(num_channels, (width, 2 * width, 4 * width))
         self.merge_quarter = Merge(4 * width, 2 * width)
         self.merge_half = Merge(2 * width, width)
-        # Four pixels for each place of the features.
+        # Four pixels for each feature position.
         self.head = nn.Conv2d(width, 4 * num_labels, 1)
         self._loss = create_loss(loss, ignore_index, class_weights)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ModelOutput:
-        """Return scores (images, classes, height, width), and the loss where labels (images, height, width) are given.
+        """Return scores (images, classes, height, width), and with labels (images, height, width) the loss.
 
         Args:
             pixel_values: images of any size (images, channels, height, width).

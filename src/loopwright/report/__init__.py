@@ -1,7 +1,7 @@
-"""The report of a run: one HTML page that opens offline, with curves, examples, data, speed and how to get it again.
+"""The report of a run: one offline HTML page with curves, examples, data, speed and how to reproduce the run.
 
-`write_report` writes it for a run in any state, `LiveReport` keeps it fresh while the run goes on, `write_comparison`
-puts several runs side by side, `ReportServer` serves it on localhost, `Watch` does in the background. No torch.
+`write_report` writes it for a run in any state. `LiveReport` keeps it up to date during the run. `write_comparison`
+puts several runs side by side. `ReportServer` serves it on localhost; `Watch` does so in the background. No torch.
 """
 
 from __future__ import annotations

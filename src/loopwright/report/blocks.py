@@ -1,4 +1,4 @@
-"""What a page is made of: plain values that the panels return, the tests look at and the templates draw."""
+"""The blocks of a page: plain values that panels return, tests inspect and templates draw."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """A table; numbers are aligned to the right.
+    """A table; numbers are right-aligned.
 
     Attributes:
-        title: above it.
-        columns: their names.
-        rows: their cells, numbers or texts.
         note: a sentence below it.
-        bar: the column, by its place, whose numbers between 0 and 1 have a bar behind them.
-        is_left: all cells are aligned to the left, as settings are.
-        is_wide: over the whole page.
+        bar: the index of the column whose numbers between 0 and 1 have a bar behind them.
+        is_left: left-align all cells, as for settings.
+        is_wide: use the full page width.
     """
 
     title: str
@@ -33,14 +30,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix: rows are what was true, columns what was predicted.
-
-    Attributes:
-        title: above it.
-        labels: of its rows and columns.
-        counts: of each cell.
-        note: a sentence below it.
-    """
+    """A confusion matrix: rows are true labels, columns are predictions."""
 
     title: str
     labels: Sequence[str]
@@ -51,13 +41,11 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values fall between edges, for one or two groups.
+    """A histogram of one or two groups of values.
 
     Attributes:
-        title: above it.
         edges: one more than there are bars.
         groups: the name of each group and its counts.
-        note: a sentence below it.
     """
 
     title: str
@@ -72,11 +60,7 @@ class Lines:
     """Lines through points, such as precision over recall.
 
     Attributes:
-        title: above them.
-        x_name: of the axis to the right.
-        y_name: of the axis upwards.
         groups: (name, points) of each line.
-        note: a sentence below it.
     """
 
     title: str
@@ -97,12 +81,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Example:
-    """One sample: named texts, and whether the model was right where that can be said.
+    """One sample: named texts, and whether the model was right if that is defined.
 
     Attributes:
         head: a short line above it: position, loss, confidence.
         fields: (name, pieces of text).
-        is_right: None where there is no such thing.
+        is_right: None if undefined.
     """
 
     head: str
@@ -112,13 +96,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Samples under each other.
-
-    Attributes:
-        title: above them.
-        items: the samples.
-        note: a sentence below the title.
-    """
+    """A list of samples."""
 
     title: str
     items: Sequence[Example]
@@ -128,12 +106,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values in two columns.
-
-    Attributes:
-        title: above them.
-        items: (name, value).
-    """
+    """Names and values in two columns."""
 
     title: str
     items: Sequence[tuple[str, Any]]
@@ -146,10 +119,9 @@ class Picture:
     """A picture as a data URI.
 
     Attributes:
-        title: below it.
-        name: of its file.
-        uri: the picture itself.
-        note: that it was made smaller, say.
+        title: the caption.
+        name: its file name.
+        note: for example that it was scaled down.
     """
 
     title: str
@@ -164,12 +136,7 @@ Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
 
 @dataclass(frozen=True)
 class Panel:
-    """Blocks that belong together, under a heading.
-
-    Attributes:
-        title: the heading.
-        blocks: what stands under it.
-    """
+    """A group of blocks under a heading."""
 
     title: str
     blocks: Sequence[Block] = field(default_factory=tuple)

@@ -36,10 +36,9 @@ class Curve:
     Attributes:
         name: in the legend.
         points: (update, value).
-        colour: the number of its colour in the style sheet.
+        colour: its colour index in the style sheet.
         band: (update, low, high), the interval around it.
-        has_dots: draw each point, for curves of few.
-        is_dashed: draw it with gaps.
+        has_dots: draw each point, for short curves.
     """
 
     name: str
@@ -51,13 +50,12 @@ class Curve:
 
 
 class ChartMark(NamedTuple):
-    """Something that happened at an update, drawn across a chart.
+    """An event at an update, drawn across a chart.
 
     Attributes:
         kind: a key of `MARK_NAMES`.
-        update: when.
-        text: what, for a person.
-        colour: the number of the run's colour where a chart has several; None for the colour of the kind.
+        text: a readable description.
+        colour: the run's colour index if a chart has several runs; None for the colour of the kind.
     """
 
     kind: str
@@ -71,16 +69,14 @@ class Chart:
     """Curves over the updates.
 
     Attributes:
-        title: above it.
-        curves: the lines.
-        marks: what happened on the way.
+        marks: events during the run.
         levels: (name, value) of horizontal lines: the baselines.
         unit: how values are shown: "", "percent" or "bytes".
-        is_wide: over the whole page.
-        note: beside the title.
-        has_legend: name the curves beside the title.
-        is_from_zero: let the values begin at zero, for amounts: a speed that hardly changes is to look like that.
-        span: the first and the last update of the axis; None takes those of the curves.
+        is_wide: use the full page width.
+        note: next to the title.
+        has_legend: name the curves next to the title.
+        is_from_zero: start the value axis at zero, so that a nearly constant speed looks constant.
+        span: the first and last update of the axis; None uses the curves' range.
     """
 
     title: str
@@ -97,13 +93,13 @@ class Chart:
 
     @property
     def is_log(self) -> bool:
-        """Whether values are drawn by their logarithm: all are above zero, and they span two decades."""
+        """Whether the value axis is logarithmic: all values are positive and span two decades."""
         values = [value for curve in self.curves for _, value in curve.points]
         return bool(values) and not self.is_from_zero and min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
 
     @property
     def mark_kinds(self) -> list[tuple[str, str]]:
-        """The kinds of marks that there are, with their names, for the legend."""
+        """The kinds of marks on the chart, with their names, for the legend."""
         there = {mark.kind for mark in self.marks}
         return [(kind, name) for kind, name in MARK_NAMES.items() if kind in there]
 
@@ -134,7 +130,7 @@ class _Frame:
 
 
 def draw(chart: Chart) -> str:
-    """Return the SVG of a chart, with its numbers for the script; nothing if it has no points."""
+    """Return the SVG of a chart, with its numbers for the script; empty without points."""
     if not any(curve.points for curve in chart.curves):
         return ""
     frame = _frame(chart)
@@ -180,7 +176,7 @@ def draw(chart: Chart) -> str:
 
 
 def shown(value: float, unit: str, step: float | None = None) -> str:
-    """Return a value in its unit; on an axis, whose ticks are a step apart, all with as many decimals."""
+    """Return a value in its unit; `step`, the tick distance, sets the number of decimals."""
     if unit == "percent":
         return f"{_fixed(100 * value, None if step is None else 100 * step)} %"
     if unit == "bytes":
@@ -190,7 +186,7 @@ def shown(value: float, unit: str, step: float | None = None) -> str:
 
 
 def _fixed(value: float, step: float | None) -> str:
-    """Return a number with as many decimals as ticks that are a step apart need; with three digits without a step."""
+    """Return a number with the decimals that this tick distance needs; with three digits without a step."""
     if step is None or step >= 1e4:
         return number(value, 3)
     if step < 1e-4:
@@ -231,12 +227,12 @@ def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[
 
 
 def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Point]]]) -> str:
-    """Return the SVG of lines through points, over axes that begin at zero or below."""
+    """Return the SVG of lines through points, with axes that start at zero or below."""
     width, height = 460.0, 230.0
     points = [point for _, curve in groups for point in curve]
     low, high = min(0.0, *(x for x, _ in points)), max(x for x, _ in points)
     bottom, top = min(0.0, *(y for _, y in points)), max(y for _, y in points)
-    # Shares of one are drawn up to one: what is missing is to be seen.
+    # Shares are drawn up to one, so that the gap is visible.
     high, top = (1.0 if low >= 0 and end <= 1 else end for end in (high, top))
     frame = _Frame(width, height - 14, low, high if high > low else low + 1, bottom, max(top, bottom + 1e-9), False)
     parts = []
@@ -267,7 +263,7 @@ def _frame(chart: Chart) -> _Frame:
     values += [bound for curve in chart.curves for _, low, high in curve.band for bound in (low, high)]
     is_log = chart.is_log and min(values) > 0
     if not is_log:
-        # A baseline far away would squeeze the curve: it is drawn if it is within reach.
+        # A distant baseline would squeeze the curve: it is drawn only if it is close enough.
         reach = 2 * (max(values) - min(values)) or abs(max(values)) or 1.0
         lowest, highest = min(values) - reach, max(values) + reach
         values += [value for _, value in chart.levels if lowest <= value <= highest]
@@ -290,7 +286,7 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers between two values, about as many as asked for."""
+    """Return about `most` round numbers between two values."""
     if high <= low:
         return [low]
     raw = (high - low) / most
@@ -344,7 +340,7 @@ def _curve(frame: _Frame, curve: Curve, index: int) -> str:
 
 
 def _shown_marks(frame: _Frame, chart: Chart) -> list[ChartMark]:
-    """Return the marks that can be told apart: one of a kind and a colour in a pixel column."""
+    """Return the distinguishable marks: one per kind, colour and pixel column."""
     seen: set[tuple[str, int | None, int]] = set()
     kept = []
     for mark in chart.marks:

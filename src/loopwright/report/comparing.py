@@ -1,4 +1,4 @@
-"""Several runs side by side: results, settings and data that differ, and the samples that only one gets right."""
+"""Several runs side by side: results, differing settings and data, and the samples that only one gets right."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from loopwright.report.run_view import RunView
 from loopwright.report.samples import json_lines
 from loopwright.report.summary import card_of, interval_text
 
-# Settings that say where a run is, and not what it is.
+# Settings about a run's location, not its content.
 _PLACES: Final = frozenset(("output_dir", "run_name", "logging_dir"))
 _MOST_CELL: Final = 120
 
 
 def notes_of(runs: Sequence[RunView]) -> list[str]:
-    """Return what a person must know before comparing these runs."""
+    """Return the caveats for comparing these runs."""
     notes = []
     tasks = list(dict.fromkeys(run.task for run in runs))
     if len(tasks) > 1:
@@ -38,7 +38,7 @@ def notes_of(runs: Sequence[RunView]) -> list[str]:
 
 
 def results_table(runs: Sequence[RunView]) -> Table:
-    """Return what came out of each run."""
+    """Return a table of each run's results."""
     cards = [card_of(run) for run in runs]
     names = list(dict.fromkeys(card.metric for card in cards if card.metric))
     rows = []
@@ -54,7 +54,7 @@ def results_table(runs: Sequence[RunView]) -> Table:
 
 
 def panels_of(runs: Sequence[RunView]) -> list[Panel]:
-    """Return the panels of a comparison; each says so if nothing differs."""
+    """Return the panels of a comparison; each one reports if nothing differs."""
     ids = [run.id for run in runs]
     settings = _differing([run.config for run in runs], _PLACES)
     versions = _differing([run.command for run in runs], frozenset(("command", "folder")))
@@ -100,8 +100,7 @@ def panels_of(runs: Sequence[RunView]) -> list[Panel]:
 def sample_table(runs: Sequence[RunView]) -> Table | None:
     """Return how often only the first run, or only another, is right; None if their samples cannot be matched.
 
-    The last column is McNemar's exact test: how probable a difference like this one is between two models that are
-    equally good.
+    The last column is McNemar's exact test: the probability of such a difference between two equally good models.
     """
     first = runs[0]
     ours = _hits(first.folder.evaluation / "predictions.jsonl")
@@ -126,7 +125,7 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
 
 
 def mcnemar(only_first: int, only_other: int) -> float:
-    """Return the two-sided p of McNemar's exact test: a binomial of the samples that only one gets right."""
+    """Return the two-sided p of McNemar's exact test on the samples that only one run gets right."""
     total = only_first + only_other
     if total == 0:
         return 1.0
@@ -162,7 +161,7 @@ def _data_of(run: RunView) -> dict[str, Any]:
 
 
 def _evaluated(run: RunView) -> str:
-    """Return what tells the validation data of a run from that of another."""
+    """Return the values that identify a run's validation data."""
     files = run.data.get("files") or []
     parts = ((run.data.get("splits") or {}).get("validation") or {}).get("parts") or []
     return json.dumps([[_hash_of(files, part.get("file")), part.get("rows")] for part in parts], sort_keys=True)
@@ -174,7 +173,7 @@ def _hash_of(files: Sequence[Any], place: Any) -> str:
 
 
 def _hits(path: Path) -> dict[int, bool]:
-    """Return for each sample of an evaluation whether it was right; nothing where there is no right and wrong."""
+    """Return whether each sample of an evaluation was right; empty if the task has no right and wrong."""
     found = {}
     for sample in json_lines(path):
         right = is_right(sample)

@@ -1,4 +1,4 @@
-"""Which charts a report has: loss, metrics, learning rate, speed; of one run or of several on top of each other."""
+"""The charts of a report: loss, metrics, learning rate, speed; for one run or several overlaid."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _MOST_CHARTS: Final = 40
 _DOTS: Final = 40
 _EVAL_LOSSES: Final = ("eval_loss", "eval_loss_epoch", "intermediate_eval_loss", "evaluation_loss")
 _TRAIN_LOSSES: Final = ("loss", "train_loss")
-# What is logged of a run's course: the series (the first that there is), the title and the unit; those with one are
-# drawn from zero on.
+# Logged series (the first that exists), title and unit. Charts with a unit start at zero.
 _COURSE: Final = (
     (("lr", "learning_rate"), "Learning rate", ""),
     (("gradient_norm", "grad_norm"), "Gradient norm", ""),
@@ -33,7 +32,7 @@ _BOUNDS: Final = ("_low", "_high")
 
 
 def charts_of(runs: Sequence[RunView]) -> list[Chart]:
-    """Return the charts of these runs, the loss first; curves of several runs lie on top of each other."""
+    """Return the charts of these runs, the loss first; curves of several runs are overlaid."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.series))
     columns = max(min(_COLUMNS, _MOST_POINTS // 2 // max(len(names) * len(runs), 1)), _FEWEST_COLUMNS)
     charts = [_loss_chart(runs, group, columns) for group in _groups(runs)]
@@ -61,7 +60,7 @@ def best_update(run: RunView) -> float | None:
 
 
 def _groups(runs: Sequence[RunView]) -> list[list[tuple[int, RunView]]]:
-    """Return the runs with their numbers by task: losses and metrics of different tasks have no common scale."""
+    """Return the runs with their indices by task: losses and metrics of different tasks have no common scale."""
     groups: dict[str, list[tuple[int, RunView]]] = {}
     for index, run in enumerate(runs):
         groups.setdefault(run.task, []).append((index, run))
@@ -98,7 +97,7 @@ def _loss_chart(runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], c
 def _metric_charts(
     runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], names: Sequence[str], columns: int
 ) -> list[Chart]:
-    """Return a chart for each metric of the evaluations, that which decides first, with intervals and baselines."""
+    """Return a chart per evaluation metric, the decisive one first, with intervals and baselines."""
     bounds = {f"{name}{end}" for name in names for end in _BOUNDS}
     found = [name for name in names if name.startswith("eval_") and name not in bounds and name not in _EVAL_LOSSES]
     chief = next((f"eval_{run.metric}" for _, run in group if run.metric), None)
@@ -123,7 +122,7 @@ def _metric_charts(
 
 
 def _metric_curve(run: RunView, name: str, columns: int, colour: int, is_alone: bool) -> Curve:
-    """Return the curve of a metric, with its interval if no other run is on the chart."""
+    """Return the curve of a metric, with its interval if it is the only run on the chart."""
     series = run.metrics.series
     points = series[name].points(columns)
     band = []
@@ -148,16 +147,16 @@ def _plain_chart(runs: Sequence[RunView], choices: Sequence[str], title: str, un
 
 
 def _colour(index: int, num_runs: int, kind: int) -> int:
-    """Return the number of a colour: by kind in the report of one run, by run in that of several."""
+    """Return a colour index: by kind in the report of one run, by run in a comparison."""
     return kind if num_runs == 1 else index % NUM_COLOURS
 
 
 def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[ChartMark]:
-    """Return the marks of the only run; of several, what went wrong in those that the chart shows, in their colours.
+    """Return the marks of a single run; for several, only problems, in the colours of the runs on the chart.
 
     Args:
-        runs: of the page.
-        shown: the places of those that have a curve on the chart.
+        runs: all runs of the page.
+        shown: the indices of the runs with a curve on the chart.
     """
     if len(runs) > 1:
         return [

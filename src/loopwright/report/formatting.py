@@ -7,7 +7,7 @@ from typing import Any
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many digits that count: 0.7967, 93.42, 1.2e-05, 12,345; a dash for None."""
+    """Return a number with this many significant digits: 0.7967, 93.42, 1.2e-05, 12,345; a dash for None."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -33,7 +33,7 @@ def metric(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share of one as per cent."""
+    """Return a fraction as a percentage."""
     if share is None:
         return "–"
     return f"{100 * share:.1f} %" if 0 < share < 0.1 or 0.99 < share < 1 else f"{100 * share:.0f} %"
@@ -51,7 +51,7 @@ def duration(seconds: float | None) -> str:
 
 
 def cut(text: Any, most: int = 400) -> str:
-    """Return a value as text, shortened in the middle of nowhere with its length told."""
+    """Return a value as text, truncated with its length noted."""
     words = text if isinstance(text, str) else str(text)
     return words if len(words) <= most else f"{words[:most].rstrip()} … ({len(words):,} characters)"
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl as a report needs it: curves, marks and where the time went, read as a stream, and on as it grows."""
+"""metrics.jsonl for a report: curves, marks and time spent, read as a stream and incrementally as it grows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 from loopwright.report.series import Series
 
 _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
-# Of a record, what says where it stands; no curve.
+# Position fields of a record; not curves.
 _PLACE: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
 _MOST_NAMED_LINES: Final = 20
 _MOST_MARKS: Final = 20_000
 _FEW_MARKS: Final = 8
 _REMEMBERED_BYTES: Final = 64
 _BLOCK_BYTES: Final = 1 << 20
-# Marks by the event that makes them, and what a person reads.
+# Marks by event, with the text shown to the reader.
 _MARKS: Final = {
     "checkpoint": ("save", "saved"),
     "oom_split": ("split", "out of memory: split into smaller micro-batches"),
@@ -29,12 +29,11 @@ _MARKS: Final = {
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at an update: a save, a resume, a split, a value that is no number.
+    """An event at an update: a save, a resume, a split, a non-finite value.
 
     Attributes:
         kind: save, resume, split, evalsplit, tier, skip, mode or nan.
-        update: when.
-        text: what, for a person.
+        text: a readable description.
     """
 
     kind: str
@@ -44,7 +43,7 @@ class Mark:
 
 @dataclass
 class TimeSpent:
-    """Seconds of a run by what they went into, as far as the times of the records tell."""
+    """Seconds of a run by activity, as far as the records show."""
 
     training: float = 0.0
     waiting: float = 0.0
@@ -55,14 +54,14 @@ class TimeSpent:
 
 @dataclass
 class _Clock:
-    """Where the last record stood, and how long an update took of late.
+    """The position of the last record, and the recent time per update.
 
     Attributes:
         seconds: of the last record.
         update: of the last record.
-        interval: seconds up to the last log from the record before it.
-        per_update: seconds of an update, from the last log that tells; None before it.
-        unsettled: (event, seconds, updates) of evaluations and saves before that log: a part of them was training.
+        interval: seconds between the last log and the record before it.
+        per_update: seconds per update, from the last log with updates; None before it.
+        unsettled: (event, seconds, updates) of evaluations and saves before that log: part of them was training.
     """
 
     seconds: float = 0.0
@@ -74,7 +73,7 @@ class _Clock:
 
 @dataclass
 class _Found:
-    """All that was read of a file; replaced as a whole when the file turns out to be another one."""
+    """Everything read from a file; replaced as a whole if the file was replaced."""
 
     series: dict[str, Series] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
@@ -93,7 +92,7 @@ class _Found:
 
 
 class Metrics:
-    """What metrics.jsonl holds; `read` goes on where it was, so a growing file costs only what is new.
+    """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines.
 
     Args:
         path: the file; it may be missing.
@@ -105,66 +104,66 @@ class Metrics:
 
     @property
     def series(self) -> dict[str, Series]:
-        """The curves by the name of their metric, in the order they were first logged."""
+        """The curves by metric name, in the order of their first log."""
         return self._found.series
 
     @property
     def marks(self) -> list[Mark]:
-        """What happened on the way, in order."""
+        """The events during the run, in order."""
         return self._found.marks
 
     @property
     def spent(self) -> TimeSpent:
-        """Where the time went."""
+        """The time spent by activity."""
         return self._found.spent
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The records of the start and of every resume."""
+        """The records of the start and every resume."""
         return self._found.starts
 
     @property
     def tier(self) -> str | None:
-        """The resume guarantee that holds at the end; None if no record says it."""
+        """The resume guarantee at the end of the run; None if no record has it."""
         return self._found.tier
 
     @property
     def num_records(self) -> int:
-        """How many records were read."""
+        """The number of records read."""
         return self._found.num_records
 
     @property
     def num_bad(self) -> int:
-        """How many lines could not be read."""
+        """The number of unreadable lines."""
         return self._found.num_bad
 
     @property
     def bad_lines(self) -> list[int]:
-        """The numbers of the first lines that could not be read."""
+        """The numbers of the first unreadable lines."""
         return self._found.bad_lines
 
     @property
     def seconds(self) -> float:
-        """How long the run had lasted at the last record."""
+        """The duration of the run at the last record."""
         return self._found.clock.seconds
 
     @property
     def update(self) -> int:
-        """The last update of a record."""
+        """The update of the last record."""
         return int(self._found.clock.update)
 
     @property
     def times(self) -> tuple[float | None, float | None]:
-        """The clock at the first and at the last record, in seconds since 1970."""
+        """The wall clock at the first and last record, in seconds since 1970."""
         return self._found.first_time, self._found.last_time
 
     def read(self) -> bool:
-        """Read what was appended since the last call, and return whether that was anything.
+        """Read the lines appended since the last call, and return whether there were any.
 
-        A line that is no record is passed over and counted. A last line without its end is still being written.
+        Invalid lines are skipped and counted. An incomplete last line is still being written.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists but cannot be read.
         """
         try:
             file = self._path.open("rb")
@@ -183,13 +182,13 @@ class Metrics:
             return found.num_lines > before
 
     def _is_same(self, file: Any) -> bool:
-        """Whether what was read so far is still the start of the file; a resume may have cut it back."""
+        """Whether the file still starts with the part read so far; a resume may have truncated it."""
         found = self._found
         file.seek(max(found.offset - len(found.tail), 0))
         return bool(file.read(len(found.tail)) == found.tail)
 
     def _take_lines(self, lines: list[bytes]) -> None:
-        """Take in whole lines: all at once, which is faster, or each by itself if one of them is damaged."""
+        """Parse whole lines: all at once, which is faster, or one by one if any is damaged."""
         if not lines:
             return
         found = self._found
@@ -232,7 +231,7 @@ class Metrics:
             found.starts.append(record)
             found.tier = record.get("tier")
             if record.get("resumed_from") is not None:
-                # The record of the save that it goes on from came after that save, and was cut off with the rest.
+                # The record of the save it resumes from came after that save, and was truncated with the rest.
                 if not any(mark.kind == "save" and mark.update == update for mark in found.marks[-_FEW_MARKS:]):
                     self._mark("save", update, "saved")
                 self._mark("resume", update, f"resumed from {record['resumed_from']}")
@@ -253,7 +252,7 @@ class Metrics:
             marks.append(Mark(kind, update, text))
 
     def _time(self, event: str, update: float, record: dict[str, Any]) -> None:
-        """Add the time since the last record to what it went into."""
+        """Attribute the time since the last record to an activity."""
         found = self._found
         clock, spent = found.clock, found.spent
         when, seconds = record.get("time"), record.get("seconds")
@@ -293,7 +292,7 @@ class Metrics:
         clock.update = update
 
     def _share(self, event: str, passed: float, num_updates: float) -> None:
-        """Add the time of an evaluation or a save; updates since the last record, which no log told of, are no part."""
+        """Add the time of an evaluation or a save, without the unlogged updates since the last record."""
         clock, spent = self._found.clock, self._found.spent
         trained = min(passed, num_updates * (clock.per_update or 0.0)) if num_updates > 0 else 0.0
         spent.training += trained

@@ -1,4 +1,4 @@
-"""The top of a report where there is no page around it: in a notebook, and as one sentence for the terminal."""
+"""The top of a report without a page around it: in a notebook, and as one sentence for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import Bar, card_of, interval_text
 from loopwright.run_folder import RunFolder
 
-# Colours that can be read on white and on black; the text has that of the notebook.
+# Colours readable on white and on black; text uses the notebook's colour.
 _OURS: Final = "#3b82f6"
 _OTHERS: Final = "#8b8f98"
 _LINE: Final = "1px solid rgba(128,128,128,.35)"
@@ -21,16 +21,13 @@ _TABLE: Final = "border-collapse:collapse;background:transparent;color:inherit"
 
 
 def summary_of(run_folder: str | Path) -> str:
-    """Return what a run's result means, in one sentence; called when the run is over."""
+    """Return one sentence on what a run's result means; called at the end of the run."""
     folder = RunFolder(Path(run_folder))
     return card_of(view(folder, Metrics(folder.path / "no curves are needed"))).verdict
 
 
 def result_html(run_folder: str | Path) -> str:
-    """Return the top of a run's report as HTML that stands by itself; called by a notebook that shows a run.
-
-    Args:
-        run_folder: of the run, in any state.
+    """Return the top of a run's report, in any state, as self-contained HTML; called by a notebook.
 
     Raises:
         InputError: the folder does not exist.

@@ -1,4 +1,4 @@
-"""From a run folder, or several, to one HTML page that holds everything it needs."""
+"""Render one or several run folders as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str
     """Return the page of a run, or of several side by side.
 
     Args:
-        runs: what was read of them.
-        findings: of the only run's evaluation, if they were read before.
-        stamp: of the files that were read, for a page that is served and asks whether there is news.
+        findings: the evaluation of a single run, if already read.
+        stamp: the version of the files read, for a served page that polls for changes.
     """
     if len(runs) > 1:
         return _render_several(runs)
@@ -114,7 +113,7 @@ def _environment() -> jinja2.Environment:
 
 
 def compile_templates() -> None:
-    """Make the template of a run's page ready, which takes ten times as long as to fill it."""
+    """Compile the page template, which takes ten times as long as rendering it."""
     _environment().get_template(_PAGE)
 
 
@@ -124,12 +123,12 @@ def _fill(template: str, content: dict[str, Any]) -> str:
 
 
 def _with_flags(value: Any) -> Markup:
-    """Return a text in which the names of flags are not broken at their hyphens."""
+    """Return a text whose flag names do not break at hyphens."""
     return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(value))))
 
 
 def _numeric_columns(block: Table) -> list[int]:
-    """Return the places of the columns that are set to the right: all of their cells are numbers."""
+    """Return the indices of the right-aligned columns, whose cells are all numbers."""
     if block.is_left:
         return []
     columns = enumerate(zip(*block.rows, strict=True))
@@ -137,14 +136,13 @@ def _numeric_columns(block: Table) -> list[int]:
 
 
 def _looks_numeric(value: Any) -> bool:
-    """Whether a cell is a number, a number with its unit, or empty."""
     if not isinstance(value, str):
         return isinstance(value, (int, float))
     return value in ("", "–") or _NUMBER.fullmatch(value) is not None
 
 
 def _share_of(value: Any) -> float | None:
-    """Return the length of the bar behind a cell, from 0 to 1; None for none."""
+    """Return the length of the bar behind a cell, from 0 to 1, or None."""
     text = str(value).removesuffix("%").strip()
     try:
         share = float(text) / (100 if str(value).endswith("%") else 1)

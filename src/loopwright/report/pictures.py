@@ -1,4 +1,4 @@
-"""The pictures of a run folder as data URIs, made smaller where they would not fit."""
+"""The pictures of a run folder as data URIs, scaled down to fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from loopwright.report.blocks import Picture
 
 _KINDS: Final = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
-# By the names that the tasks give them, the most telling first; confusion.png is drawn better from the counts.
+# File names that tasks use, most informative first; confusion.png is drawn better from the counts.
 _TITLES: Final = {
     "predictions": "Predictions, from all over the validation data",
     "worst": "The samples with the largest losses",
@@ -26,12 +26,7 @@ _SHRINK: Final = 0.75
 
 
 def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]:
-    """Return the pictures in samples of a run folder, and notes about those that were left out.
-
-    Args:
-        folder: of the run.
-        num_bytes: what all of them may take on the page.
-    """
+    """Return the pictures in a run's samples folder, of `num_bytes` in total, and notes about skipped ones."""
     samples = folder / "samples"
     paths = [path for path in sorted(samples.glob("*")) if path.suffix.lower() in _KINDS and path.stem not in _LEFT_OUT]
     order = list(_TITLES)
@@ -52,7 +47,7 @@ def pictures_of(folder: Path, num_bytes: int) -> tuple[list[Picture], list[str]]
 
 
 def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
-    """Return a picture of at most so many bytes, its kind, and what was done to it; None if that cannot be done."""
+    """Return a picture of at most `most` bytes, its kind, and how it was changed; None if impossible."""
     kind = _KINDS[path.suffix.lower()]
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The panels below the task: the data, where the time went, and how to get the run again."""
+"""The panels below the task: the data, the time spent, and how to reproduce the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_TEXT: Final = "train_batch0.txt"
 
 
 def data_panel(run: RunView) -> Panel | None:
-    """Return what data.json says, with a first look at the training rows; None for a run without it."""
+    """Return the contents of data.json, with a first look at the training rows; None without the file."""
     data = run.data
     if not data:
         return None
@@ -89,7 +89,7 @@ def _data_facts(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _first_batch(run: RunView) -> list[Block]:
-    """Return the first training batch as the run wrote it down; else rows of the training data, if they are there."""
+    """Return the first training batch as the run recorded it; else training rows, if available."""
     written = run.folder.path / "samples" / _BATCH_TEXT
     if written.is_file():
         return _batch_blocks(written.read_text(encoding="utf-8", errors="replace"))
@@ -109,12 +109,12 @@ def _first_batch(run: RunView) -> list[Block]:
             for index in range(min(_NUM_ROWS_SHOWN, len(rows)))
         ]
     except (LoopwrightError, OSError, KeyError, TypeError, ValueError):
-        return []  # the files have changed or gone since; the page can do without
+        return []  # the files have changed or disappeared; the page can do without
     return [Examples("The first rows of the training data", items)] if items else []
 
 
 def _batch_blocks(text: str) -> list[Block]:
-    """Return a batch that was written down: a line about all of it, then a paragraph of named lines per sample."""
+    """Return a recorded batch: a line about all of it, then a paragraph of named lines per sample."""
     about, *paragraphs = text.split("\n\n")
     items = []
     for paragraph in paragraphs[:_NUM_ROWS_SHOWN]:
@@ -127,7 +127,6 @@ def _batch_blocks(text: str) -> list[Block]:
 
 
 def _shown(run: RunView, role: str, value: Any) -> str:
-    """Return a value of a row; a class by its name."""
     is_class = (run.data.get("kinds") or {}).get(role) in ("label", "tags")
     if is_class and isinstance(value, int) and value < len(run.labels):
         return run.labels[value]
@@ -140,7 +139,7 @@ def _shown(run: RunView, role: str, value: Any) -> str:
 
 
 def time_shares(run: RunView) -> list[tuple[str, float]]:
-    """Return (what, seconds) of where the time went, as far as the records tell; what took none is left out."""
+    """Return (activity, seconds) of the time spent, as far as the records show; zeros are left out."""
     spent = run.metrics.spent
     first, _ = run.metrics.times
     shares = [
@@ -157,7 +156,7 @@ def time_shares(run: RunView) -> list[tuple[str, float]]:
 
 
 def speed_panel(run: RunView) -> Panel | None:
-    """Return where the time went, the speed, and one advice that rests on a number; None without records."""
+    """Return the time spent, the speed, and one piece of advice backed by a number; None without records."""
     shares = time_shares(run)
     if not shares:
         return None
@@ -195,7 +194,7 @@ def speed_panel(run: RunView) -> Panel | None:
 
 
 def advice_for(run: RunView) -> str:
-    """Return what would make the run faster, with the number that says so; nothing if nothing stands out."""
+    """Return advice that would speed up the run, with its evidence; empty if nothing stands out."""
     shares = dict(time_shares(run))
     total = sum(shares.values()) or 1.0
     waiting = shares.get("waiting for data", 0.0) / total
@@ -216,7 +215,7 @@ def advice_for(run: RunView) -> str:
 
 
 def _seconds_before(run: RunView, first: float | None) -> float:
-    """Return how long the run took from its folder to its first record."""
+    """Return the time between the creation of the run's folder and its first record."""
     created = run.about.get("created")
     if first is None or not isinstance(created, str):
         return 0.0
@@ -232,7 +231,7 @@ def _seconds_before(run: RunView, first: float | None) -> float:
 
 
 def again_panel(run: RunView) -> Panel:
-    """Return how to get the run again: command, settings, hashes, versions, and what a resume is worth."""
+    """Return how to reproduce the run: command, settings, hashes, versions, and the resume guarantee."""
     blocks: list[Block] = []
     command = dict(run.command)
     facts: list[tuple[str, Any]] = [("command", command.pop("command"))] if "command" in command else []
@@ -264,7 +263,7 @@ def again_panel(run: RunView) -> Panel:
 
 
 def all_settings(run: RunView) -> Table | None:
-    """Return every setting; None for a run without config.yaml."""
+    """Return every setting; None without config.yaml."""
     rows = [[name, _value(value), run.sources.get(name, "")] for name, value in run.config.items()]
     return (
         Table(f"All {plural(len(rows), 'setting')}", ["setting", "value", "from"], rows, is_left=True) if rows else None

@@ -1,4 +1,4 @@
-"""A run folder as a report reads it: every file that there is, and a note for each that cannot be read."""
+"""A run folder as a report reads it: every existing file, and a note for each unreadable one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopwright.run_folder import METRICS, DamagedFileError, RunFolder, find_run
 from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.status import STATUS
 
-_SILENT_SECONDS: Final = 180.0  # a run beats every few seconds; one that is silent for so long has gone
+_SILENT_SECONDS: Final = 180.0  # a run has a heartbeat every few seconds; after this silence it is lost
 _SOURCE: Final = re.compile(r"^([A-Za-z_0-9]+): .*  # ([a-z]+)$")
 _GUARANTEES: Final = re.compile(r"^(?:Resume guarantee |resume +)(?=T\d)")
 _MOST_LOG_BYTES: Final = 1 << 20
@@ -25,26 +25,25 @@ _MOST_LOG_BYTES: Final = 1 << 20
 
 @dataclass
 class RunView:
-    """What is known of a run.
+    """Everything a report knows about a run.
 
     Attributes:
-        folder: where it is.
         about: run.json.
         status: status.json.
         result: result.json; empty before the end.
         data: data.json.
         config: config.yaml.
-        sources: where each value of it came from.
+        sources: the origin of each config value.
         command: command.txt, by the word before the colon.
         baselines: the trivial models, by name and metric.
-        best: best.json of the checkpoints: which is the best so far, by which metric.
-        guarantee: what the run said of its resume guarantee.
-        rehearsal: what it said of its rehearsal.
-        model: what it said of its model.
+        best: best.json of the checkpoints: the best one so far, and its metric.
+        guarantee: the run's record of its resume guarantee.
+        rehearsal: the run's record of its rehearsal.
+        model: the run's record of its model.
         metrics: metrics.jsonl.
         notes: files that could not be read.
         now: the clock, in seconds since 1970.
-        heartbeat: when the owner of the folder last showed that it is alive.
+        heartbeat: the time of the folder owner's last heartbeat.
     """
 
     folder: RunFolder
@@ -72,12 +71,12 @@ class RunView:
 
     @property
     def task(self) -> str:
-        """The task, or what a run without one is."""
+        """The task, or the kind of a run without one."""
         return str(self.about.get("task") or self.data.get("task") or "training")
 
     @property
     def state(self) -> str:
-        """How the run is doing: as status.json says, or "lost" if it says running and nobody is."""
+        """The state in status.json, or "lost" if it is running without a heartbeat."""
         state = str(self.status.get("state", "new"))
         if state != "running":
             return state
@@ -86,17 +85,17 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run goes on, so that the page will change."""
+        """Whether the run is still in progress, so that the page will change."""
         return self.state == "running"
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes, of a task that has them."""
+        """The class names, if the task has classes."""
         return [str(name) for name in (self.data.get("labels") or {}).get("names") or ()]
 
     @property
     def decisive(self) -> str | None:
-        """The metric that decides which model is best; None if nothing says so yet."""
+        """The metric that selects the best model; None if unknown."""
         if self.result.get("metric"):
             return str(self.result["metric"])
         asked = self.best.get("metric") or self.config.get("metric_for_best_model")
@@ -104,7 +103,7 @@ class RunView:
 
     @property
     def metric(self) -> str | None:
-        """The metric to be shown first: the decisive one, or one that has a baseline."""
+        """The metric to show first: the decisive one, or one that has a baseline."""
         if self.decisive is not None:
             return self.decisive
         floors = dict.fromkeys(name for values in self.baselines.values() for name in values)
@@ -112,7 +111,7 @@ class RunView:
 
     @property
     def is_more_better(self) -> bool:
-        """Whether more of that metric is better."""
+        """Whether higher values of that metric are better."""
         direction = self.result.get("direction") or self.best.get("direction")
         if direction is not None:
             return bool(direction == "max")
@@ -121,10 +120,10 @@ class RunView:
 
 
 def open_run(name: str | Path) -> RunFolder:
-    """Return the run that a person means, with or without run.json: a run of the Trainer itself has none.
+    """Return the run with this name, with or without run.json: runs of the Trainer itself have none.
 
     Raises:
-        InputError: there is none; it names the nearest.
+        InputError: there is no such run; names the nearest.
     """
     folder = Path(name)
     if any((folder / file).is_file() for file in (METRICS, STATUS)):
@@ -136,11 +135,11 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     """Read a run folder; called for every page.
 
     Args:
-        folder: of the run.
-        metrics: what was read of metrics.jsonl before, to go on from there.
+        folder: the run folder.
+        metrics: the metrics read so far, to continue from.
 
     Raises:
-        InputError: nothing in the folder can be shown.
+        InputError: the folder has nothing to show.
     """
     if not folder.path.is_dir():
         raise InputError("run.unknown", f"{folder.path} is no folder", fix="lw runs lists the runs")
@@ -169,7 +168,7 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
 
 
 def read_state(folder: RunFolder) -> str:
-    """Return how a run is doing, in a word, without reading its metrics."""
+    """Return a run's state, in a word, without reading its metrics."""
     found = RunView(folder, Metrics(folder.path / METRICS), now=time.time())
     found.status = _json(found, STATUS)
     _read_heartbeat(found)
@@ -228,7 +227,7 @@ def _read_config(found: RunView) -> None:
 
 
 def _read_command(found: RunView) -> None:
-    """Take the lines "word: value" of command.txt; what follows an empty line is a diff of the code."""
+    """Parse the "word: value" lines of command.txt; a diff of the code follows an empty line."""
     head, _, difference = _text(found, found.folder.command).partition("\n\n")
     for line in head.splitlines():
         name, colon, value = line.partition(": ")

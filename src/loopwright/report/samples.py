@@ -1,4 +1,4 @@
-"""Reading the samples of an evaluation, however damaged the file."""
+"""Read the samples of an evaluation, even from a damaged file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a file of JSON lines; an empty one for a line that is none."""
+    """Yield the objects of a JSON lines file; an empty one for an invalid line."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

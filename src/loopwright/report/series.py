@@ -1,4 +1,4 @@
-"""Curves of any length in little memory: of each stretch the lowest and the highest point are kept."""
+"""Curves of any length in bounded memory: each stretch keeps its lowest and highest point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
-# A curve that was read is halved to its extremes when it gets this long, so memory does not grow with the run.
+# A curve this long is halved to its extremes, so memory does not grow with the run.
 _MOST_POINTS = 1 << 17
 _KEPT_STRETCHES = 1 << 14
 
@@ -22,7 +22,7 @@ class Series:
     def __init__(self) -> None:
         self._updates = array("d")
         self._values = array("d")
-        # Of what was thinned: how many values there were, their sum, and how many points are left of them.
+        # Of the thinned values: their number, their sum, and the number of remaining points.
         self._num_summed, self._sum, self._num_old = 0, 0.0, 0
 
     def add(self, update: float, value: float) -> None:
@@ -38,9 +38,9 @@ class Series:
             self._values = array("d", (point[1] for point in points))
 
     def points(self, num_columns: int) -> list[Point]:
-        """Return the curve as a chart of this many pixel columns shows it: two points a column at most, and the ends.
+        """Return the curve for a chart of this many pixel columns: at most two points a column, and the ends.
 
-        The lowest and the highest value of the run are always among them.
+        The lowest and highest value of the run are always included.
         """
         return thinned(self._updates, self._values, num_columns)
 
@@ -64,7 +64,7 @@ class Series:
 
 
 def thinned(updates: Sequence[float], values: Sequence[float], num_columns: int) -> list[Point]:
-    """Return the extremes of each of so many columns of equal width, in order, with the first and the last point."""
+    """Return the extremes of each of `num_columns` equal columns, in order, with the first and last point."""
     if any(later < earlier for earlier, later in zip(updates, updates[1:], strict=False)):
         pairs = sorted(zip(updates, values, strict=True), key=lambda pair: pair[0])
         updates, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

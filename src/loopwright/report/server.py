@@ -1,4 +1,4 @@
-"""The report of a run on localhost, anew whenever the run has news."""
+"""Serve a run's report on localhost, refreshed whenever the run changes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from loopwright.report.writing import LiveReport, Stamp
 HOST: Final = "127.0.0.1"
 PORT: Final = 8642
 _MOST_TRIED: Final = 100
-_POLL_SECONDS: Final = 0.1  # how long it takes to notice that it is closed
+_POLL_SECONDS: Final = 0.1  # how long it takes to notice a shutdown
 
 
 class ReportServer(ThreadingHTTPServer):
     """Serves the page of a run: `/` is the page, `/stamp` changes when it does.
 
     Args:
-        run_folder: of the run.
-        port: on localhost; 0 takes any that is free.
+        port: on localhost; 0 takes any free port.
         option: how the port was given, up to the value: as a flag, or as an argument in Python.
 
     Raises:
-        InputError: the port is in use; it names the next one that is free.
+        InputError: the port is in use; names the next free port.
     """
 
     daemon_threads = True
@@ -52,15 +51,15 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's URL."""
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def stamp(self) -> str:
-        """Return a text that changes when the page would."""
+        """Return a text that changes with the page."""
         return json.dumps(self._report.stamp())
 
     def page(self) -> bytes:
-        """Return the page, made anew if a file of the run has changed since."""
+        """Return the page, rendered again if a file of the run has changed."""
         with self._lock:
             stamp = self._report.stamp()
             if self._page is None or self._page[0] != stamp:
@@ -69,17 +68,14 @@ class ReportServer(ThreadingHTTPServer):
 
 
 class Watch:
-    """The page of a run on localhost, served by a thread until `close` is called, a `with` block or the program ends.
+    """Serves a run's page in a thread, until `close`, or the end of the `with` block or the program.
 
     Args:
-        run_folder: of the run.
-        port: on localhost; 0 takes any that is free.
-
-    Attributes:
-        url: where the page is.
+        run_folder: the run folder.
+        port: on localhost; 0 takes any free port.
 
     Raises:
-        InputError: the port is in use; it names the next one that is free.
+        InputError: the port is in use; names the next free port.
     """
 
     def __init__(self, run_folder: str | Path, port: int = PORT) -> None:
@@ -89,7 +85,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve it no longer; a second call does nothing."""
+        """Stop serving; idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -106,7 +102,7 @@ class Watch:
 
 
 def next_free(port: int) -> int:
-    """Return the first port from this one on that nobody listens on; 0, which takes any, if there is none near."""
+    """Return the first free port from this one on; 0, which takes any, if none is near."""
     for candidate in range(max(port, 1024), min(max(port, 1024) + _MOST_TRIED, 65536)):
         with socket.socket() as probe:
             try:
@@ -118,15 +114,14 @@ def next_free(port: int) -> int:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the browser; only what is asked of this machine under its own name."""
+    """Answers requests whose Host header names this machine."""
 
     server: ReportServer
 
     def do_GET(self) -> None:
-        """Send the page or its stamp."""
         host = self.headers.get("Host", "").rpartition(":")[0]
         if host not in (HOST, "localhost"):
-            # A page of another site that has pointed its name here must not read the run.
+            # Prevent DNS rebinding: another site must not read the run.
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/":
             self._send(self.server.page(), "text/html; charset=utf-8")
@@ -144,4 +139,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to the person who started it."""
+        """Log nothing: the terminal belongs to the user."""

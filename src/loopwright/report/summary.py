@@ -1,4 +1,4 @@
-"""The top of a report: the result with its interval, the baselines, and one sentence that says what it means."""
+"""The top of a report: the result with its interval, the baselines, and one sentence of interpretation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loopwright.report.formatting import duration, metric, number, plural
 from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
-_FEW_ROWS = 5  # of so few a bootstrap tells nothing: they may all be alike
+_FEW_ROWS = 5  # a bootstrap of so few is meaningless: they may all be alike
 _STATES = {
     "done": "done",
     "running": "running",
@@ -26,15 +26,12 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A value among others, as a bar.
+    """A value in a bar chart.
 
     Attributes:
-        name: whose it is.
-        value: the value.
         share: the length of the bar, from 0 to 1.
-        low: where its interval begins, likewise; None without one.
-        high: where it ends.
-        is_ours: whether it is the model's own.
+        low, high: the interval on the same scale; None without one.
+        is_ours: whether it is the trained model's.
     """
 
     name: str
@@ -50,14 +47,14 @@ class Card:
     """The result of a run.
 
     Attributes:
-        metric: the name of the metric that decides.
+        metric: the name of the decisive metric.
         value: its value; None before the first evaluation.
         interval: (low, high); None without one.
-        bars: the value beside the baselines.
-        verdict: what it means, in a sentence.
+        bars: the value next to the baselines.
+        verdict: its interpretation, in a sentence.
         others: the other metrics: name, value, interval in words.
-        facts: what else is worth a look: name and value.
-        state: how the run is doing, in a word.
+        facts: other notable facts: name and value.
+        state: the run's state, in a word.
     """
 
     metric: str = ""
@@ -71,7 +68,7 @@ class Card:
 
 
 def card_of(run: RunView) -> Card:
-    """Return the top of the page of a run."""
+    """Return the top of a run's page."""
     values, intervals = _values(run)
     name = run.metric if run.metric in values else next(iter(values), None)
     made = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
@@ -92,12 +89,12 @@ def card_of(run: RunView) -> Card:
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:
-    """Return an interval in words; nothing without one."""
+    """Return an interval in words; empty without one."""
     return "" if bounds is None else f"{metric(bounds[0])} to {metric(bounds[1])}"
 
 
 def _values(run: RunView) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Return the metrics and their intervals: those of the result, or of the best evaluation so far."""
+    """Return metrics and intervals, from the result or else from the best evaluation so far."""
     if run.result.get("metrics"):
         found = {str(key): float(value) for key, value in run.result["metrics"].items()}
         spread = {str(key): _pair(bounds) for key, bounds in (run.result.get("intervals") or {}).items()}
@@ -126,7 +123,6 @@ def _values(run: RunView) -> tuple[dict[str, float], dict[str, tuple[float, floa
 
 
 def _at(points: list[tuple[float, float]], update: float | None) -> float | None:
-    """Return the value of a curve at an update, or its last one."""
     if not points:
         return None
     return next((value for x, value in reversed(points) if x == update), points[-1][1])
@@ -185,18 +181,17 @@ def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
 
 
 def _num_evaluated(run: RunView) -> float:
-    """Return how many rows were evaluated, as far as that is known; infinity where it is not."""
     known = [(run.data.get("splits") or {}).get("validation", {}).get("num_rows"), run.config.get("max_eval_samples")]
     return min((number for number in known if isinstance(number, int)), default=math.inf)
 
 
 def _is_perfect(value: float, is_more_better: bool) -> bool:
-    """Whether no model can do better: all of a share or of a hundred, or no error at all."""
+    """Whether no model can do better: 1, 100, or no error at all."""
     return value in (1.0, 100.0) if is_more_better else value == 0.0
 
 
 def _amount(gain: float, value: float, floor: float, is_share: bool) -> str:
-    """Return a difference: in points for shares of one and for metrics out of a hundred, which errors are not."""
+    """Return a difference: in points for shares and for metrics out of a hundred, but not for errors."""
     if not is_share:
         return number(gain, 3)
     if max(value, floor) <= 1 and min(value, floor) >= 0:

@@ -1,4 +1,4 @@
-"""Reports as files: at the end of a run, while it goes on, and when somebody asks."""
+"""Write reports to files: at the end of a run, during it, and on request."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def write_report(run_folder: str | Path, path: Path | None = None) -> Path:
-    """Write report.html of a run, whatever state it is in, and return the file; called at the end of every run.
+    """Write report.html of a run in any state, and return the file; called at the end of every run.
 
     Args:
-        run_folder: of the run.
-        path: another file to write.
+        run_folder: the run folder.
+        path: another output file.
 
     Raises:
         InputError: the folder does not exist.
-        OSError: it cannot be written; the old report is still there.
+        OSError: it cannot be written; the old report is kept.
     """
     folder = RunFolder(Path(run_folder))
     path = folder.path / REPORT if path is None else path
@@ -53,15 +53,15 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> Path:
 
 
 def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> Path:
-    """Return the file that a page goes to; called before it is made.
+    """Return the output file of a page; called before rendering.
 
     Args:
-        out: that was asked for; None for the default.
-        default: the file if none was.
+        out: the requested file; None for the default.
+        default: the default file.
         option: how it was given, up to the value: as a flag, or as an argument in Python.
 
     Raises:
-        InputError: it is a folder, or in one that does not exist.
+        InputError: it is a folder, or its folder does not exist.
     """
     if out is None:
         return default
@@ -77,13 +77,9 @@ def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> 
 
 
 class LiveReport:
-    """The report of a run that goes on: made anew when there is news, and only what is new is read.
+    """The report of a live run: rewritten when the run changes, reading only new data.
 
-    `refresh` may be called at every log: it does nothing before enough time has passed that the report costs less than
-    three thousandths of it.
-
-    Args:
-        run_folder: of the run.
+    `refresh` may be called at every log: it is a no-op until the report would cost less than 0.3% of the time.
     """
 
     def __init__(self, run_folder: str | Path) -> None:
@@ -92,13 +88,13 @@ class LiveReport:
         self._findings: tuple[Stamp, Findings] | None = None
         self._written: Stamp | None = None
         self._next = 0.0
-        compile_templates()  # now, so that training does not have to wait for it
+        compile_templates()  # now, so that training does not wait for it
 
     def refresh(self) -> Path | None:
-        """Write report.html if it is time and there is news, and return the file; None if not.
+        """Write report.html if it is due and the run has changed, and return the file; else None.
 
         Raises:
-            OSError: it cannot be written; the old report is still there.
+            OSError: it cannot be written; the old report is kept.
         """
         began = time.monotonic()
         if began < self._next:
@@ -114,22 +110,22 @@ class LiveReport:
         return path
 
     def page(self, stamp: str | None = None) -> str:
-        """Return the page as it is now; with a stamp, it asks its server for news."""
+        """Return the current page; with a stamp, it polls its server for changes."""
         run = self.view()
         return render([run], self._read_findings(run), stamp)
 
     def view(self) -> RunView:
-        """Read what is new of the run."""
+        """Read the run's new data."""
         return view(self._folder, self._metrics)
 
     def stamp(self) -> Stamp:
-        """Return what changes when a file of the run does."""
+        """Return a value that changes with the run's files."""
         folder = self._folder
         names = (folder.path / METRICS, folder.path / STATUS, folder.result, folder.evaluation / "predictions.jsonl")
         return tuple(map(_stamp, names))
 
     def _read_findings(self, run: RunView) -> Findings:
-        """Return what the evaluation left behind, read again only when its files have changed."""
+        """Return the evaluation's findings, read again only if its files have changed."""
         folder = self._folder.evaluation
         stamp = tuple(_stamp(folder / name) for name in _FINDINGS)
         if self._findings is None or self._findings[0] != stamp:

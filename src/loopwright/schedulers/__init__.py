@@ -1,7 +1,7 @@
-"""Schedules of the lr as functions of the update, and placeholders for counts that only the Trainer knows.
+"""Learning rate schedules as functions of the update, and placeholders for counts that only the Trainer knows.
 
-Three ways to the same thing: the classes (`CosineLrScheduler`, `WSDLrScheduler`), the schedules by name
-(`get_scheduler`), and your own class from `StatefulSchedulerBase`. Any torch scheduler works with the
+Three ways to define one: the classes (`CosineLrScheduler`, `WSDLrScheduler`), the schedules by name
+(`get_scheduler`), and your own subclass of `StatefulSchedulerBase`. Any torch scheduler works with the
 Trainer too.
 """
 

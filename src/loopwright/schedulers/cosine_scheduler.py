@@ -28,24 +28,22 @@ class CosineLrScheduler(StatefulSchedulerBase):
     """Warm up linearly, follow half a cosine wave down to a minimum, and stay there.
 
     With S updates per epoch the warmup takes the first `num_warmup_epochs * S` updates, the cooldown
-    the last `num_cooldown_epochs * S`, and the cosine all of those between. The lr is exactly the
-    group's own at the end of the warmup, and exactly the minimum from the start of the cooldown on,
-    also after the last epoch.
+    the last `num_cooldown_epochs * S`, and the cosine the rest. The lr is exactly the group's own at the
+    end of the warmup, and exactly the minimum from the start of the cooldown on, also after the last epoch.
 
-    The annealing is that of SGDR (https://arxiv.org/abs/1608.03983) without restarts; `k_decay` is from
+    The annealing is SGDR's (https://arxiv.org/abs/1608.03983) without restarts; `k_decay` is from
     https://arxiv.org/abs/2004.05909.
 
     Args:
         optimizer: the optimizer whose lr to schedule.
-        total_num_epochs: epochs of the run, with warmup and cooldown.
+        total_num_epochs: epochs of the run, including warmup and cooldown.
         num_update_steps_per_epoch: optimizer updates per epoch.
         k_decay: above 1 the lr stays high for longer, below 1 it falls sooner.
-        lr_min: where the cosine ends, for all groups.
-        min_lr_ratio: where it ends as a fraction of each group's lr; wins over `lr_min`.
+        lr_min: the final lr of the cosine, for all groups.
+        min_lr_ratio: the same as a fraction of each group's lr; overrides `lr_min`.
         num_warmup_epochs: epochs in which the lr rises.
-        warmup_starting_lr: where the warmup starts, for all groups.
-        warmup_starting_lr_ratio: where it starts as a fraction of each group's lr; wins over
-            `warmup_starting_lr`.
+        warmup_starting_lr: the initial lr of the warmup, for all groups.
+        warmup_starting_lr_ratio: the same as a fraction of each group's lr; overrides `warmup_starting_lr`.
         num_cooldown_epochs: epochs at the minimum.
 
     Raises:
@@ -84,19 +82,19 @@ class CosineLrScheduler(StatefulSchedulerBase):
             self._update_param_groups([self._warmup_start(base) for base in self.base_lr_values])
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        """Return the lr of each group after so many updates."""
+        """Return the lr of each group after `num_updates` updates."""
         return [self._lr(base, num_updates) for base in self.base_lr_values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule and the count; the groups' own lr travel with the optimizer."""
+        """Return the schedule and the count; the groups' own lr is saved with the optimizer."""
         state = {name: getattr(self, name) for name in _STATE_ATTRIBUTES}
         return {**state, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state and set the lr to where it stood, whether the optimizer was loaded or not.
+        """Restore a state and its lr, whether the optimizer was loaded or not.
 
         Raises:
-            ConfigError: the state lacks a key, so it is not one of this class.
+            ConfigError: the state lacks a key, so it belongs to another class.
         """
         missing = [name for name in (*_STATE_ATTRIBUTES, "num_updates") if name not in state_dict]
         if missing:
@@ -121,7 +119,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
     ) -> partial[CosineLrScheduler]:
         """Return a function of the optimizer, for `Trainer.train(create_scheduler_fn=...)`.
 
-        The arguments are those of the class; the Trainer fills in what is left to the placeholders.
+        The arguments are those of the class; the Trainer fills in the placeholders.
         """
         arguments: dict[str, Any] = {
             "total_num_epochs": total_num_epochs,

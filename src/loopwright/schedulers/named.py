@@ -1,7 +1,7 @@
-"""Schedules by name, in the mathematics of `transformers.get_scheduler`.
+"""Schedules by name, with the formulas of `transformers.get_scheduler`.
 
 Each schedule is a pure function from the number of finished updates to the factor on the optimizer's lr. The
-functions keep nothing; `get_scheduler` binds one to an optimizer. A schedule with an end stays there.
+functions are stateless; `get_scheduler` binds one to an optimizer. A finite schedule stays at its end.
 
 Example:
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=100, num_training_steps=1000)
@@ -28,7 +28,7 @@ from loopwright.errors import ConfigError
 
 
 def constant(update: int) -> float:
-    """Leave the lr alone."""
+    """Keep the lr."""
     return 1.0
 
 
@@ -51,7 +51,7 @@ def cosine(
     num_warmup_steps: float = 0,
     num_cycles: float = 0.5,
 ) -> float:
-    """Rise linearly from 0 to 1, then follow `num_cycles` waves of a cosine; half a wave ends at 0."""
+    """Rise linearly from 0 to 1, then follow `num_cycles` cosine waves; half a wave ends at 0."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     return _wave(_progress(update, num_warmup_steps, num_training_steps), num_cycles)
@@ -60,7 +60,7 @@ def cosine(
 def cosine_with_restarts(
     update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 1
 ) -> float:
-    """Rise linearly from 0 to 1, then fall along half a cosine wave, so many times over; 0 at the end."""
+    """Rise linearly from 0 to 1, then fall along half a cosine wave, `num_cycles` times; 0 at the end."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     progress = _progress(update, num_warmup_steps, num_training_steps)
@@ -98,8 +98,7 @@ def cosine_warmup_with_min_lr(
 ) -> float:
     """Follow `cosine_with_min_lr` one update ahead, so that no update has lr 0.
 
-    `warmup_lr_rate` is the factor of the first update; without it the warmup starts at one part in its
-    length.
+    `warmup_lr_rate` is the factor of the first update; by default one over the warmup's length.
     """
     lowest = _lowest_factor(lr_init, min_lr, min_lr_rate)
     if update >= num_warmup_steps:
@@ -132,10 +131,10 @@ def polynomial(
 
 
 def inverse_sqrt(update: int, *, num_warmup_steps: float = 0, timescale: float | None = None) -> float:
-    """Rise linearly from 0 to 1, then fall with the square root of the update, for ever.
+    """Rise linearly from 0 to 1, then fall with the square root of the update, forever.
 
-    `timescale` updates after the warmup's end the factor is 1 / sqrt(2); by default it is the warmup's
-    length, or 10,000 without a warmup.
+    The factor is 1 / sqrt(2) `timescale` updates after the warmup; by default the warmup's length, or
+    10,000 without a warmup.
     """
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
@@ -157,7 +156,7 @@ def warmup_stable_decay(
 ) -> float:
     """Rise from `min_lr_ratio` to 1, stay, fall back to `min_lr_ratio` and stay there.
 
-    The stable phase is what the other two leave of `num_training_steps`, unless `num_stable_steps` says it.
+    The stable phase is the rest of `num_training_steps`, unless `num_stable_steps` is given.
     `warmup_type` and `decay_type` are "linear", "cosine" or "1-sqrt"; `num_cycles` is for a cosine decay.
     """
     for argument, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
@@ -210,27 +209,26 @@ SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
 
 
 class GreedyLR(ReduceLROnPlateau):
-    """Raise the lr while a metric gets better, lower it while it does not (arXiv 2512.14527).
+    """Raise the lr while a metric improves, lower it while it does not (arXiv 2512.14527).
 
-    `step` takes the metric and is called after an evaluation. The numbers are those of the schedule that transformers
-    calls `greedy`. Its `min_lr` is above the lr of most fine-tuning runs: with it such a run is never lowered, so give
-    one that fits.
+    `step` takes the metric and is called after an evaluation. The numbers match transformers' `greedy` schedule. Its
+    default `min_lr` is above the lr of most fine-tuning runs and would never lower it, so set a suitable one.
 
     Args:
         optimizer: the optimizer whose lr to change.
-        mode: "min" where a lower metric is better, else "max".
-        factor: by which the lr is multiplied to lower it, and divided to raise it; below 1.
-        patience: how many evaluations in a row may get better, or not, before the lr is changed.
-        threshold: by how much a metric must be better to count.
-        threshold_mode: "abs" or "rel": whether the threshold is a difference or a share of the best.
+        mode: "min" if a lower metric is better, else "max".
+        factor: multiplies the lr to lower it, and divides it to raise it; below 1.
+        patience: how many evaluations in a row may improve, or not, before the lr is changed.
+        threshold: the smallest improvement that counts.
+        threshold_mode: "abs" or "rel": whether the threshold is a difference or a fraction of the best.
         cooldown: evaluations after a fall that do not count.
         warmup: evaluations after a rise that do not count.
         min_lr: the lowest lr, or one for each group.
         max_lr: the highest lr, or one for each group.
-        eps: the smallest change of the lr that is made.
+        eps: the smallest applied change of the lr.
         smooth: whether to use the mean of the last `window_size` metrics.
         window_size: see `smooth`.
-        reset_start: attempts to go below the lowest lr after which everything starts again.
+        reset_start: attempts to go below the lowest lr before a full reset.
     """
 
     def __init__(
@@ -265,7 +263,7 @@ class GreedyLR(ReduceLROnPlateau):
         self._begin()
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override] # as its base
-        """Take the metric of an evaluation, and change the lr when it has been better, or not, for long enough."""
+        """Take the metric of an evaluation, and change the lr after enough evaluations with or without improvement."""
         current = float(metrics)
         if self.smooth:
             self.recent = [*self.recent, current][-self.window_size :]
@@ -333,7 +331,7 @@ class GreedyLR(ReduceLROnPlateau):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
 
-# The schedules that follow a metric. transformers spells the first with the lr; both are in use.
+# Metric-driven schedules. transformers spells the first with the lr; both are in use.
 _METRIC_SCHEDULES: Mapping[str, type[ReduceLROnPlateau]] = MappingProxyType(
     {"reduce_on_plateau": ReduceLROnPlateau, "reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
 )
@@ -349,19 +347,18 @@ def get_scheduler(
     """Return the named schedule as a torch scheduler, to be stepped after every update.
 
     The first update uses the schedule's value at 0. A length that the schedule does not use is ignored.
-    The state holds the count and the lr, not the lengths: those of the current call hold when a state
-    is loaded.
+    The state holds the count and the lr, not the lengths: a loaded state uses the current call's lengths.
 
     Args:
         name: a key of `SCHEDULES`, or "reduce_on_plateau" or "greedy", whose `step` takes the metric and is called
             after an evaluation.
         optimizer: the optimizer whose lr to schedule.
-        num_warmup_steps: updates in which the lr rises; without it there is no warmup.
+        num_warmup_steps: updates in which the lr rises; None for no warmup.
         num_training_steps: updates of the run.
         scheduler_specific_kwargs: the schedule's own arguments by name, such as `num_cycles`.
 
     Raises:
-        ConfigError: the name or an argument is not known, or one is missing.
+        ConfigError: the name or an argument is unknown, or one is missing.
     """
     options = dict(scheduler_specific_kwargs or {})
     if name in _METRIC_SCHEDULES:
@@ -405,7 +402,7 @@ def _warmup(update: float, num_warmup_steps: float) -> float:
 
 
 def _progress(update: float, num_warmup_steps: float, num_training_steps: float) -> float:
-    # Held at the end: a cosine that went on would raise the lr again in a run longer than planned.
+    # Held at the end: otherwise a cosine would raise the lr again in a run longer than planned.
     return min(1.0, (update - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps))
 
 

@@ -1,8 +1,8 @@
 """Numbers that only the Trainer knows, and arithmetic on them before they are known.
 
-A placeholder stands in a `functools.partial` for a count of the coming run. Arithmetic on placeholders
+A placeholder in a `functools.partial` represents a count of the coming run. Arithmetic on placeholders
 builds an immutable expression; `replace_trainer_placeholder_values` turns expressions into numbers once
-the run is known. Only objects of this module are ever evaluated, and no text is.
+the run is known. Only objects of this module are ever evaluated, never text.
 
 Example:
     create_scheduler_fn = partial(
@@ -32,7 +32,7 @@ Operand: TypeAlias = "int | float | Expression"
 
 
 class RunCounts(Protocol):
-    """What the placeholders read from a run configuration."""
+    """The part of a run configuration that placeholders read."""
 
     @property
     def num_epochs(self) -> int:
@@ -44,7 +44,7 @@ class RunCounts(Protocol):
 
 
 class PlaceholderSource(Protocol):
-    """What the placeholders read from a trainer."""
+    """The part of a trainer that placeholders read."""
 
     @property
     def run_config(self) -> RunCounts:
@@ -58,7 +58,7 @@ class PlaceholderSource(Protocol):
 
 
 class Expression:
-    """Something that becomes a number once the run is known: a placeholder, or arithmetic on some."""
+    """A number that is known once the run is: a placeholder, or arithmetic on placeholders."""
 
     def __add__(self, other: Operand) -> Operation:
         return _operation("+", self, other)
@@ -124,8 +124,8 @@ class Expression:
 class TrainerPlaceholderValues(Expression, Enum):
     """The counts that a scheduler function may leave to the Trainer.
 
-    Both update counts are the updates that a scheduler really sees, so they are equal in a run of any
-    number of processes; the two names are kept for compatibility.
+    Both update counts are the updates that a scheduler sees, so they are equal for any number of
+    processes; both names are kept for compatibility.
     """
 
     NUM_EPOCHS = "epochs of the run"
@@ -142,7 +142,7 @@ class TrainerPlaceholderValues(Expression, Enum):
 
 @dataclass(frozen=True, repr=False)
 class Operation(Expression):
-    """An operator and what it applies to.
+    """An operator and its operands.
 
     Attributes:
         operator: a key of the table of operators.
@@ -154,7 +154,7 @@ class Operation(Expression):
 
     @property
     def name(self) -> str:
-        """The name of the one placeholder in it; if there are several, the whole expression in words."""
+        """The name of its only placeholder, or with several the whole expression in words."""
         names = {placeholder.name for placeholder in _placeholders(self)}
         return names.pop() if len(names) == 1 else repr(self)
 
@@ -168,7 +168,7 @@ class Operation(Expression):
 def resolve(trainer: PlaceholderSource, value: Any) -> Any:
     """Return the value with every expression in it replaced by a number of this trainer's run.
 
-    It looks into partials, lists, tuples and dictionaries. What holds no expression comes back as the
+    It searches partials, lists, tuples and dictionaries. A value without expressions is returned as the
     same object.
 
     Raises:
@@ -198,7 +198,7 @@ def resolve(trainer: PlaceholderSource, value: Any) -> Any:
 
 
 def replace_trainer_placeholder_values(trainer: PlaceholderSource, instance: Any) -> Any:
-    """Return a new partial with this trainer's numbers for the placeholders in it; anything else as it is.
+    """Return a new partial with this trainer's numbers for its placeholders; anything else unchanged.
 
     Raises:
         ConfigError: a placeholder needs something that this run does not have.
@@ -259,7 +259,7 @@ def _length(loader: Any, placeholder: str, owner: str) -> int:
 
 
 def _updates_per_epoch(trainer: PlaceholderSource) -> int | None:
-    # The run config says 0 where the train loader has no length.
+    # The run config has 0 if the train loader has no length.
     is_known = getattr(trainer._train_dataloader, "num_batches", 0) is not None
     return trainer.run_config.num_local_update_steps_per_epoch if is_known else None
 

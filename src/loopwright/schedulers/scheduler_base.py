@@ -1,4 +1,4 @@
-"""The two classes to derive a scheduler from, stateless and counting.
+"""The two base classes for schedulers, stateless and counting.
 
 A scheduler here is a function from the number of an update to the value of one field of every parameter
 group, usually `lr`. It is called after every optimizer update, never per epoch. Nothing here knows the
@@ -31,8 +31,8 @@ UpdatedValues: TypeAlias = "float | torch.Tensor | Iterable[Any] | None"
 class ScheduleArgumentError(ConfigError, AssertionError):
     """An argument that a schedule cannot work with.
 
-    It is an AssertionError too, because that is what users of this API catch; unlike an `assert` it
-    also fires under `python -O`.
+    It is also an AssertionError, because users of this API catch that; unlike an `assert` it also fires
+    under `python -O`.
     """
 
 
@@ -43,11 +43,11 @@ def require(condition: bool, message: str) -> None:
 
 
 class SchedulerBase(ABC):
-    """Set a field of the optimizer's parameter groups as a function of the update number given to it.
+    """Set a field of the optimizer's parameter groups as a function of the given update number.
 
-    On construction the current value of each group is kept under the group's key `initial_{field}` (a
-    value already there wins), in `base_lr_values`, and the groups are set to it. A value that is a
-    tensor, as capturable optimizers need, stays the same tensor and is written in place.
+    The constructor stores the current value of each group under the group's key `initial_{field}` (an
+    existing value wins) and in `base_lr_values`, and sets the groups to it. A tensor value, as capturable
+    optimizers need, stays the same tensor and is written in place.
 
     Args:
         optimizer: a torch optimizer, or accelerate's wrapper of one.
@@ -65,7 +65,7 @@ class SchedulerBase(ABC):
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> UpdatedValues:
-        """Return the value of the field after so many updates.
+        """Return the value of the field after `num_updates` updates.
 
         It may be None (leave the groups alone), one number or 0-d tensor (for all groups), or any
         iterable with one value per group.
@@ -74,8 +74,7 @@ class SchedulerBase(ABC):
     def step_update(self, num_updates: int) -> None:
         """Write the value of this update number into the parameter groups.
 
-        A group that was added meanwhile, of layers unfrozen in the middle of a run, is scheduled from the value that it
-        was added with.
+        A group added during the run, such as unfrozen layers, is scheduled from its initial value.
         """
         if len(self.optimizer.param_groups) > len(self.base_lr_values):
             self.base_lr_values = [*self.base_lr_values, *self._keep_initial_values()[len(self.base_lr_values) :]]
@@ -84,11 +83,11 @@ class SchedulerBase(ABC):
             self._update_param_groups(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every attribute except the optimizer, which is saved on its own."""
+        """Return every attribute except the optimizer, which is saved separately."""
         return {key: value for key, value in vars(self).items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the attributes in the given state; the optimizer is never replaced."""
+        """Restore the attributes in the given state; the optimizer is never replaced."""
         vars(self).update({key: value for key, value in state_dict.items() if key != "optimizer"})
 
     def _keep_initial_values(self) -> list[Any]:
@@ -99,7 +98,7 @@ class SchedulerBase(ABC):
                 raise KeyError(f"{field} missing from param_groups[{index}]")
             value = group[field]
             if isinstance(value, torch.Tensor):
-                # torch gives one default tensor to all groups; writing in place would tie them together.
+                # torch gives all groups the same default tensor; writing in place would tie them together.
                 if id(value) in tensors:
                     group[field] = value.clone()
                 tensors.add(id(value))
@@ -119,7 +118,7 @@ class SchedulerBase(ABC):
             if not isinstance(current, torch.Tensor):
                 group[self.param_group_field] = _plain(value)
             elif isinstance(value, torch.Tensor):
-                # Not through a Python number: that would make the host wait for the device.
+                # Not through a Python number: that would be a host sync.
                 current.copy_(value)
             else:
                 current.fill_(_plain(value))
@@ -128,12 +127,10 @@ class SchedulerBase(ABC):
 class StatefulSchedulerBase(SchedulerBase):
     """A scheduler that counts the updates itself, with the interface of torch's schedulers.
 
-    The first `step()` writes the value of update **0**, the second that of update 1. So a loop that
-    calls `step()` after each optimizer update, and nothing else, uses the constructor's value for
-    update 1 and lags by one. The Trainer therefore primes it: it calls `step()` once before update 1.
-    In a hand-written loop do the same.
-
-    `state_dict` and `load_state_dict` work as they are; the count is stored as `num_updates`.
+    The first `step()` writes the value of update **0**, the second the value of update 1. So a loop that
+    only calls `step()` after each optimizer update uses the constructor's value for update 1 and lags by
+    one. The Trainer therefore primes it: it calls `step()` once before update 1. Do the same in a
+    hand-written loop. The state stores the count as `num_updates`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, param_group_field: str = "lr") -> None:
@@ -152,14 +149,14 @@ class StatefulSchedulerBase(SchedulerBase):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; the next `step()` continues from its count."""
+        """Restore a state; the next `step()` continues from its count."""
         attributes = {key: value for key, value in state_dict.items() if key != "num_updates"}
         super().load_state_dict(attributes)
         self._num_updates = int(state_dict.get("num_updates", self._num_updates))
 
 
 def _is_single(values: Any) -> bool:
-    # A 0-d array or tensor has __iter__ and yet cannot be iterated.
+    # A 0-d array or tensor has __iter__ but cannot be iterated.
     return isinstance(values, Number) or _has_no_axes(values) or not isinstance(values, Iterable)
 
 

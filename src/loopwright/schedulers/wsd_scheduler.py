@@ -1,8 +1,7 @@
-"""Warmup, stable, decay (WSD): train long at one lr, decay briefly wherever a finished model is wanted.
+"""Warmup, stable, decay (WSD): train long at one lr, decay briefly whenever a finished model is needed.
 
-The schedule is that of https://arxiv.org/abs/2410.05192 in both its forms: WSD continues from the state
-before a decay, WSD-S from the one after it. Which state is saved and loaded is the business of
-WSDCheckpointCallback.
+This is the schedule of https://arxiv.org/abs/2410.05192 in both its forms: WSD continues from the state
+before a decay, WSD-S from the state after it. WSDCheckpointCallback saves and loads these states.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ _STATE_ATTRIBUTES = (
 
 
 class WSDLrScheduler(StatefulSchedulerBase):
-    """Warm up linearly, hold the lr, and decay it before every checkpoint; after one, hold it again.
+    """Warm up linearly, hold the lr, and decay it before every checkpoint; then hold it again.
 
-    The run is cut into periods that end at the checkpoint steps (`estimate_checkpoint_steps`). The last
+    The run is divided into periods that end at the checkpoint steps (`estimate_checkpoint_steps`). The last
     `int(length * decay_phase_ratio)` updates of a period are its decay. With t from 0 to 1 within a decay,
     an lr b becomes `b * (lr_min + (1 - lr_min) * (1 - sqrt(t)))`, or in the inverse form
-    `b / (t / lr_min + 1 - t)`. Two limits are set by definition: a ratio of 0 never decays, and the inverse
-    form with `lr_min=0`, which would fall to 0 at once, is the line `b * (1 - t)`. After the last
-    checkpoint t stays 1.
+    `b / (t / lr_min + 1 - t)`. Two special cases: a ratio of 0 never decays, and the inverse form with
+    `lr_min=0`, which would fall to 0 at once, is the line `b * (1 - t)`. After the last checkpoint t stays 1.
 
     A continuation (`is_continuation_from_checkpoint=True`) is a new run of `total_steps` updates from an
     older state: no warmup, and the count starts over. With no state loaded it is a fresh stable phase.
@@ -54,11 +52,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
         total_steps: optimizer updates of the run.
         num_warmup_steps: updates in which the lr rises; None takes 1 % of the run.
         decay_phase_ratio: the part of each period that decays; at most 1/3 with several checkpoints.
-        lr_min: where a decay ends, as a fraction of each group's lr.
-        warmup_starting_lr: where the warmup starts, for all groups; an lr, not a fraction.
+        lr_min: the end of a decay, as a fraction of each group's lr.
+        warmup_starting_lr: the start of the warmup, for all groups; an lr, not a fraction.
         use_inverse_sqrt_decay: decay by the square root, else by the inverse form.
         num_checkpoints: how many times to decay.
-        is_continuation_from_checkpoint: this run goes on from a state of an earlier one.
+        is_continuation_from_checkpoint: this run continues from a state of an earlier one.
 
     Raises:
         ConfigError: the length is given twice or not at all, the warmup starts above every group's lr,
@@ -109,7 +107,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             self._update_param_groups(self.warmup_starting_lr)
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        """Return the lr of each group after so many updates."""
+        """Return the lr of each group after `num_updates` updates."""
         if self._is_warming_up(num_updates):
             start, progress = self.warmup_starting_lr, num_updates / self.num_warmup_steps
             return [start + progress * (base - start) for base in self.base_lr_values]
@@ -117,7 +115,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return [base if fraction is None else self._decayed(base, fraction) for base in self.base_lr_values]
 
     def step_update(self, num_updates: int) -> None:
-        """Write the lr of this update number; `previous_checkpoint_step` notes the last before a decay."""
+        """Write the lr of this update number; `previous_checkpoint_step` records the last one before a decay."""
         super().step_update(num_updates)
         if num_updates == self.get_phase_info(num_updates)["pre_decay_step"] - 1:
             self.previous_checkpoint_step = num_updates
@@ -142,7 +140,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return self.get_phase_info(self._num_updates)
 
     def get_current_step(self) -> int:
-        """Return the number of the update whose lr was written last; -1 before any `step()`."""
+        """Return the update number of the last written lr; -1 before any `step()`."""
         return self._num_updates
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,10 +149,10 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return {**state, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state; keys may be missing, and periods are planned anew from what was read.
+        """Restore a state; keys may be missing, and periods are planned again from the state.
 
         In a continuation the schedule comes from the state, but the new `total_steps` stays, the count
-        starts over, nothing warms up and the lr goes back to the stable one. To resume an interrupted
+        starts over, there is no warmup and the lr returns to the stable one. To resume an interrupted
         continuation use `resume_state_dict`.
         """
         if not self.is_continuation_from_checkpoint:
@@ -164,13 +162,13 @@ class WSDLrScheduler(StatefulSchedulerBase):
             "total_steps": self.total_steps,
             "is_continuation_from_checkpoint": True,
             "previous_checkpoint_step": None,
-            # 0 if the Trainer has primed this scheduler already, so that loading late costs no update.
+            # 0 if the Trainer has already primed this scheduler, so that loading late costs no update.
             "num_updates": min(self._num_updates, 0),
         }
         self.resume_state_dict({**state_dict, **kept})
 
     def resume_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly where the state was saved, in a continuation too, and set the lr it had."""
+        """Resume exactly where the state was saved, in a continuation too, with its lr."""
         for name in _STATE_ATTRIBUTES:
             if name in state_dict:
                 setattr(self, name, state_dict[name])
@@ -196,7 +194,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Return a function of the optimizer, for `Trainer.train(create_scheduler_fn=...)`.
 
         The arguments are those of the class, the warmup in epochs (None: 1 % of the run); the Trainer
-        fills in what is left to the placeholders.
+        fills in the placeholders.
         """
         num_warmup_steps: float | Expression | None = None
         if num_warmup_epochs is not None:
@@ -232,7 +230,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return not self.is_continuation_from_checkpoint and num_updates < self.num_warmup_steps
 
     def _decay_fraction(self, num_updates: int) -> float | None:
-        """Return how much of the decay is done, above 0 and up to 1, or None where the lr is the base."""
+        """Return the completed fraction of the decay, above 0 and up to 1, or None outside a decay."""
         if num_updates >= self.total_steps:
             return 1.0 if self.decay_phase_ratio > 0 else None
         # At a period's end its decay is over: the next one counts, hence the + 1.
@@ -250,7 +248,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
 
 def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> list[int]:
-    """Return so many update counts, each half of the next (rounded down), the last one the total.
+    """Return `num_checkpoints` update counts, each half of the next (rounded down), the last one the total.
 
     Raises:
         ConfigError: the total cannot be halved that often.

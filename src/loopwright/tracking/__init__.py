@@ -1,4 +1,4 @@
-"""What a run remembers: the history of its metrics, and the mean of its losses."""
+"""The memory of a run: the history of its metrics, and the mean of its losses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The run history: every metric of a run, in the order it was recorded, and the current epoch.
 
-`RunHistory` is what the trainer needs; `InMemoryRunHistory` is the one it makes by default. Values are
-kept as they are given. Reading never changes a history.
+`RunHistory` is the trainer's interface; `InMemoryRunHistory` is the default implementation. Values are
+kept as given. Reading never changes a history.
 
     history = InMemoryRunHistory()
     history.update_metric("accuracy", 0.5)
@@ -16,10 +16,10 @@ from typing import Any
 
 
 class RunHistory(ABC):
-    """What a trainer asks of a run history.
+    """The trainer's interface to a run history.
 
     A subclass implements the abstract methods; saving, loading and `latest` then work through them.
-    Metric names are full names, prefix included, everywhere but in `update_metric`.
+    Metric names are full names, prefix included, everywhere except in `update_metric`.
     """
 
     @abstractmethod
@@ -28,11 +28,11 @@ class RunHistory(ABC):
 
     @abstractmethod
     def get_metric_values(self, metric_name: str) -> Iterable[Any]:
-        """Return every value recorded for a metric, oldest first; none for an unknown metric."""
+        """Return every value recorded for a metric, oldest first; empty for an unknown metric."""
 
     @abstractmethod
     def get_latest_metric(self, metric_name: str) -> Any:
-        """Return the value recorded last for a metric.
+        """Return a metric's latest value.
 
         Raises:
             ValueError: nothing has been recorded for it.
@@ -40,11 +40,11 @@ class RunHistory(ABC):
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record one more value for a metric, under its name with the current prefix in front."""
+        """Record one more value for a metric, under its name with the current prefix."""
 
     @abstractmethod
     def delete_metric(self, metric_name: str) -> None:
-        """Forget a metric and all of its values.
+        """Remove a metric and all of its values.
 
         Raises:
             KeyError: nothing has been recorded for it.
@@ -52,39 +52,39 @@ class RunHistory(ABC):
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set what `update_metric` puts in front of names from now on; nothing by default."""
+        """Set the prefix that `update_metric` adds to names; empty by default."""
 
     @property
     @abstractmethod
     def metric_name_prefix(self) -> str:
-        """What `update_metric` puts in front of names."""
+        """The prefix that `update_metric` adds to names."""
 
     @property
     @abstractmethod
     def current_epoch(self) -> int:
-        """The number of the epoch that is running, from 1; one more once its last event is over."""
+        """The number of the current epoch, from 1; incremented after its last event."""
 
     @abstractmethod
     def _increment_epoch(self) -> None:
-        """Go on to the next epoch."""
+        """Advance to the next epoch."""
 
     @abstractmethod
     def _set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, when a run is resumed."""
+        """Set the epoch of a resumed run."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Go back to epoch 1 with no metrics and no prefix."""
+        """Return to epoch 1 with no metrics and no prefix."""
 
     def latest(self) -> dict[str, Any]:
-        """Return the value recorded last for every metric, by name in alphabetical order."""
+        """Return the latest value of every metric, sorted by name."""
         values = {name: list(self.get_metric_values(name)) for name in sorted(self.get_metric_names())}
         return {name: recorded[-1] for name, recorded in values.items() if recorded}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, the prefix and all recorded values, to be saved with the run.
 
-        A history that keeps more than that, or keeps it elsewhere, overrides this and `load_state_dict`.
+        A history that keeps more, or keeps it elsewhere, overrides this and `load_state_dict`.
         """
         # A set of strings has another order in every process; saved state must not.
         names = sorted(self.get_metric_names())
@@ -95,11 +95,11 @@ class RunHistory(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace everything by what `state_dict` returned; each value goes through `update_metric`."""
-        # All three are looked up before anything is thrown away.
+        """Restore a state; each value goes through `update_metric`."""
+        # All three are looked up before anything is discarded.
         epoch, prefix, metrics = state["epoch"], state["prefix"], state["metrics"]
         self.reset()
-        # The names in the state are full names already, and a subclass's reset may keep the prefix.
+        # The names in the state are already full names, and a subclass's reset may keep the prefix.
         self.set_metric_name_prefix("")
         for name, values in metrics.items():
             for value in values:
@@ -118,41 +118,41 @@ class InMemoryRunHistory(RunHistory):
         self._metrics: dict[str, list[Any]] = {}
 
     def get_metric_names(self) -> set[str]:
-        """Return the names of all recorded metrics, as a set of the caller's own."""
+        """Return the names of all recorded metrics, as a new set."""
         return set(self._metrics)
 
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return every value recorded for a metric, oldest first, as a list of the caller's own."""
+        """Return every value recorded for a metric, oldest first, as a new list."""
         return list(self._metrics.get(metric_name, ()))
 
     def get_latest_metric(self, metric_name: str) -> Any:
-        """Return the value recorded last for a metric; ValueError if there is none."""
+        """Return a metric's latest value; ValueError if there is none."""
         if metric_name not in self._metrics:
             raise ValueError(f"No values have been recorded for the metric {metric_name}. {self._recorded_names()}")
         return self._metrics[metric_name][-1]
 
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record one more value for a metric, under its name with the current prefix in front."""
+        """Record one more value for a metric, under its name with the current prefix."""
         self._metrics.setdefault(f"{self._prefix}{metric_name}", []).append(metric_value)
 
     def delete_metric(self, metric_name: str) -> None:
-        """Forget a metric and all of its values; KeyError if there are none."""
+        """Remove a metric and all of its values; KeyError if there are none."""
         if metric_name not in self._metrics:
             raise KeyError(f"There is no metric {metric_name} to delete. {self._recorded_names()}")
         del self._metrics[metric_name]
 
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set what `update_metric` puts in front of names from now on; nothing by default."""
+        """Set the prefix that `update_metric` adds to names; empty by default."""
         self._prefix = prefix
 
     @property
     def metric_name_prefix(self) -> str:
-        """What `update_metric` puts in front of names."""
+        """The prefix that `update_metric` adds to names."""
         return self._prefix
 
     @property
     def current_epoch(self) -> int:
-        """The number of the epoch that is running, from 1; one more once its last event is over."""
+        """The number of the current epoch, from 1; incremented after its last event."""
         return self._current_epoch
 
     def _increment_epoch(self) -> None:
@@ -162,13 +162,13 @@ class InMemoryRunHistory(RunHistory):
         self._current_epoch = epoch
 
     def reset(self) -> None:
-        """Go back to epoch 1 with no metrics and no prefix."""
+        """Return to epoch 1 with no metrics and no prefix."""
         self._current_epoch = 1
         self._prefix = ""
         self._metrics = {}
 
     def latest(self) -> dict[str, Any]:
-        """Return the value recorded last for every metric, by name in alphabetical order."""
+        """Return the latest value of every metric, sorted by name."""
         return {name: self._metrics[name][-1] for name in sorted(self._metrics)}
 
     def _recorded_names(self) -> str:

@@ -1,8 +1,8 @@
-"""The loss tracker: a mean loss as a sum and a count, without making the host wait.
+"""The loss tracker: a mean loss as a sum and a count, without a host sync.
 
-`update` only puts a loss aside, on the device it lives on. Reading brings what was put aside to the host
-and adds it up there, one by one in order of arrival, in Python floats (64 bit). So the sum has the same
-bits however often, and whenever, it is read, saved or restored.
+`update` only buffers a loss, on its own device. Reading moves the buffer to the host and adds it up there,
+one by one in order of arrival, in Python floats (64 bit). So the sum has the same bits however often, and
+whenever, it is read, saved or restored.
 
     tracker = LossTracker()
     tracker.update(loss, batch_size=32)   # a tensor or a float; no host sync
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Small tensors put aside before they are packed into one: a CUDA scalar takes a block of 512 bytes.
+# Buffered small tensors before they are packed into one: a CUDA scalar takes a block of 512 bytes.
 _FOLD_EVERY = 64
 
 
 class LossTracker:
-    """Keeps the mean of mean losses, each weighted by the number of items it is a mean of."""
+    """Keeps the mean of mean losses, each weighted by its number of items."""
 
     def __init__(self) -> None:
         self._sums = _Sums()
@@ -37,14 +37,14 @@ class LossTracker:
         """Count one micro-batch; never waits for the device.
 
         Args:
-            loss_batch_value: the micro-batch's mean loss. Of a tensor with dimensions the mean is taken.
+            loss_batch_value: the micro-batch's mean loss. A tensor with dimensions is averaged.
                 A tensor is copied at once, so writing to it later changes nothing.
-            batch_size: the number of items it is a mean of, possibly counted on the device.
-            is_ours: nobody writes to the loss any more, so it need not be copied.
+            batch_size: its number of items, possibly counted on the device.
+            is_ours: the loss is not written to again, so it need not be copied.
         """
         if isinstance(loss_batch_value, Tensor):
             loss = loss_batch_value.detach()
-            # A CUDA graph writes every loss to the same place, and a hook may scale its loss in place.
+            # A CUDA graph writes every loss to the same memory, and a hook may scale its loss in place.
             loss_batch_value = loss.mean() if loss.dim() else loss if is_ours else loss.clone()
         elif not isinstance(batch_size, Tensor) and not self._pending and not self._folded:
             self._sums.add(float(loss_batch_value), batch_size)
@@ -57,7 +57,7 @@ class LossTracker:
             self._fold()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         self._sums = _Sums()
         self._pending = []
         self._folded = []
@@ -79,7 +79,7 @@ class LossTracker:
 
     @property
     def average(self) -> float:
-        """The mean loss of an item: 0 before any update, nan after updates without a single item.
+        """The mean loss per item: 0 before any update, nan after updates without items.
 
         Reading it waits for the device.
         """
@@ -89,7 +89,7 @@ class LossTracker:
         return sums.total_loss / sums.running_count
 
     def first_nonfinite(self) -> int | None:
-        """Return how many updates since the reset came before the first nan or infinite loss.
+        """Return the number of updates since the reset before the first nan or infinite loss.
 
         None means that every loss was finite. Reading it waits for the device.
         """
@@ -98,7 +98,7 @@ class LossTracker:
     def device_totals(self, device: torch.device | str) -> Tensor:
         """Return [total loss, number of items] on a device, to be summed over processes.
 
-        The tensor is float64, or float32 on MPS, which has nothing wider. Waits for the device.
+        The tensor is float64, or float32 on MPS, which has no float64. Waits for the device.
         """
         sums = self._read()
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
@@ -109,7 +109,7 @@ class LossTracker:
         return asdict(self._read())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace everything by what `state_dict` returned; the sums go on with the same bits."""
+        """Restore a state; the sums continue with the same bits."""
         sums = _Sums(**{field.name: state[field.name] for field in fields(_Sums)})
         self.reset()
         self._sums = sums
@@ -135,7 +135,7 @@ class LossTracker:
 
 
 def combined(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of a tracker that counted what several did: sums and counts added up."""
+    """Return the combined state of several trackers: sums and counts added up."""
     firsts = [state["first_nonfinite"] for state in states if state["first_nonfinite"] is not None]
     return {
         "loss_value": states[0]["loss_value"],
@@ -155,7 +155,7 @@ class _Sums:
     first_nonfinite: int | None = None
 
     def add(self, loss: float, count: float) -> None:
-        if count:  # a mean of nothing, usually nan, has no say
+        if count:  # a mean of nothing, usually nan, is ignored
             if self.first_nonfinite is None and not math.isfinite(loss):
                 self.first_nonfinite = self.num_updates
             self.total_loss += loss * count
@@ -165,7 +165,7 @@ class _Sums:
 
 
 def _packed(values: tuple[float | Tensor, ...]) -> tuple[float | Tensor, ...] | Tensor:
-    # Packing must not change a value, so tensors of several types stay apart; sums are left to the host.
+    # Packing must not change a value, so tensors of different dtypes stay separate; the host does the sums.
     tensors = [value for value in values if isinstance(value, Tensor)]
     if len(tensors) == len(values) and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
         return torch.stack(tensors)

@@ -1,6 +1,6 @@
-"""How fast a run is: samples and tokens per second, padding, waiting for data, memory, use of the device, watts.
+"""The speed of a run: samples and tokens per second, padding, data wait, memory, device utilisation, watts.
 
-An update costs a counter and two readings of the clock; everything else is worked out when something is logged.
+An update costs a counter and two clock reads; everything else is computed when something is logged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from loopwright.engine.processes import is_distributed, sum_over_processes
 
 # Dense peaks in FLOP/s from the makers' data sheets, without sparsity: with 16-bit inputs, and with TF32 ones.
-# The first name that a device's name contains counts.
+# The first name contained in the device's name counts.
 _PEAKS: tuple[tuple[str, float, float], ...] = (
     ("B200", 2250e12, 1125e12),
     ("H200", 989e12, 494e12),
@@ -56,15 +56,14 @@ W = TypeVar("W", bound=_Window)
 
 
 class Throughput:
-    """Counts what a run consumes, and says how fast it was since it was last asked.
+    """Counts samples and tokens, and reports the speed since the last call.
 
     Args:
-        device: of the run.
-        num_parameters: of the model; None leaves the utilisation out.
-        peak_flops: of one device in FLOP/s; None leaves the utilisation out.
+        num_parameters: of the model; None omits the utilisation.
+        peak_flops: of one device in FLOP/s; None omits the utilisation.
 
     Attributes:
-        waited_seconds: how long windows were waited for, since it was made.
+        waited_seconds: the total time spent waiting for windows.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class Throughput:
         self._samples = self._tokens = self._slots = 0
 
     def watch(self, windows: Iterator[W]) -> Iterator[W]:
-        """Yield the windows of an epoch, counting them and the time that they are waited for.
+        """Yield the windows of an epoch, counting them and the time spent waiting for them.
 
-        The clock starts when the first window after a log is asked for. So an evaluation or a save that follows a log
-        is in no figure.
+        The clock starts when the first window after a log is requested. So an evaluation or a save right after a log
+        is not counted.
         """
         clock = time.perf_counter
         while True:
@@ -100,14 +99,14 @@ class Throughput:
             yield window
 
     def take(self) -> dict[str, float]:
-        """Return the figures since the last call and start anew; called at every log, by all processes.
+        """Return the figures since the last call and reset; called at every log, by all processes.
 
-        The caller has just read losses from the device, so everything that was counted has been computed.
+        The caller has just read losses from the device, so all counted work is complete.
 
         Returns:
             samples_per_second, data_wait (share of the time) and peak_memory_bytes; tokens_per_second and
-            padding_waste (share of pad tokens) where batches have "input_ids"; flops_utilisation where the peak of the
-            device is known, gpu_watts where they can be read. Empty if nothing was counted.
+            padding_waste (share of pad tokens) if batches have "input_ids"; flops_utilisation if the device's peak is
+            known, gpu_watts if readable. Empty if nothing was counted.
         """
         if self._started is None or not self._samples:
             self._forget()
@@ -146,11 +145,7 @@ class Throughput:
 
 
 class PowerMeter:
-    """Reads what a CUDA device takes, through nvidia-ml-py; without it, or a driver that tells, there is no figure.
-
-    Args:
-        device: to ask.
-    """
+    """Reads the power draw of a CUDA device through nvidia-ml-py, if the package and the driver allow it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -159,22 +154,22 @@ class PowerMeter:
         self._read_at = -math.inf
 
     def watts(self) -> float | None:
-        """Return the watts of about the last second; None where they cannot be read, which is not tried again.
+        """Return the watts of about the last second; None if unreadable, which is not retried.
 
-        Asked more often than that, it returns the same: asking the driver takes longer than a small update.
+        More frequent calls return the cached value: querying the driver takes longer than a small update.
         """
         now = time.monotonic()
         if self._has_figures and now - self._read_at >= _SECONDS_BETWEEN_WATTS:
             self._read_at = now
             try:
                 self._watts = float(torch.cuda.power_draw(self._device)) / 1_000
-            except Exception:  # noqa: BLE001 - of a library that need not be there, about a figure that nothing needs
+            except Exception:  # noqa: BLE001 - an optional library, for an optional figure
                 self._has_figures, self._watts = False, None
         return self._watts
 
 
 def count_tokens(batch: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a batch without and with padding; (0, 0) where that cannot be told on the host."""
+    """Return the tokens of a batch without and with padding; (0, 0) if unknown on the host."""
     ids = batch.get("input_ids")
     if not isinstance(ids, Tensor):
         return 0, 0
@@ -188,7 +183,7 @@ def count_tokens(batch: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def peak_flops(device: torch.device, precision: str | None) -> float | None:
-    """Return the dense peak of a device in FLOP/s with inputs of this precision; None if it is not in the table.
+    """Return the dense peak of a device in FLOP/s with inputs of this precision; None if unlisted.
 
     Args:
         device: of the run.
@@ -200,7 +195,7 @@ def peak_flops(device: torch.device, precision: str | None) -> float | None:
 
 
 def peak_of(name: str, precision: str | None) -> float | None:
-    """Return the dense peak of a device of this name in FLOP/s; None if it is not in the table."""
+    """Return the dense peak of a device of this name in FLOP/s; None if unlisted."""
     for part, half, single in _PEAKS:
         if part in name:
             return half if precision in ("bf16", "fp16") else single
@@ -208,7 +203,7 @@ def peak_of(name: str, precision: str | None) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that were in use so far: of tensors on a CUDA device, else of this process's memory."""
+    """Return the peak memory in bytes: of tensors on a CUDA device, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -30,15 +30,15 @@ __all__ = ["NUM_WORST", "Findings", "read_findings"]
 
 @dataclass
 class Findings:
-    """What an evaluation left behind.
+    """The results of an evaluation.
 
     Attributes:
-        panel: what is shown of the task; None without predictions.
+        panel: the task's panel; None without predictions.
         worst: the samples with the largest losses.
-        suspects: the labels that look wrong; None if none do.
+        suspects: the suspicious labels; None if there are none.
         slices: the metric by length and by class.
-        num_samples: how many predictions there are.
-        notes: what could not be read.
+        num_samples: the number of predictions.
+        notes: the files that could not be read.
     """
 
     panel: Panel | None = None
@@ -50,11 +50,11 @@ class Findings:
 
 
 def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
-    """Return what the files of an evaluation say; nothing of those that are missing.
+    """Return the contents of an evaluation's files; missing files are skipped.
 
     Args:
-        folder: eval of a run folder.
-        labels: the names of the classes in the order of the model.
+        folder: the eval folder of a run.
+        labels: the class names in the model's order.
     """
     findings = Findings()
     by_length, collector = ByLength(), None
@@ -76,7 +76,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
     samples = at_evaluations(json_lines(folder / "samples.jsonl"))
     if collector is not None:
         blocks = [*collector.blocks(), *by_precision(folder / CLASSES)]
-        # Figures come first, then what was written on the way, then the samples of the last evaluation.
+        # Figures first, then the samples written during the run, then those of the last evaluation.
         place = next((index for index, block in enumerate(blocks) if isinstance(block, Examples)), len(blocks))
         findings.panel = Panel(collector.title, [*blocks[:place], *samples, *blocks[place:]])
         slices: Callable[[], list[Block]] = getattr(collector, "slices", list)
@@ -91,10 +91,10 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
 
 
 def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
-    """Return the samples with the largest losses; those that were predicted rightly are no mistakes.
+    """Return the samples with the largest losses, without correct predictions.
 
     Args:
-        path: of the file with them.
+        path: worst.jsonl.
         verdicts: how many samples of the evaluation were right, wrong, or neither.
     """
     if verdicts.get(True) and set(verdicts) == {True}:
@@ -107,7 +107,7 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
 
 
 def _collector_for(sample: Mapping[str, Any], labels: Sequence[str]) -> Collector:
-    """Return what collects samples of this form; the form says more than the name of the task."""
+    """Return the collector for samples of this form; the form is more reliable than the task's name."""
     predicted, true = sample.get("prediction"), sample.get("reference")
     if "choices" in sample:
         return Choices()
@@ -133,7 +133,7 @@ def _collector_for(sample: Mapping[str, Any], labels: Sequence[str]) -> Collecto
 
 
 def _suspects(path: Path) -> Table | None:
-    """Return the labels that look wrong: what the data says, what the model is sure of, and the row."""
+    """Return the suspicious labels: the given label, the model's confident prediction, and the row."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

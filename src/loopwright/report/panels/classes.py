@@ -19,7 +19,7 @@ Pairs = Mapping[tuple[str, str], int]
 
 
 def matrix_of(pairs: Pairs, labels: Sequence[str], title: str = "Confusion matrix") -> list[Block]:
-    """Return the matrix of (true, predicted) counts; of very many classes those with the most mistakes."""
+    """Return the matrix of (true, predicted) counts; with very many classes, those with the most mistakes."""
     if not pairs:
         return []
     note = "rows: true, columns: predicted"
@@ -37,7 +37,7 @@ def matrix_of(pairs: Pairs, labels: Sequence[str], title: str = "Confusion matri
 
 
 def confused(pairs: Pairs, what: str = "samples") -> list[Block]:
-    """Return the pairs of classes that were taken for each other most often."""
+    """Return the most frequently confused pairs of classes."""
     totals: Counter[str] = Counter()
     for (true, _), count in pairs.items():
         totals[true] += count
@@ -50,7 +50,7 @@ def confused(pairs: Pairs, what: str = "samples") -> list[Block]:
 
 
 def by_class(pairs: Pairs, labels: Sequence[str], what: str = "samples") -> list[Block]:
-    """Return precision, recall and F1 of each class, as scikit-learn counts them; a dash where there is none."""
+    """Return precision, recall and F1 per class, as scikit-learn counts them; a dash if undefined."""
     true_counts: Counter[str] = Counter()
     predicted_counts: Counter[str] = Counter()
     for (true, predicted), count in pairs.items():
@@ -61,7 +61,7 @@ def by_class(pairs: Pairs, labels: Sequence[str], what: str = "samples") -> list
 
 
 def scores_table(title: str, counts: Iterable[tuple[str, int, int, int]], what: str) -> list[Block]:
-    """Return precision, recall and F1 from (label, hits, predicted, true); the worst first if there are many."""
+    """Return precision, recall and F1 from (label, hits, predicted, true); worst first if there are many."""
     entries: list[tuple[float, list[Any]]] = []
     for label, hits, predicted, true in counts:
         f1 = 2 * hits / (predicted + true) if predicted + true else None
@@ -84,11 +84,7 @@ def scores_table(title: str, counts: Iterable[tuple[str, int, int, int]], what: 
 
 
 class Labels(Collector):
-    """Text and image classification: one label a sample.
-
-    Args:
-        names: the labels in the order of the model.
-    """
+    """Text and image classification: one label a sample; `names` are the labels in the model's order."""
 
     title = "Classes"
     score_name = "accuracy"
@@ -113,11 +109,11 @@ class Labels(Collector):
             self._mistakes.add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 for a right prediction."""
+        """Return 1 for a correct prediction."""
         return float(sample["prediction"] == sample["reference"])
 
     def blocks(self) -> list[Block]:
-        """Return matrix, pairs, table, how sure the model was, and where it was surest and wrong."""
+        """Return the matrix, pairs, table, confidence, and the most confident mistakes."""
         labels = list(dict.fromkeys([*self._names, *sorted(label for pair in self._pairs for label in pair)]))
         sure = histogram(
             "How sure it was", [("right", self._sure), ("wrong", self._unsure)], "samples by the model's confidence"
@@ -136,11 +132,7 @@ class Labels(Collector):
 
 
 class LabelSets(Collector):
-    """Text classification with any number of labels a sample.
-
-    Args:
-        names: the labels.
-    """
+    """Text classification with any number of labels a sample."""
 
     title = "Labels"
     score_name = "exact match"
@@ -158,7 +150,7 @@ class LabelSets(Collector):
             entry[2] += label in true
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 where all labels are right."""
+        """Return 1 if all labels are right."""
         return float(set(sample["prediction"]) == set(sample["reference"]))
 
     def blocks(self) -> list[Block]:
@@ -168,7 +160,7 @@ class LabelSets(Collector):
 
 
 class Choices(Collector):
-    """Multiple choice: which place was chosen, and how sure."""
+    """Multiple choice: the chosen position, and the confidence."""
 
     title = "Choices"
     score_name = "accuracy"
@@ -186,11 +178,11 @@ class Choices(Collector):
         (self._hits if right else self._misses).add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 for a right choice."""
+        """Return 1 for a correct choice."""
         return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
-        """Return the places, how sure, and examples."""
+        """Return the positions, the confidence, and examples."""
         labels = sorted({label for pair in self._pairs for label in pair})
         sure = histogram("How sure it was", [("right", self._sure), ("wrong", self._unsure)])
         places = matrix_of(self._pairs, labels, "Which place was chosen")
@@ -198,11 +190,7 @@ class Choices(Collector):
 
 
 class Pixels(Collector):
-    """Semantic segmentation: pixels of each class.
-
-    Args:
-        names: the classes.
-    """
+    """Semantic segmentation: pixels of each class."""
 
     title = "Classes of pixels"
     score_name = "mean IoU"

@@ -1,4 +1,4 @@
-"""What the panels of all tasks share: samples chosen by chance that is none, counts by length, histograms."""
+"""Shared parts of the task panels: deterministic random samples, counts by length, histograms."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from loopwright.report.panels.sample import example
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
 _NUM_BARS: Final = 24
-_SAME: Final = 1e-6  # values that differ by less of themselves are one bar
+_SAME: Final = 1e-6  # values with a smaller relative difference are one bar
 _MOST_KEPT: Final = 20_000
 _LENGTH_KEYS: Final = ("text", "text_pair", "question", "context", "source", "start")
 
 
 class Collector(ABC):
-    """Takes in the predictions of an evaluation one after the other, and says what its panel shows.
+    """Collects the predictions of an evaluation one by one, and makes its panel.
 
     Attributes:
-        title: of the panel.
-        score_name: what `score` returns, for the tables by slice.
+        score_name: the name of `score`'s value in the tables by slice.
     """
 
     title = "Predictions"
@@ -36,24 +35,20 @@ class Collector(ABC):
 
     @abstractmethod
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a sample; called for each line of predictions.jsonl."""
+        """Add a sample; called for each line of predictions.jsonl."""
 
     @abstractmethod
     def blocks(self) -> list[Block]:
-        """Return what the panel shows; called once, at the end."""
+        """Return the panel's blocks; called once, at the end."""
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the figure of a sample that the tables by slice average; its loss unless a task has better."""
+        """Return a sample's score for the tables by slice; its loss unless a task has a better one."""
         value = sample.get("loss")
         return float(value) if isinstance(value, (int, float)) else None
 
 
 class Chosen:
-    """Some samples from all over the data: those whose positions hash lowest, so always the same ones.
-
-    Args:
-        size: how many.
-    """
+    """`size` samples from all over the data: those with the lowest position hash, so always the same."""
 
     def __init__(self, size: int = NUM_SHOWN) -> None:
         self._size = size
@@ -61,7 +56,7 @@ class Chosen:
         self._num_seen = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a sample."""
+        """Add a sample."""
         self._num_seen += 1
         entry = (-zlib.crc32(str(sample.get("position", self._num_seen)).encode()), -self._num_seen, sample)
         if len(self._heap) < self._size:
@@ -70,7 +65,7 @@ class Chosen:
             heapq.heapreplace(self._heap, entry)
 
     def block(self, title: str) -> list[Block]:
-        """Return the samples as a block, in the order of the data; none if there are none."""
+        """Return the samples as a block, in data order; None if there are none."""
         ordered = sorted(self._heap, key=lambda entry: -entry[1])
         items = [example(sample) for _, _, sample in ordered]
         note = f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else ""
@@ -78,11 +73,7 @@ class Chosen:
 
 
 class Surest:
-    """The samples with the largest confidence; the mistakes among them say most.
-
-    Args:
-        size: how many.
-    """
+    """The `size` samples with the highest confidence; their mistakes are the most informative."""
 
     def __init__(self, size: int = NUM_SHOWN) -> None:
         self._size = size
@@ -90,7 +81,7 @@ class Surest:
         self._num_seen = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a sample; one without a confidence is passed over."""
+        """Add a sample; one without a confidence is skipped."""
         confidence = sample.get("confidence")
         if not isinstance(confidence, (int, float)):
             return
@@ -102,14 +93,14 @@ class Surest:
             heapq.heapreplace(self._heap, entry)
 
     def block(self, title: str) -> list[Block]:
-        """Return the samples as a block, the surest first; none if there are none."""
+        """Return the samples as a block, most confident first; None if there are none."""
         items = [example(sample) for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
         note = f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else ""
         return [Examples(title, items, note)] if items else []
 
 
 class Values:
-    """Numbers for a histogram; of very many a part is kept, evenly spaced."""
+    """Numbers for a histogram; of very many, an evenly spaced part is kept."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -117,7 +108,7 @@ class Values:
         self._num_seen = 0
 
     def add(self, value: Any) -> None:
-        """Take in a number; what is none is passed over."""
+        """Add a number; other values are skipped."""
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return
         if self._num_seen % self._every == 0:
@@ -129,7 +120,7 @@ class Values:
 
 
 def histogram(title: str, groups: Sequence[tuple[str, Values]], note: str = "") -> list[Block]:
-    """Return a histogram of groups of numbers over the same bars; none without numbers."""
+    """Return a histogram of groups of numbers over the same bars; None without numbers."""
     everything = [value for _, values in groups for value in values.values]
     if not everything:
         return []
@@ -157,14 +148,14 @@ def histogram(title: str, groups: Sequence[tuple[str, Values]], note: str = "") 
 
 
 class ByLength:
-    """The mean of a score over samples of about the same length."""
+    """The mean score of samples of similar length."""
 
     def __init__(self) -> None:
         self._counts: dict[int, list[float]] = {}
         self._unit = "characters"
 
     def add(self, sample: Mapping[str, Any], score: float | None) -> None:
-        """Take in a sample and its score."""
+        """Add a sample and its score."""
         length = self._length(sample)
         if length is None or score is None:
             return
@@ -173,7 +164,7 @@ class ByLength:
         count[1] += score
 
     def block(self, score_name: str) -> list[Block]:
-        """Return the table, of up to five slices with about as many samples; none if all are of one length."""
+        """Return the table of up to five slices of similar size; None if all samples have one length."""
         if len(self._counts) < 2:
             return []
         total = sum(count[0] for count in self._counts.values())

@@ -1,4 +1,4 @@
-"""What a model wrote at each evaluation, from eval/samples.jsonl."""
+"""Texts that the model generated at each evaluation, from eval/samples.jsonl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_TEXTS: Final = 5
 
 
 def at_evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Block]:
-    """Return the samples of up to six evaluations, from all over the run, the first and the last among them."""
+    """Return the samples of up to six evaluations across the run, including the first and the last."""
     found = [line for line in lines if isinstance(line.get("samples"), list) and line["samples"]]
     if len(found) > 1 and found[-1]["samples"] == found[-2]["samples"]:
         found.pop()  # the last evaluation was the best
@@ -41,6 +41,6 @@ def _item(line: Mapping[str, Any]) -> Example:
 
 
 def _on_few_lines(text: str) -> str:
-    """Return a text without its empty lines: a model that has learnt little writes many of them."""
+    """Return a text without its empty lines, of which a barely trained model writes many."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines) if lines else "(empty lines only)" if text else "(nothing)"

@@ -14,8 +14,8 @@ from loopwright.report.panels.collectors import Collector, Values, histogram
 from loopwright.report.series import thinned
 
 CLASSES: Final = "classes.json"
-_SAME: Final = 0.5  # the overlap of two boxes from which on they are of one object
-_MOST_MATCHED: Final = 200_000  # objects that are held against the truth; more would take long, and say no more
+_SAME: Final = 0.5  # the minimum overlap of two boxes of the same object
+_MOST_MATCHED: Final = 200_000  # objects matched against the truth; more would take long and add nothing
 _COLUMNS: Final = 150
 _MOST_CLASSES: Final = 60
 _AVERAGES: Final = {"map": "mAP", "map_50": "mAP at 0.5", "map_75": "mAP at 0.75"}
@@ -24,11 +24,7 @@ Box = Sequence[float]
 
 
 class Objects(Collector):
-    """Detection and instance segmentation: objects found, wrong and missed.
-
-    Args:
-        names: the classes.
-    """
+    """Detection and instance segmentation: objects found, wrong and missed."""
 
     title = "Classes of objects"
     score_name = "F1"
@@ -64,7 +60,7 @@ class Objects(Collector):
         return float(value) if isinstance(value, (int, float)) else None
 
     def blocks(self) -> list[Block]:
-        """Return the table by class, precision against recall, and the scores of what was found."""
+        """Return the table by class, precision against recall, and the scores of the objects found."""
         counts = ((label, entry[0], entry[1], entry[2]) for label, entry in self._counts.items())
         spread = histogram("Scores of the objects found", [("right", self._right), ("wrong", self._wrong)])
         return [*scores_table("By class", counts, "objects"), *self._precision_and_recall(), *spread]
@@ -77,7 +73,7 @@ class Objects(Collector):
         return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])] if rows else []
 
     def _precision_and_recall(self) -> list[Block]:
-        """Return how precision falls as recall rises: at each recall the best precision there or further on."""
+        """Return precision over recall: at each recall, the best precision there or beyond."""
         if not self._matched or not self._num_true:
             return []
         points: list[tuple[float, float]] = []
@@ -95,9 +91,9 @@ class Objects(Collector):
 
 
 def matches(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return (score, whether it is a true one) of the objects found in an image; those in a crowd are left out.
+    """Return (score, whether it is correct) of the objects found in an image; objects in a crowd are skipped.
 
-    The surest object takes the true one of its class that it overlaps most, by half and more.
+    The most confident object takes the true one of its class with the largest overlap, of at least half.
     """
     free = {index for index, each in enumerate(truth) if not each.get("crowd")}
     told = []
@@ -123,7 +119,7 @@ def overlap(first: Box, second: Box) -> float:
 
 
 def by_precision(path: Path) -> list[Block]:
-    """Return the average precision of each class, as COCO defines it, from eval/classes.json; nothing without it."""
+    """Return COCO's average precision per class from eval/classes.json; nothing without it."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""One sample of an evaluation as a person reads it: its texts, what was predicted, what is true."""
+"""One sample of an evaluation in readable form: its texts, prediction and truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 def example(sample: Mapping[str, Any]) -> Example:
-    """Return a sample as the page shows it, whatever task it is of; called for each one that is shown."""
+    """Return a sample of any task as the page shows it; called for each one shown."""
     if "tokens" in sample and isinstance(sample.get("prediction"), list):
         fields = _tagged(sample)
     elif "choices" in sample:
@@ -37,7 +37,7 @@ def example(sample: Mapping[str, Any]) -> Example:
 
 
 def is_right(sample: Mapping[str, Any]) -> bool | None:
-    """Return whether a sample was predicted rightly; None where there is no right and wrong."""
+    """Return whether a prediction is correct; None if the task has no right and wrong."""
     predicted, true = sample.get("prediction"), sample.get("reference")
     if "question" in sample and isinstance(true, list):
         return any(same_answer(predicted, answer) for answer in true) if true else not predicted
@@ -49,7 +49,7 @@ def is_right(sample: Mapping[str, Any]) -> bool | None:
 
 
 def same_answer(predicted: Any, true: Any) -> bool:
-    """Return whether two answers are the same but for case, punctuation, articles and blanks."""
+    """Return whether two answers match up to case, punctuation, articles and whitespace."""
     return _plain(str(predicted)) == _plain(str(true))
 
 
@@ -80,7 +80,7 @@ def _texts(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
 
 
 def _others(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
-    """Return prediction and truth of a sample that has them as labels, lists of labels or numbers."""
+    """Return prediction and truth of a sample whose labels are single, lists or numbers."""
     fields = []
     right = is_right(sample)
     for name, key in (("predicted", "prediction"), ("true", "reference")):
@@ -107,7 +107,7 @@ def _words(value: Any) -> str:
 
 
 def _tagged(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
-    """Return the words of a sentence, each with the tags where prediction or truth has one."""
+    """Return the words of a sentence, with the tags that the prediction or the truth has."""
     pieces = []
     triples = list(zip(sample["tokens"], sample["prediction"], sample["reference"], strict=False))
     for token, predicted, true in triples[:_MOST_TOKENS]:
@@ -132,7 +132,6 @@ def _choices(sample: Mapping[str, Any]) -> tuple[str, list[Piece]]:
 
 
 def _answered(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
-    """Return question, the part of the context around the answer, and the answers."""
     best = (sample.get("n_best") or [{}])[0]
     context, start, end = str(sample.get("context", "")), best.get("start"), best.get("end")
     right = bool(is_right(sample))
@@ -164,7 +163,7 @@ def _masked(sample: Mapping[str, Any]) -> list[Piece]:
 
 
 def differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
-    """Return what was written and what should have been, with the words that differ marked."""
+    """Return the generated and the expected text, with differing words marked."""
     ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     written: list[Piece] = []
@@ -178,5 +177,4 @@ def differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
 
 
 def _spaced(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return pieces that are words of their own, with a blank between each two."""
     return [part for piece in pieces for part in (Piece(" "), piece)][1:]

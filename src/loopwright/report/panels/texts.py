@@ -1,4 +1,4 @@
-"""Panels of texts: tags, answers, written texts, language models, similarities, numbers."""
+"""Panels of texts: tags, answers, generated texts, language models, similarities, numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANKS: Final = (1, 3, 5, 10, 50)
 
 
 class Tags(Collector):
-    """Token classification: entities, or the tags themselves where there are none."""
+    """Token classification: entities, or the tags themselves if there are none."""
 
     title = "Entities"
     score_name = "token accuracy"
@@ -89,7 +89,7 @@ class Answers(Collector):
         return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
-        """Return how many were hit, and both kinds."""
+        """Return the number of hits, and examples of both kinds."""
         num = max(self._num, 1)
         facts: list[tuple[str, Any]] = [
             ("hit", f"{self._num_right:,} of {self._num:,} ({percent(self._num_right / num)})"),
@@ -100,7 +100,7 @@ class Answers(Collector):
 
 
 class Written(Collector):
-    """Summarization, translation, and whatever else writes a text: samples, exact matches, lengths."""
+    """Summarization, translation, and other text generation: samples, exact matches, lengths."""
 
     title = "Written texts"
     score_name = "exact match"
@@ -111,7 +111,7 @@ class Written(Collector):
         self._shown, self._wrong = Chosen(), Chosen()
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Compare what was written with what should have been."""
+        """Compare the generated with the expected text."""
         exact = same_answer(sample["prediction"], sample["reference"])
         self._num += 1
         self._num_exact += exact
@@ -120,7 +120,7 @@ class Written(Collector):
         (self._shown if exact else self._wrong).add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 for a text that is exactly right."""
+        """Return 1 for an exact match."""
         return float(same_answer(sample["prediction"], sample["reference"]))
 
     def blocks(self) -> list[Block]:
@@ -136,7 +136,7 @@ class Written(Collector):
 
 
 class Language(Collector):
-    """Causal language models: how well each part of the text was foretold."""
+    """Causal language models: how well each part of the text was predicted."""
 
     title = "Text"
 
@@ -146,7 +146,7 @@ class Language(Collector):
         self._shown = Chosen(4)
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a part of the text."""
+        """Add a part of the text."""
         if isinstance(sample.get("bits_per_byte"), float):
             self._unit = "bits per byte of a part"
         self._losses.add(sample.get("bits_per_byte", sample.get("loss")))
@@ -159,7 +159,7 @@ class Language(Collector):
 
 
 class Masked(Collector):
-    """Masked language models: which tokens were guessed."""
+    """Masked language models: which tokens were predicted correctly."""
 
     title = "Masked tokens"
     score_name = "masked accuracy"
@@ -179,19 +179,19 @@ class Masked(Collector):
         self._shown.add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the share of tokens that were guessed."""
+        """Return the share of correct tokens."""
         pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
         return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
 
     def blocks(self) -> list[Block]:
-        """Return the most frequent tokens, those taken for others, and samples."""
+        """Return the most frequent tokens, the confused ones, and samples."""
         rows = [[token, count, metric(self._right[token] / count)] for token, count in self._tokens.most_common(15)]
         table = [Table("Most frequent tokens", ["token", "masked", "guessed"], rows, bar=2)] if rows else []
         return [*table, *confused(self._pairs, "tokens"), *self._shown.block("Samples")]
 
 
 class Retrieval(Collector):
-    """Sentence embeddings of pairs: at which rank the other text of a pair was found."""
+    """Sentence embeddings of pairs: the rank at which the other text of a pair was found."""
 
     title = "Retrieval"
     score_name = "found first"
@@ -202,7 +202,7 @@ class Retrieval(Collector):
         self._hits, self._misses = Chosen(), Chosen()
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a pair."""
+        """Add a pair."""
         is_first = sample["rank"] == 1
         self._ranks[int(sample["rank"])] += 1
         self._partners.add(sample.get("similarity"))
@@ -210,7 +210,7 @@ class Retrieval(Collector):
         (self._hits if is_first else self._misses).add(sample)
 
     def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 where the other text was found first."""
+        """Return 1 if the other text was found first."""
         return float(sample["rank"] == 1)
 
     def blocks(self) -> list[Block]:
@@ -241,7 +241,7 @@ class Numbers(Collector):
         self._shown = Chosen()
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a prediction."""
+        """Add a prediction."""
         predicted, true = float(sample["prediction"]), float(sample["reference"])
         self._errors.add(predicted - true)
         self._pairs.append((true, predicted))
@@ -250,7 +250,7 @@ class Numbers(Collector):
         self._shown.add(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the predictions of low and of high truths, and samples."""
+        """Return the predictions for low and high truths, and samples."""
         ordered = sorted(true for true, _ in self._pairs)
         middle = ordered[len(ordered) // 2] if ordered else 0.0
         for true, predicted in self._pairs:
@@ -261,17 +261,17 @@ class Numbers(Collector):
 
 
 class Losses(Collector):
-    """Any other task: how the loss spreads, and samples."""
+    """Any other task: the loss distribution, and samples."""
 
     def __init__(self) -> None:
         self._losses = Values()
         self._shown = Chosen()
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take in a sample."""
+        """Add a sample."""
         self._losses.add(sample.get("masked_mse", sample.get("loss")))
         self._shown.add(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the spread of the losses."""
+        """Return the loss distribution."""
         return histogram("Loss by sample", [("samples", self._losses)])

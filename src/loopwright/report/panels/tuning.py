@@ -1,4 +1,4 @@
-"""The panel of what was measured before and beside a run: lr_find.json and profile/summary.json."""
+"""The panel of measurements around a run: lr_find.json and profile/summary.json."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ _MOST_OPERATORS: Final = 12
 
 
 def tuning_panel(folder: Path) -> Panel | None:
-    """Return the search for the learning rate and the profile of a run, as far as it has them; None without both.
-
-    Args:
-        folder: of the run.
-    """
+    """Return the learning rate search and the profile of a run folder; None if it has neither."""
     blocks = [*rate_blocks(_read(folder / "lr_find.json")), *profile_blocks(_read(folder / "profile/summary.json"))]
     return Panel("Tuning", blocks) if blocks else None
 
 
 def rate_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the loss over the learning rate, and what follows from it; nothing without points."""
+    """Return the loss over the learning rate, and the suggested rate; nothing without points."""
     rates = found.get("rates") or ()
     curves = []
     for name, key in (("each update", "losses"), ("smoothed", "smoothed")):
@@ -54,7 +50,7 @@ def rate_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return where the time of the profiled updates went, and the operators that took most; nothing without them."""
+    """Return the time split of the profiled updates, and the slowest operators; nothing without them."""
     shares = {name: value for name, value in (found.get("seconds") or {}).items() if _is_number(value)}
     total = sum(shares.values())
     if total <= 0:
@@ -79,7 +75,7 @@ def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the curves without what is far above their start: a loss that has exploded would flatten the rest."""
+    """Return the curves without points far above their start: an exploded loss would flatten the rest."""
     start = [loss for _, points in curves for _, loss in points[: max(len(points) // 5, 1)]]
     top = max(start) + max(max(start) - min(loss for _, points in curves for _, loss in points), 1e-9)
     return [(name, [point for point in points if point[1] <= top]) for name, points in curves]
@@ -90,7 +86,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what a file of JSON holds; nothing where it is missing or damaged: the page can do without."""
+    """Return the contents of a JSON file; nothing if it is missing or damaged, since the page can do without."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
