@@ -1,21 +1,17 @@
-"""What a result must beat: predictions that need no model.
+"""Baselines that a result must beat: predictions that need no model.
 
-Each baseline learns from the training rows, some at a time, and predicts. `score` gives its predictions to the metric
-of the task, so that its numbers have the same names as those of the model and can stand beside them.
+Each baseline learns from the training rows, some at a time, and predicts. `score` passes its predictions to the metric
+of the task, so that its numbers are comparable to the model's.
 
     baseline = WordCounts()
     for texts, labels in training_batches:
         baseline.learn(texts, labels)
     score(baseline, validation_batches, metrics.load("accuracy"))    # {"accuracy": ...}
 
-| task | baseline |
-|---|---|
-| text-classification | `MostFrequent`, `WordCounts`; regression: `MeanValue` |
-| token-classification, masked-lm | `MostFrequentTags` |
-| question-answering | `MostFrequentAnswer` |
-| causal-lm | `compressed_bits_per_byte` |
-| multiple-choice | `chance_accuracy` |
-| summarization, translation | `Lead`, `CopyInput` |
+| task | baseline | |---|---| | text-classification | `MostFrequent`, `WordCounts`; regression: `MeanValue` | |
+token-classification, masked-lm | `MostFrequentTags` | | question-answering | `MostFrequentAnswer` | | causal-lm |
+`compressed_bits_per_byte` | | multiple-choice | `chance_accuracy` | | summarization, translation | `Lead`, `CopyInput`
+|
 
 Memory does not grow with the number of rows. numpy and the standard library only.
 """
@@ -37,21 +33,21 @@ from loopwright.errors import ConfigError, DataError
 
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-# Rarer answers and words are forgotten when there are more different ones than this.
+# Rarer answers and words are dropped beyond this many distinct ones.
 _MOST_KEPT = 100_000
-# As many answers are looked for in a context.
+# The number of answers to search for in a context.
 _MOST_TRIED = 1000
 
 
 class Predictor(Protocol):
-    """What `score` asks of a baseline."""
+    """A baseline, as `score` uses it."""
 
     def predict(self, inputs: Sequence[Any]) -> Any:
         """Return one prediction for each input."""
 
 
 class Scorer(Protocol):
-    """What `score` asks of a metric; those of `loopwright.metrics` have it."""
+    """A metric, as `score` uses it; implemented by all of `loopwright.metrics`."""
 
     def add_batch(self, **columns: Any) -> None:
         """Add samples."""
@@ -64,8 +60,8 @@ def score(baseline: Predictor, batches: Iterable[tuple[Sequence[Any], Any]], met
     """Return the metric's result for a baseline.
 
     Args:
-        baseline: one that has learnt.
-        batches: pairs of inputs and references, some samples at a time.
+        baseline: a fitted one.
+        batches: batches of inputs and references.
         metric: takes `predictions` and `references`; it must be empty.
     """
     for inputs, references in batches:
@@ -80,24 +76,24 @@ class MostFrequent:
         self._counts: Counter[Hashable] = Counter()
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Count the targets; the inputs are not looked at."""
+        """Count the targets; the inputs are ignored."""
         self._counts.update(_hashable(each) for each in _plain(targets))
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the most frequent target for each input; of several as frequent, the one that sorts first."""
+        """Return the most frequent target for each input; ties go to the one that sorts first."""
         _check_learnt(self, bool(self._counts))
         best = _most_frequent(self._counts)
         return [list(best) if isinstance(best, tuple) else best for _ in inputs]
 
 
 class WordCounts:
-    """Naive Bayes over the words of a text: the label under which its words are likeliest, in whatever order.
+    """Naive Bayes over the words of a text: the label under which its words are likeliest, in any order.
 
-    Inputs are texts, or pairs of texts; the words of the second text of a pair are counted apart from the first's.
+    Inputs are texts, or pairs of texts, whose words are counted separately.
 
     Args:
-        num_buckets: words are counted in this many places by their hash, which bounds the memory.
-        smoothing: what is added to each count, so that an unseen word rules no label out.
+        num_buckets: words are hashed into this many buckets, which bounds the memory.
+        smoothing: added to each count, so that an unseen word rules out no label.
     """
 
     def __init__(self, num_buckets: int = 1 << 15, smoothing: float = 0.5) -> None:
@@ -119,7 +115,7 @@ class WordCounts:
             np.add.at(self._words[label], self._buckets(text), 1)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the likeliest label of each input; of several as likely, the one that sorts first."""
+        """Return the likeliest label of each input; ties go to the one that sorts first."""
         _check_learnt(self, bool(self._rows))
         labels = sorted(self._rows, key=_sorting_key)
         priors = np.log([self._rows[label] / self._rows.total() for label in labels])
@@ -135,7 +131,7 @@ class WordCounts:
     def _buckets(self, text: Any) -> NDArray[np.int64]:
         parts = [text] if isinstance(text, str) else list(text)
         hashes = [
-            # Not Python's hash, which differs from process to process.
+            # Not Python's hash, which differs between processes.
             zlib.crc32(f"{place} {word}".encode()) % self.num_buckets
             for place, part in enumerate(parts)
             for word in _WORD.findall(part.lower())
@@ -151,7 +147,7 @@ class MeanValue:
         self._count = 0
 
     def learn(self, inputs: Iterable[Any], targets: Any) -> None:
-        """Add the targets; the inputs are not looked at."""
+        """Add the targets; the inputs are ignored."""
         numbers = [float(each) for each in _plain(targets)]
         self._sum = math.fsum([self._sum, *numbers])
         self._count += len(numbers)
@@ -165,11 +161,11 @@ class MeanValue:
 class MostFrequentTags:
     """Predicts for each word or token the tag it had most often in training; for unknown ones the most frequent tag.
 
-    Inputs are sequences of words or of token ids, targets sequences of tags of the same length. Of a masked language
-    model, all inputs of the masked places are the mask, so each is predicted to be the most frequent token.
+    Inputs are sequences of words or of token ids, targets sequences of tags of the same length. For a masked language
+    model all masked inputs are the mask token, so the prediction is the most frequent token.
 
     Args:
-        ignore_index: places with this target are not learnt from.
+        ignore_index: positions with this target are ignored.
     """
 
     def __init__(self, ignore_index: int = -100) -> None:
@@ -198,8 +194,8 @@ class MostFrequentTags:
 class MostFrequentAnswer:
     """Predicts the most frequent answer of the training rows that occurs in the context, or else its first words.
 
-    Inputs are the contexts, targets the answers: texts, lists of texts, or SQuAD's `{"text": [...]}`. As many first
-    words are taken as answers have on average. Where most questions have no answer, the prediction is the empty text.
+    Inputs are the contexts, targets the answers: texts, lists of texts, or SQuAD's `{"text": [...]}`. The number of
+    first words is the average answer length. If most questions have no answer, the prediction is the empty text.
     """
 
     def __init__(self) -> None:
@@ -210,7 +206,7 @@ class MostFrequentAnswer:
         self._num_unanswered = 0
 
     def learn(self, inputs: Iterable[Any], targets: Iterable[Any]) -> None:
-        """Count the answers; the contexts are not looked at."""
+        """Count the answers; the contexts are ignored."""
         for target in targets:
             given = target["text"] if isinstance(target, Mapping) else target
             texts = [given] if isinstance(given, str) else list(given)
@@ -237,7 +233,7 @@ class MostFrequentAnswer:
 
 
 class CopyInput:
-    """Predicts the input itself: the floor of a translation."""
+    """Predicts the input itself: the baseline of a translation."""
 
     def predict(self, inputs: Sequence[str]) -> list[str]:
         """Return the inputs."""
@@ -245,11 +241,7 @@ class CopyInput:
 
 
 class Lead:
-    """Predicts the first sentences of the input: the floor of a summary.
-
-    Args:
-        num_sentences: how many.
-    """
+    """Predicts the first `num_sentences` sentences of the input: the baseline of a summary."""
 
     def __init__(self, num_sentences: int = 1) -> None:
         if num_sentences < 1:
@@ -262,11 +254,7 @@ class Lead:
 
 
 def chance_accuracy(num_choices: Iterable[int]) -> dict[str, float]:
-    """Return the accuracy to be expected of a random choice.
-
-    Args:
-        num_choices: how many choices each sample has.
-    """
+    """Return the expected accuracy of a random choice, given the number of choices of each sample."""
     shares = [1.0 / each for each in num_choices]
     if not shares:
         raise DataError("chance has no samples: give the number of choices of each")
@@ -274,15 +262,15 @@ def chance_accuracy(num_choices: Iterable[int]) -> dict[str, float]:
 
 
 def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip") -> dict[str, float]:
-    """Return the bits per byte of a compressor that is fed with the texts one after the other.
+    """Return the bits per byte of a compressor fed with the texts in order.
 
     Args:
-        texts: read once, and not kept. What stands between two texts belongs to one of them.
+        texts: read once, and not kept; separators must be part of a text.
         method: "gzip", which sees the last 32 KiB of the text, or "lzma", which sees the last 8 MiB.
     """
     if method not in ("gzip", "lzma"):
         raise ConfigError(f"there is no compressor {method!r}: use 'gzip' or 'lzma'")
-    # The window bits of a gzip file are 16 more than those of its zlib stream.
+    # The window bits of a gzip file are 16 more than its zlib stream's.
     compressor: Any = (
         zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS) if method == "gzip" else lzma.LZMACompressor(preset=6)
     )
@@ -298,7 +286,6 @@ def compressed_bits_per_byte(texts: Iterable[str | bytes], method: str = "gzip")
 
 
 def _plain(values: Any) -> list[Any]:
-    """Return lists, numpy arrays and tensors as lists of Python values."""
     return list(values.tolist()) if hasattr(values, "tolist") else list(values)
 
 

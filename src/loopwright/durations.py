@@ -14,11 +14,7 @@ _FORMS = "90s, 30m, 2h, 1h30m or 1:30:00"
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a length of time as `--time` takes it: 90s, 30m, 2h, 1h30m, 1d12h or 1:30:00.
-
-    Raises:
-        InputError: it is none, or is not above zero.
-    """
+    """Return the seconds of a duration such as 90s, 30m, 1h30m, 1d12h or 1:30:00; raise an InputError if invalid."""
     found = _CLOCK.fullmatch(text.strip()) or _PARTS.fullmatch(text.strip().lower())
     parts = {} if found is None else {unit: value for unit, value in found.groupdict().items() if value is not None}
     if not parts:
@@ -30,7 +26,6 @@ def seconds_of(text: str) -> float:
 
 
 def _nearest(text: str) -> str:
-    """Return what may have been meant by a text that is no length of time."""
     number = re.fullmatch(r"\d+(?:\.\d+)?", text.strip())
     if number is not None:
         return f"--time {number[0]}s   or   --time {number[0]}m"

@@ -1,7 +1,7 @@
 """The exceptions loopwright raises on purpose.
 
-`ConfigError` and `DataError` are also ValueErrors, so code that catches ValueError goes on working.
-Their texts say what was given, what was expected, and the nearest fix.
+`ConfigError` and `DataError` are also ValueErrors, so code that catches ValueError keeps working. Their messages
+contain the given value, the expected one, and the nearest fix.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class DataError(LoopwrightError, ValueError):
 
 
 class InputError(DataError):
-    """Something the user gave (a file, a column, a label, an option) that cannot work, found before training starts.
+    """Unusable input from the user (a file, a column, a label, an option), found before training starts.
 
-    `code` names the kind of error ("data.column"); `loopwright.sources.CODES` has a sentence for each. `what` says what
-    is wrong, `saw` holds lines of evidence, `fix` the nearest thing to do. `str()` puts them under each other.
+    `code` names the kind of error ("data.column"); `loopwright.sources.CODES` describes each. `what` is the problem,
+    `saw` lines of evidence, `fix` the nearest fix. `str()` joins them.
     """
 
     def __init__(self, code: str, what: str, *, saw: Iterable[str] = (), fix: str) -> None:
@@ -44,15 +44,15 @@ class InputError(DataError):
 
 
 def _rebuild_input_error(kind: type[InputError], code: str, what: str, saw: tuple[str, ...], fix: str) -> InputError:
-    """Make an InputError again in another process: exceptions are rebuilt from positional arguments only."""
+    """Rebuild an InputError in another process: exceptions are unpickled from positional arguments only."""
     return kind(code, what, saw=saw, fix=fix)
 
 
 class MemoryLimitError(LoopwrightError):
-    """Memory ran out where nothing smaller could be tried.
+    """Memory ran out, and nothing smaller could be tried.
 
-    Where torch raises its own errors for that, this is one of them too (`torch.OutOfMemoryError`). `code` is
-    "memory.train" or "memory.eval"; `what`, `saw` and `fix` are as of an `InputError`.
+    If torch has its own error for that (`torch.OutOfMemoryError`), this is a subclass of it too. `code` is
+    "memory.train" or "memory.eval"; `what`, `saw` and `fix` are as in `InputError`.
     """
 
     def __init__(self, code: str, what: str, *, saw: Iterable[str] = (), fix: str) -> None:
@@ -64,7 +64,7 @@ class MemoryLimitError(LoopwrightError):
 
 
 class BatchLossError(LoopwrightError, ValueError):
-    """What a batch-loss method returned cannot be used as a loss."""
+    """A batch-loss method returned a value that cannot be used as a loss."""
 
 
 class CheckpointError(LoopwrightError):
@@ -72,18 +72,18 @@ class CheckpointError(LoopwrightError):
 
 
 class AnotherProcessError(LoopwrightError):
-    """Another process of the run has failed, and this one ends with it; the text says which and why."""
+    """Another process of the run has failed, and this one stops with it; the message has its rank and error."""
 
 
 class StopTrainingError(Exception):
-    """Raise it in any callback or hook to end the run at once; its text is printed as the reason.
+    """Raise it in any callback or hook to end the run at once; its message is printed as the reason.
 
     The run-end hooks and events still run, and `train()` returns normally.
     """
 
 
 class Preempted(LoopwrightError):
-    """The run was asked to end by a signal (SIGTERM, SIGUSR1, SIGHUP), has saved itself and can be resumed.
+    """A signal (SIGTERM, SIGUSR1, SIGHUP) stopped the run; its state is saved and can be resumed.
 
     `train()` raises it after the run-end events; Ctrl-C raises KeyboardInterrupt instead.
 

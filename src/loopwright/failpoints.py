@@ -1,7 +1,7 @@
 """Named fault points: places where a test can make this process die, fail or wait.
 
-Code that must survive a crash calls `failpoint("pre_rename")` where the crash would hurt most. Nothing happens unless
-the point is armed, by the environment when this module is first imported,
+Code that must survive a crash calls `failpoint("pre_rename")` where the crash would hurt most. It is a no-op unless the
+point is armed, by the environment when this module is first imported,
 
     LW_FAILPOINT=pre_rename:3:kill,mid_write:*:raise:ENOSPC
 
@@ -11,10 +11,10 @@ hit) do the action, which is one of
     kill            SIGKILL to this process
     raise           RuntimeError
     raise:ENOSPC    OSError with that errno, by its name
-    sleep:0.5       wait that many seconds, then go on
-    exit:3          leave with that code at once, without clean-up
+sleep:0.5       wait that many seconds, then continue
+exit:3          exit with that code at once, without clean-up
 
-A forked child goes on counting from where its parent was; a spawned one reads the environment and starts at zero.
+A forked child continues its parent's counts; a spawned one reads the environment and starts at zero.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ FAILPOINTS: Final[dict[str, str]] = {
     "before_final_save": "the last update is made, its checkpoint is not asked for yet",
     "run_end": "the run is complete on disk, its end was not announced yet",
 }
-"""Every fault point there is, and where it lies."""
+"""All fault points, and their locations."""
 
 _Action = Callable[[str], None]
 
 
 class _Point:
-    """An armed point: its hits are counted, and some of them do something."""
+    """An armed point: counts its hits, and acts on some of them."""
 
     def __init__(self) -> None:
         self.faults: list[tuple[int | None, _Action]] = []
-        # next() on it is one bytecode, so threads never see the same number and no fork can leave a lock behind.
+        # next() on it is one bytecode: thread-safe, and without a lock that a fork could leave taken.
         self._hits = itertools.count(1)
 
     def hit(self, name: str) -> None:
@@ -77,10 +77,7 @@ _points: dict[str, _Point | None] = dict.fromkeys(FAILPOINTS)
 
 
 def failpoint(name: str) -> None:
-    """Do what is armed for this point; called in the place that it names, and free when nothing is armed.
-
-    Args:
-        name: one of `FAILPOINTS`.
+    """Run the action armed for this point; free when nothing is armed.
 
     Raises:
         ConfigError: there is no such point.
@@ -95,29 +92,25 @@ def failpoint(name: str) -> None:
 
 
 def is_armed(name: str) -> bool:
-    """Return whether anything is armed for a point; asked by code that must make something half done for it to break.
-
-    Raises:
-        ConfigError: there is no such point.
-    """
+    """Return whether a point is armed, for code that must first create a partial state to break."""
     if name not in _points:
         raise _unknown_name(name)
     return _points[name] is not None
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of all points, in the order in which a run meets them; for tests that go through every one."""
+    """Return the names of all points, in the order in which a run reaches them."""
     return tuple(FAILPOINTS)
 
 
 def arm(spec: str) -> None:
-    """Arm these points, and no others, from a hit count of zero; called by tests that stay in one process.
+    """Arm these points, and no others, from a hit count of zero; for tests within one process.
 
     Args:
         spec: `name:n:action[,name:n:action...]`, as in the environment.
 
     Raises:
-        ConfigError: the text cannot be understood; then what was armed before stays.
+        ConfigError: the text is invalid; then the previously armed points stay.
     """
     armed: dict[str, _Point] = {}
     for entry in spec.split(","):
@@ -128,12 +121,12 @@ def arm(spec: str) -> None:
 
 
 def disarm() -> None:
-    """Make every point do nothing again; called by tests when they are done."""
+    """Disarm every point."""
     _points.update(dict.fromkeys(FAILPOINTS))
 
 
 def _parse(entry: str) -> tuple[str, int | None, _Action]:
-    """Return name, hit (None: every one) and action of one entry."""
+    """Return name, hit (None: every hit) and action of one entry."""
     name, _, rest = entry.partition(":")
     nth, _, action = rest.partition(":")
     if not name or not nth or not action:
@@ -196,7 +189,7 @@ def _exit(code: int) -> _Action:
 
 
 def _unknown_name(name: str) -> ConfigError:
-    import difflib  # only here: it costs more than the rest of this module
+    import difflib  # imported lazily: it costs more than the rest of this module
 
     nearest = difflib.get_close_matches(name, FAILPOINTS, n=1, cutoff=0.0)[0]
     return ConfigError(f"there is no failpoint {name!r}; the nearest is {nearest!r}. All: {', '.join(FAILPOINTS)}")

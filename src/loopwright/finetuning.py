@@ -1,9 +1,8 @@
 """Freezing and unfreezing parts of a model, for transfer learning.
 
-A *layer group* is a direct child of the model, in definition order; a *layer* is a module within a group
-that has no children or holds parameters of its own (an attention block's projection, a class token).
-Parameters held by the model itself belong to group 0, since they are used where its input comes in. A model
-without children is its own only group.
+A *layer group* is a direct child of the model, in definition order; a *layer* is a module within a group that has no
+children or holds parameters of its own (an attention block's projection, a class token). Parameters held by the model
+itself belong to group 0, since they are used at its input. A model without children is its own only group.
 
     freezer = ModelFreezer(model)
     freezer.freeze()                                    # all groups but the last
@@ -28,7 +27,7 @@ BN_MODULES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Layer(NamedTuple):
-    """A module within a layer group that has no children or holds parameters of its own.
+    """A module within a layer group that has no children or holds its own parameters.
 
     Attributes:
         layer_group_idx: the index of its group, counted from the front and from the back.
@@ -58,12 +57,11 @@ class LayerGroup(NamedTuple):
 class ModelFreezer:
     """Freezes and unfreezes the layer groups of a model.
 
-    Making one unfreezes every parameter of the model. The model is looked at anew in every call, so a
-    head replaced later is seen.
+    Creating one unfreezes every parameter of the model. Every call inspects the model again, so a head replaced later
+    is found.
 
     Args:
-        model: the model whose layer groups are meant.
-        freeze_batch_norms: whether `freeze` also freezes batch norm layers; it passes them by otherwise.
+        freeze_batch_norms: whether `freeze` also freezes batch norm layers.
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
@@ -93,8 +91,8 @@ class ModelFreezer:
     def get_layers(self) -> list[Layer]:
         """Return every layer of every group, in definition order, a module before its children.
 
-        A layer whose parameters are shared with other layers is judged by those it has for itself, where
-        it has any: a head tied to a frozen embedding is not frozen while its bias is trained.
+        A layer with shared parameters is judged by its own ones, if it has any: a head tied to a frozen embedding is
+        not frozen while its bias is trained.
 
         Raises:
             ValueError: some of a layer's parameters are frozen and others are not.
@@ -114,13 +112,13 @@ class ModelFreezer:
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze the layer groups between two indexes, both included; by default all but the last.
 
-        Batch norm layers are left as they are, mode included, unless `freeze_batch_norms` was asked for.
+        Batch norm layers keep their state and mode, unless `freeze_batch_norms` is set.
 
         Args:
             from_index: index of a layer group; a negative one counts from the back.
             to_index: index of another one, before or after it.
-            set_modules_as_eval: whether the modules also go into eval mode (no dropout). It lasts until
-                something calls `model.train()`, as the trainer does at the start of every epoch.
+            set_modules_as_eval: whether the modules also go into eval mode (no dropout). It lasts until something calls
+                `model.train()`, as the trainer does at the start of every epoch.
 
         Raises:
             ConfigError: there is no layer group of that index.
@@ -147,8 +145,8 @@ class ModelFreezer:
             set_modules_as_training: whether the modules also go into training mode.
 
         Returns:
-            `{group index: {"params": [...]}}` with the parameters that were frozen until now, each once,
-            ready for `optimizer.add_param_group`. Groups in which nothing was frozen are left out.
+            `{group index: {"params": [...]}}` with the newly unfrozen parameters, each once,
+            ready for `optimizer.add_param_group`. Groups without any are left out.
 
         Raises:
             ConfigError: there is no layer group of that index.
@@ -223,12 +221,12 @@ def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _can_train(parameter: nn.Parameter) -> bool:
-    # Quantised weights are parameters of integers, which cannot require a gradient.
+    # Quantised weights are integer parameters, which cannot require a gradient.
     return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    # `train` on a container would reach the batch norms inside; on a leaf a subclass may have its own.
+    # `train` on a container would reach its batch norms; on a leaf a subclass may override it.
     if any(True for _ in module.children()):
         module.training = training
     else:

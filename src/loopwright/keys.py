@@ -1,8 +1,7 @@
 """Keyed seeds: every random number of a run follows from a purpose and a position.
 
-A key is a 64-bit integer made by hashing (seed, purpose, parts). Two different tuples give
-unrelated keys; the same tuple gives the same key on every machine, for ever (the golden vectors in
-the tests pin it).
+A key is a 64-bit hash of (seed, purpose, parts). Different tuples give unrelated keys; the same tuple gives the same
+key on every machine, forever (golden vectors in the tests pin it).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class KeyStream:
         person = purpose.encode()
         if len(person) > 16:
             raise ValueError(f"a key's purpose has at most 16 bytes, got {purpose!r}")
-        # blake2b's personalisation field keeps purposes apart without lengthening the message.
+        # blake2b's personalisation field separates purposes without lengthening the message.
         self._prefix = blake2b(b"".join(_word(part) for part in parts), digest_size=8, person=person)
 
     def at(self, index: int) -> int:
@@ -40,7 +39,7 @@ class KeyStream:
 
 
 def forward_key(fetch_key: int) -> int:
-    """Return the key of a micro-batch's forward pass, from the key it was fetched under."""
+    """Return the key of a micro-batch's forward pass, from the key of its fetch."""
     return fetch_key ^ _FORWARD
 
 

@@ -1,9 +1,8 @@
-"""Optimizers by name, the groups of parameters that get weight decay, and dropping gradients.
+"""Optimizers by name, parameter groups for weight decay, and dropping gradients.
 
-The names are those of transformers that need no other package (`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`,
-`rmsprop`, `adafactor`), and every class of `torch.optim` by its own name in any case: "AdamW", "nadam", "RAdam". With
-"torch.optim." before it a name always means torch's class. That matters for Adafactor only, where transformers means
-another variant.
+The names are transformers' names that need no other package (`adamw_torch`, `adamw_torch_fused`, `sgd`, `adagrad`,
+`rmsprop`, `adafactor`), and every class of `torch.optim`, case-insensitively: "AdamW", "nadam", "RAdam". The prefix
+"torch.optim." always selects torch's class. That matters only for Adafactor, where transformers has another variant.
 
     groups = weight_decay_groups(model, weight_decay=0.01)
     optimizer = create_optimizer("adamw_torch", groups, lr=2e-5)
@@ -32,11 +31,11 @@ from loopwright.errors import ConfigError
 
 
 def drop_gradients(optimizer: Any) -> None:
-    """Drop the gradients of an optimizer's parameters, as its `zero_grad` does; one of its own is called."""
+    """Drop the gradients of an optimizer's parameters, like `zero_grad`; an overridden `zero_grad` is called."""
     if getattr(type(optimizer), "zero_grad", None) is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
         optimizer.zero_grad()
         return
-    # Torch's own wraps these lines in a range for its profiler, which takes twenty times as long as they do.
+    # torch's own version adds a profiler range, which takes twenty times as long as these lines.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
@@ -44,18 +43,17 @@ def drop_gradients(optimizer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------- weight decay
 
-# Matched against the whole lower-case name of a parameter: biases and the many spellings of a norm layer.
+# Matched against the whole lower-case parameter name: biases and the many spellings of a norm layer.
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:\.|$)|_norm(?:\.|$)")
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
     """Return the names of the parameters that weight decay applies to, in the model's order.
 
-    Left out are biases, everything inside an `nn.LayerNorm`, and parameters whose name says norm: `layernorm`,
-    `rmsnorm`, `norm` as a whole part of the name, or a part that ends in `_norm`. A tied parameter is listed under
-    each of its names.
+    It excludes biases, everything inside an `nn.LayerNorm`, and norms by name: `layernorm`, `rmsnorm`, `norm` as a
+    whole part, or a part that ends in `_norm`. A tied parameter is listed under each of its names.
     """
-    # The model itself is not asked: a model that is one LayerNorm decays its weight, as in transformers.
+    # The model itself is not checked: a model that is one LayerNorm decays its weight, as in transformers.
     norms = tuple(
         f"{name}."
         for name, module in model.named_modules(remove_duplicate=False)
@@ -71,12 +69,11 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 def weight_decay_groups(
     model: nn.Module, weight_decay: float, decay_names: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return two parameter groups: those that decay, then those that do not; one of them may be empty.
+    """Return two parameter groups: with decay, then without; one of them may be empty.
 
-    Frozen parameters are in neither. A tied parameter is in one of them, once, by the first of its names.
+    Frozen parameters are in neither. A tied parameter appears once, by the first of its names.
 
     Args:
-        model: the model to optimize.
         weight_decay: the decay of the first group; the second has 0.
         decay_names: the names that decay; `decay_parameter_names(model)` by default.
     """
@@ -95,17 +92,17 @@ class Adafactor(Optimizer):
     """Adafactor (Shazeer and Stern, 2018) with the lr you give: the variant that transformers calls `adafactor`.
 
     For a matrix it keeps the mean square of each row and column instead of one number per weight. It differs from
-    `torch.optim.Adafactor` in that the lr is not scaled by the size of the weights, unless `scale_parameter` is
-    true, and not bounded by the update's number. It waits for the device in no step.
+    `torch.optim.Adafactor` in that the lr is not bounded by the update's number, and scaled by the size of the weights
+    only with `scale_parameter`. No step syncs with the device.
 
     Args:
         params: the parameters, or groups of them.
         lr: the learning rate.
-        eps: what is added to squared gradients, and the least size of weights that `scale_parameter` sees.
+        eps: added to squared gradients, and the minimum weight size for `scale_parameter`.
         clip_threshold: the root mean square above which an update is scaled down to it.
-        decay_rate: the power of the update's number by which older gradients fade; negative.
-        beta1: the share of the past in a running mean of updates; None keeps no such mean.
-        weight_decay: the share of the weights, times the lr, that is taken off before each update.
+        decay_rate: the negative power of the update's number that decays older gradients.
+        beta1: the momentum of the updates; None for none.
+        weight_decay: decoupled weight decay, times the lr, applied before each update.
         scale_parameter: whether to multiply the lr by the root mean square of the weights.
     """
 
@@ -140,7 +137,7 @@ class Adafactor(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return what the closure returns, if one is given."""
+        """Update every parameter that has a gradient; return the result of the closure, if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -153,8 +150,8 @@ class Adafactor(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state; the running means of parameters in half precision stay in float32."""
-        super().load_state_dict(state_dict)  # Casts them to the parameter's dtype, and a resumed run would differ.
+        """Load a state; the running means of half-precision parameters stay in float32."""
+        super().load_state_dict(state_dict)  # It casts them to the parameter's dtype, and a resumed run would differ.
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
@@ -192,12 +189,12 @@ class Adafactor(Optimizer):
 
 
 def _in_full(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, or a float32 copy of one in half precision."""
+    """Return the tensor itself, or a float32 copy if it is in half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _faded(state: dict[str, Any], name: str, fresh: Tensor, fresh_share: float) -> Tensor:
-    """Return the running mean of this name, after the fresh value has come in with its share."""
+    """Return the running mean of this name, updated with the fresh value."""
     if name not in state:
         state[name] = torch.zeros_like(fresh)
     mean: Tensor = state[name]
@@ -222,7 +219,7 @@ _OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = MappingPro
     }
 )
 
-# For each package: the names of transformers that need it, with what comes nearest without it.
+# By package: the names of transformers that need it, and the nearest alternative without it.
 _FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "bitsandbytes": {
@@ -275,20 +272,20 @@ def create_optimizer(
 ) -> Optimizer:
     """Return the optimizer of this name over the parameters.
 
-    `adamw_torch_fused` uses torch's fused kernel where every parameter is of a float type on a device that has one
-    (CPU and CUDA do), and the plain one otherwise.
+    `adamw_torch_fused` uses torch's fused kernel if every parameter is a float on a device that has one (CPU and CUDA
+    do).
 
     Args:
-        name: what `optimizer_class_and_options` takes.
+        name: as for `optimizer_class_and_options`.
         params: the parameters or groups of them, such as `weight_decay_groups` gives.
         lr: the learning rate of groups without their own.
         adam_betas: `betas` of an optimizer that has them; others ignore it.
         adam_eps: `eps` of an optimizer that has `betas`; others ignore it.
-        optim_args: further options as text, "momentum=0.9,nesterov=true".
-        options: further options by name, as the optimizer's class takes them.
+        optim_args: extra options as text, "momentum=0.9,nesterov=true".
+        options: extra options by name, as in the optimizer's class.
 
     Raises:
-        ConfigError: the name or an option is not known, a value cannot be used, or there is nothing to train.
+        ConfigError: the name or an option is unknown, a value is invalid, or there is nothing to train.
     """
     kind, settings = optimizer_class_and_options(
         name, adam_betas=adam_betas, adam_eps=adam_eps, optim_args=optim_args, **options
@@ -327,19 +324,15 @@ def optimizer_class_and_options(
     optim_args: str | None = None,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class that a name means, and its options apart from the lr.
+    """Return the class of a name, and its options except the lr.
 
-    It needs no model, so it can check a configuration early. The arguments are those of `create_optimizer`.
+    It needs no model, so it can check a configuration early. See `create_optimizer` for the other arguments.
 
     Args:
         name: a name of transformers, or of a class of `torch.optim`, in any case.
-        adam_betas: see `create_optimizer`.
-        adam_eps: see `create_optimizer`.
-        optim_args: see `create_optimizer`.
-        options: see `create_optimizer`.
 
     Raises:
-        ConfigError: the name or an option is not known, or a value is of the wrong kind.
+        ConfigError: the name or an option is unknown, or a value has the wrong type.
     """
     kind, preset = _found(str(getattr(name, "value", name)))
     accepted = {key: each.default for key, each in list(signature(kind).parameters.items())[1:] if key != "lr"}
@@ -416,7 +409,7 @@ _WORDS: Mapping[str, bool | None] = MappingProxyType(
 
 
 def _typed(key: str, text: str, default: Any) -> Any:
-    """Return the value that the text stands for, of the kind that the option's default is."""
+    """Return the value of the text, in the type of the option's default."""
     value: Any
     if text.lower() in _WORDS:
         value = _WORDS[text.lower()]
@@ -441,7 +434,7 @@ def _typed(key: str, text: str, default: Any) -> Any:
 
 
 def _listed(entry: Any) -> Any:
-    """Return a group with its parameters as a list, since they are looked at before the optimizer gets them."""
+    """Return a group with its parameters as a list, since they are read before the optimizer gets them."""
     if not isinstance(entry, dict):
         return entry
     params = entry["params"]
@@ -449,6 +442,5 @@ def _listed(entry: Any) -> Any:
 
 
 def _parameters_of(entry: Any) -> Iterable[Tensor]:
-    """Return the tensors of a group, of a (name, parameter) pair, or of a parameter."""
     each = entry["params"] if isinstance(entry, dict) else [entry]
     return [item[1] if isinstance(item, tuple) else item for item in each]

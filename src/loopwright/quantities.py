@@ -6,7 +6,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def size(num_bytes: float) -> str:
-    """Return bytes in the unit that reads best: 512 bytes, 1.7 kB, 24.3 GB."""
+    """Return bytes in the most readable unit: 512 bytes, 1.7 kB, 24.3 GB."""
     value = float(num_bytes)
     for unit in _UNITS[:-1]:
         if value < 1000:

@@ -1,4 +1,4 @@
-"""The run config: the numbers of one run, as the trainer settled them, for reading only."""
+"""The run config: the read-only numbers of one run, as resolved by the trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT_BY_REFERENCE = frozenset({"sampler", "batch_sampler"})
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """What the trainer settled for the run that is going on.
+    """The resolved numbers of the current run.
 
     Values are read as attributes or by name: `run_config.num_epochs` or `run_config["num_epochs"]`.
 
@@ -26,17 +26,16 @@ class TrainerRunConfig:
         eval_per_device_batch_size: samples of an evaluation micro-batch.
         eval_dl_kwargs: arguments of the evaluation loader; None without one.
         gradient_accumulation_steps: micro-batches per update on each process.
-        gradient_clip_value: bound of each element of a gradient; None does not clip.
+        gradient_clip_value: bound of each gradient element; None does not clip.
         train_total_batch_size: samples of an update over all processes.
         eval_total_batch_size: samples that all processes evaluate at a time.
         num_update_steps_per_epoch: micro-batches of all processes per epoch over the accumulation.
-        num_local_update_steps_per_epoch: updates per epoch, which is what each process does.
-        max_num_train_steps: the bound on updates that was given, or a number that no run reaches.
-        is_local_process_zero: whether this is the first process of its machine.
-        is_world_process_zero: whether this is the first process of all.
+        num_local_update_steps_per_epoch: updates per epoch of each process.
+        max_num_train_steps: the given bound on updates, or a number that no run reaches.
+        is_local_process_zero: whether this is rank 0 of its machine.
+        is_world_process_zero: whether this is rank 0.
         is_distributed: whether several processes may take part.
-        mixed_precision: "no", "fp16", "bf16" or another type that the engine knows.
-        num_processes: processes that take part.
+        mixed_precision: "no", "fp16", "bf16" or another type known to the engine.
     """
 
     num_epochs: int
@@ -66,14 +65,11 @@ class TrainerRunConfig:
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names, as a dict does; this also answers `name in run_config`."""
+        """Iterate over the names, as a dict does; this also implements `name in run_config`."""
         return (field.name for field in fields(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values by name, in a dict that can be changed without changing the run.
-
-        Loader arguments are copied deeply, except samplers and what cannot be copied.
-        """
+        """Return the values in a dict that can be changed freely; loader arguments are deep copies where possible."""
         return {name: _detached(getattr(self, name)) for name in self}
 
 
@@ -86,7 +82,7 @@ def _detached(value: Any) -> Any:
 def _copied(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    # What objects of other people's classes raise when they refuse to be copied.
+    # Raised by foreign objects that refuse to be copied.
     except (TypeError, ValueError, AttributeError, RuntimeError, copy.Error):
         return value
 
@@ -103,10 +99,7 @@ def create_run_config(
     max_num_train_steps: int | None,
     gradient_clip_value: float | None,
 ) -> TrainerRunConfig:
-    """Settle the numbers of a run from its loaders and what `train` was given.
-
-    Where a loader's length is not known, the update steps per epoch are 0.
-    """
+    """Compute the numbers of a run from its loaders and the arguments of `train`; 0 updates if a length is unknown."""
     train_batch_size = _batch_size(train_loader, train_dl_kwargs) or per_device_batch_size
     eval_batch_size = _batch_size(eval_loader, eval_dl_kwargs) or per_device_batch_size
     processes = accelerator.num_processes
@@ -137,7 +130,7 @@ def create_run_config(
 
 
 def _batch_size(loader: Any, kwargs: Mapping[str, Any] | None) -> int | None:
-    """Return the samples of a loader's batch, as it, its batch sampler or its arguments say; None if none does."""
+    """Return the batch size of a loader, its batch sampler or its arguments; None if none has one."""
     batches = getattr(loader, "batch_sampler", None)
     told = (getattr(loader, "batch_size", None), getattr(batches, "batch_size", None), (kwargs or {}).get("batch_size"))
     return next((size for size in told if isinstance(size, int) and size > 0), None)

@@ -1,6 +1,6 @@
-"""The settings of a run, and checks of everything `train` is given, made before anything is touched.
+"""The settings of a run, and checks of all arguments of `train` before anything is touched.
 
-Only real objects are checked (modules, optimizers, sized datasets): stand-ins of a user's own tests pass.
+Only real objects are checked (modules, optimizers, sized datasets): stand-ins in a user's tests pass.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class Interval:
-    """Every so many updates or epochs."""
+    """A number of updates or epochs between two events."""
 
     count: int
     unit: str
 
     @classmethod
     def parse(cls, value: int | str | None) -> Interval:
-        """Read `evaluate_every`: None is every epoch, a number counts updates, "2 epochs" and "500 updates" say it."""
+        """Parse `evaluate_every`: None is every epoch, a number counts updates, or "2 epochs" and "500 updates"."""
         if value is None:
             return cls(1, "epoch")
         count, _, unit = str(value).partition(" ")
@@ -60,11 +60,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What `train` was asked for, checked.
-
-    Raises:
-        ConfigError: on making it; it names the argument, what was given and what is needed.
-    """
+    """The checked arguments of `train`; creating it raises a ConfigError that names the invalid argument."""
 
     num_epochs: int = 1
     per_device_batch_size: int = 8
@@ -119,11 +115,7 @@ class RunSettings:
 
 
 def check_is_idle(is_running: bool) -> None:
-    """Refuse to start a run inside another one of the same trainer.
-
-    Raises:
-        ConfigError: it names what to use instead.
-    """
+    """Raise a ConfigError if a run is started inside another one of the same trainer."""
     if is_running:
         raise ConfigError(
             "this trainer is in the middle of a training run, which another run would break. "
@@ -132,11 +124,7 @@ def check_is_idle(is_running: bool) -> None:
 
 
 def check_scheduler_factory(create_scheduler_fn: Any) -> None:
-    """Refuse a scheduler that is already made, or anything else that cannot be called.
-
-    Raises:
-        ConfigTypeError: it says how to make a factory of it.
-    """
+    """Raise a ConfigTypeError for a scheduler that is already created, or anything else that cannot be called."""
     if isinstance(create_scheduler_fn, (torch.optim.lr_scheduler.LRScheduler, SchedulerBase)):
         name = type(create_scheduler_fn).__name__
         raise ConfigTypeError(
@@ -148,11 +136,7 @@ def check_scheduler_factory(create_scheduler_fn: Any) -> None:
 
 
 def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
-    """Refuse classes in place of objects, a model that has nothing to train, and an optimizer made for another one.
-
-    Raises:
-        ConfigError: it says which.
-    """
+    """Raise a ConfigError for classes in place of objects, a model with nothing to train, or a foreign optimizer."""
     for name, given, kind in (
         ("model", model, nn.Module),
         ("loss_func", loss_func, nn.Module),
@@ -183,11 +167,7 @@ def check_parameters(model: Any, optimizer: Any, loss_func: Any = None) -> None:
 
 
 def check_dataset(dataset: Any, name: str, kwargs: dict[str, Any], batch_size: int) -> None:
-    """Refuse a dataset that has no batch to offer.
-
-    Raises:
-        DataError: it says why.
-    """
+    """Raise a DataError for a dataset without a single batch."""
     if isinstance(dataset, DataLoader):
         if not isinstance(dataset.dataset, IterableDataset) and len(dataset) == 0:
             raise DataError(f"{name} is a DataLoader without a batch: too few samples, or none. Check its dataset.")

@@ -1,4 +1,4 @@
-"""Callbacks: what happens around the loop, without touching it."""
+"""Callbacks: code that runs around the loop, without touching it."""
 
 from loopwright.callbacks.base import (
     EVENTS,

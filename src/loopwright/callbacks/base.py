@@ -47,16 +47,16 @@ __all__ = [
 class TrainerCallback(ABC):
     """Base of all callbacks: override the events you need.
 
-    A callback asks (`trainer.request_log()`, `request_evaluation()`, `request_save(...)`,
-    `request_stop(...)`) and the loop acts at the next update boundary. Raising StopTrainingError ends
-    the run at once. Callbacks are called in the order of the trainer's list.
+    A callback makes requests (`trainer.request_log()`, `request_evaluation()`, `request_save(...)`,
+    `request_stop(...)`) and the loop acts at the next update boundary. Raising StopTrainingError ends the run at once.
+    Callbacks are called in the order of the trainer's list.
 
     Attributes:
-        custom_events: names of events of your own, called by `trainer.callback_handler.call_event`;
-            naming them here tells them apart from a misspelt event.
-        asks_alike: of a class with an event between an update's backward pass and its end: what it asks for there, if
-            anything, it asks for on every process. Then several processes need not wait for each other to agree.
-        name_in_checkpoints: of its state; None takes the name of the class.
+        custom_events: names of your own events, called by `trainer.callback_handler.call_event`; others count as
+            misspelt.
+        asks_alike: set it if the requests made between a backward pass and the end of the update are the same on every
+            process. Then the processes need not wait to agree.
+        name_in_checkpoints: the name of its state; None uses the class name.
     """
 
     name_in_checkpoints: str | None = None
@@ -65,13 +65,13 @@ class TrainerCallback(ABC):
     asks_alike: bool = False
 
     def on_init_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run at the end of the trainer's constructor (what a subclass sets afterwards is not there yet)."""
+        """Run at the end of the trainer's constructor, before a subclass's own attributes exist."""
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run once before the first epoch; model, optimizer, loaders and run_config are ready."""
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run at the start of a training epoch, also of one that is resumed in its middle."""
+        """Run at the start of a training epoch, including one that resumes in the middle."""
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run before the forward pass of every micro-batch."""
@@ -82,9 +82,8 @@ class TrainerCallback(ABC):
         """Run after the forward pass of every micro-batch, before its backward pass.
 
         Args:
-            trainer: the trainer.
             batch: the micro-batch on the device.
-            batch_output: what `calculate_train_batch_loss` returned; its loss is unscaled and on the device.
+            batch_output: the result of `calculate_train_batch_loss`; its loss is unscaled and on the device.
             kwargs: `step`, the index of the micro-batch within the epoch.
         """
 
@@ -101,9 +100,8 @@ class TrainerCallback(ABC):
         """Run at every log: every `log_every` updates, at the end of a training epoch, and on request.
 
         Args:
-            trainer: the trainer.
-            logs: update, epoch, loss (mean since the last log), lr where the optimizer has one, and gradient_norm where
-                it is clipped.
+            logs: update, epoch, loss (mean since the last log), lr if the optimizer has one, and gradient_norm if it is
+                clipped.
             kwargs: `first_nonfinite_update`, the first update of the epoch whose loss was not finite, or None; and
                 `nonfinite_samples`, the ids of its samples where they are known.
         """
@@ -115,7 +113,7 @@ class TrainerCallback(ABC):
         """Run at the end of a training epoch; `train_loss_epoch` is in the history."""
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run at the start of an evaluation epoch; `is_intermediate` says whether it is inside a training epoch."""
+        """Run at the start of an evaluation epoch; `is_intermediate` is set inside a training epoch."""
 
     def on_eval_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run before every evaluation batch."""
@@ -123,33 +121,24 @@ class TrainerCallback(ABC):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Run after every evaluation batch, with what `calculate_eval_batch_loss` returned.
+        """Run after every evaluation batch.
 
         Args:
-            trainer: the trainer.
-            batch: on the device; a part of it where memory had run out.
-            batch_output: what the hook returned.
+            batch: on the device; a part of it after an out-of-memory error.
+            batch_output: the result of `calculate_eval_batch_loss`.
             kwargs: `step`, the index of the batch within the evaluation.
         """
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run at the end of an evaluation epoch; its loss is in the history.
-
-        Args:
-            trainer: the trainer.
-            kwargs: `is_intermediate`, and `has_nonfinite_loss`: whether any of its losses was nan or infinite.
+        """Run at the end of an evaluation epoch, with `is_intermediate` and `has_nonfinite_loss`; its loss is in the
+        history.
         """
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run when an epoch is over, evaluation included.
-
-        Args:
-            trainer: the trainer.
-            kwargs: `has_evaluated`, False if `evaluate_every` left this epoch out.
-        """
+        """Run after an epoch and its evaluation; `has_evaluated` is False if `evaluate_every` skipped this one."""
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run once at the end of a training run, also of one that was stopped."""
+        """Run once at the end of a training run, even if it was stopped."""
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Run at the start of `trainer.evaluate`."""
@@ -158,26 +147,26 @@ class TrainerCallback(ABC):
         """Run at the end of `trainer.evaluate`."""
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Run when a run is stopped by a StopTrainingError, before the run-end events; `error` is that error."""
+        """Run when a StopTrainingError (`error`) stops a run, before the run-end events."""
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Return how many micro-batches per epoch this process may run, or None for all.
+        """Return the maximum number of micro-batches per epoch on this process, or None for no limit.
 
-        Asked before the loaders' lengths are used, and before every evaluation; the smallest answer counts.
+        Called before the loaders' lengths are used, and before every evaluation; the smallest limit wins.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must know: numbers, strings, tensors, and lists and dicts of them."""
+        """Return the state that a resumed run needs: numbers, strings, tensors, and lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; called after `on_training_run_start` of a resumed run."""
+        """Load a state from `state_dict`; called after `on_training_run_start` of a resumed run."""
 
     def release(self) -> None:
-        """Give back what is held beside the run, such as open files; called when a run is over, however it ended.
+        """Release resources such as open files; called when a run is over, however it ended.
 
-        A run that fails has no `on_training_run_end`. Also called after `evaluate` and `predict`, and maybe twice.
+        A failed run has no `on_training_run_end`. Also called after `evaluate` and `predict`; must be idempotent.
         """
 
 
@@ -185,30 +174,22 @@ EVENTS: tuple[str, ...] = tuple(name for name in vars(TrainerCallback) if name.s
 
 
 def require_counts(**numbers: Any) -> None:
-    """Refuse a number of a callback that is no whole number of at least 1; None stands for not at all.
-
-    Raises:
-        ConfigError: it names the number and what was given.
-    """
+    """Raise a ConfigError unless each number is None or an integer of at least 1."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def has_new_value(metric_name: str, event: Mapping[str, Any]) -> bool:
-    """Whether a metric can be new at this `on_training_run_epoch_end`, given the event's keywords.
+    """Whether a metric can have a new value at this `on_training_run_epoch_end`, given the event's keywords.
 
-    Metrics of training (their names contain "train") are new in every epoch, all others in those that were evaluated.
+    Training metrics (with "train" in the name) are new in every epoch, all others after an evaluation.
     """
     return "train" in metric_name or bool(event.get("has_evaluated", True))
 
 
 def require_evaluation(callback: Any, metric_name: str, trainer: TrainerLike) -> None:
-    """Refuse to watch the loss of an evaluation in a run that has none; called when a run starts.
-
-    Raises:
-        ConfigError: it names the callback, and what to watch or to pass.
-    """
+    """Raise a ConfigError at the start of a run without evaluation if a callback watches its loss."""
     if metric_name == "eval_loss_epoch" and trainer.eval_loader is None:
         name = type(callback).__name__
         raise ConfigError(
@@ -221,8 +202,8 @@ class CallbackHandler:
     """Holds the callbacks of a trainer and calls their events, in order.
 
     Args:
-        callbacks: instances, or classes to be made without arguments.
-        limited_by: a handler whose callbacks limit epochs here too, although they get no events.
+        callbacks: instances, or classes to instantiate without arguments.
+        limited_by: a handler whose callbacks also limit epochs here, without receiving events.
     """
 
     def __init__(self, callbacks: Iterable[Any], limited_by: CallbackHandler | None = None) -> None:
@@ -232,11 +213,7 @@ class CallbackHandler:
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
-        """Add several callbacks, in order.
-
-        Raises:
-            ConfigTypeError: a callback was given in place of a list of them.
-        """
+        """Add callbacks in order; raise a ConfigTypeError for a single callback in place of a list."""
         if isinstance(callbacks, TrainerCallback) or not isinstance(callbacks, Iterable):
             name = getattr(callbacks, "__name__", type(callbacks).__name__)
             raise ConfigTypeError(f"callbacks must be a list of callbacks, got {name}. Pass [{name}(...)].")
@@ -244,7 +221,7 @@ class CallbackHandler:
             self.add_callback(callback)
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback; a class is instantiated without arguments. Two of one class are fine."""
+        """Add a callback; a class is instantiated without arguments. Duplicates of a class are allowed."""
         instance = callback() if isinstance(callback, type) else callback
         _warn_of_unknown_events(instance)
         self.callbacks.append(instance)
@@ -256,7 +233,7 @@ class CallbackHandler:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look the callbacks' methods up again at their next event (done at every run's start)."""
+        """Look up the callbacks' methods again at their next event (done at the start of every run)."""
         self._listeners = {}
 
     def __iter__(self) -> Iterator[Any]:
@@ -268,7 +245,7 @@ class CallbackHandler:
         return [type(callback).__name__ for callback in self.callbacks]
 
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method of this name on every callback that has one, in order; any name and arguments."""
+        """Call the method of this name on every callback that has one, in order, with any arguments."""
         listeners = self._listeners.get(event)
         if listeners is None:
             listeners = self._listeners[event] = self._find_listeners(event)
@@ -279,13 +256,13 @@ class CallbackHandler:
                 continue
 
     def release(self) -> None:
-        """Let every callback give back what it holds."""
+        """Release the resources of every callback."""
         for callback in self.callbacks:
             if isinstance(callback, TrainerCallback):
                 callback.release()
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Return the smallest limit that any callback sets on an epoch's micro-batches, or None."""
+        """Return the smallest limit of any callback on an epoch's micro-batches, or None."""
         callbacks = [callback for callback in self.callbacks if isinstance(callback, TrainerCallback)]
         limiters: list[Any] = [callback for callback in callbacks if callable(callback.batch_limit)]
         if self._limited_by is not None:
@@ -302,11 +279,11 @@ class CallbackHandler:
         ]
 
     def state_names(self) -> list[str]:
-        """Return the names under which checkpoints hold the callbacks' states, in order."""
+        """Return the callbacks' names in checkpoints, in order."""
         return [_state_name(callback) for callback in self.callbacks]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Give each callback the state saved by its counterpart: the n-th of a class gets the n-th state of it."""
+        """Load each callback's state by class: the n-th instance gets the n-th saved state."""
         remaining = list(states)
         for callback in self.callbacks:
             for index, saved in enumerate(remaining):
@@ -317,8 +294,8 @@ class CallbackHandler:
 
     def _find_listeners(self, event: str) -> list[Callable[..., Any]]:
         methods = (getattr(callback, event, None) for callback in self.callbacks)
-        # The base's empty methods are left out: they are the most frequent calls of a run. A method may also be
-        # a plain function (static, or set on the instance), which has no __func__.
+        # The base's empty methods are skipped, as events are frequent. A method may also be a plain function (static,
+        # or set on the instance), which has no __func__.
         nothing = getattr(TrainerCallback, event, None)
         return [
             method

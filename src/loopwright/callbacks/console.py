@@ -10,50 +10,50 @@ from loopwright.protocols import TrainerLike
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints where the run is: run, epoch and evaluation starts and ends."""
+    """Prints the starts and ends of runs, epochs and evaluations."""
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that training starts."""
+        """Print that training starts."""
         trainer.print("\nStarting training run")
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say which epoch starts."""
+        """Print which epoch starts."""
         trainer.print(f"\nStarting epoch {trainer.run_history.current_epoch}")
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that an evaluation starts."""
+        """Print that an evaluation starts."""
         trainer.print("\nStarting eval epoch")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that training ends."""
+        """Print that training ends."""
         trainer.print("Finishing training run")
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that an evaluation run starts."""
+        """Print that an evaluation run starts."""
         trainer.print("\nStarting evaluation run")
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say that an evaluation run ends."""
+        """Print that an evaluation run ends."""
         trainer.print("Finishing evaluation run")
 
 
 class LogMetricsCallback(TrainerCallback):
-    """Logs every value of a metric once, when it is new; override `log_metrics` to log elsewhere.
+    """Logs every new metric value once; override `log_metrics` to log elsewhere.
 
-    A metric that is recorded by a callback later in the list is logged at the next event, and never again: what is
-    logged after an epoch is never a value of the epoch before.
+    A metric recorded by a callback later in the list is logged at the next event, and only once, so no stale value of
+    an earlier epoch is logged.
     """
 
-    # What was logged last of each metric: how many values there were, and the last one. A subclass may have a
-    # constructor of its own, so this is replaced and not changed.
+    # The count and last value of each metric at its last log. Replaced, never mutated, since a subclass may have its
+    # own constructor.
     _logged: Mapping[str, tuple[int, Any]] = {}
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Leave out what an earlier run, or the part of the run before a resume, has recorded."""
+        """Skip values recorded by an earlier run, or before a resume."""
         self._logged = _latest(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log what callbacks later in the list recorded at the very end of the epoch before."""
+        """Log values that later callbacks recorded at the end of the previous epoch."""
         self._log_new(trainer)
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -65,19 +65,19 @@ class LogMetricsCallback(TrainerCallback):
         self._log_new(trainer, lambda name: "train" not in name)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log what was recorded since, such as by callbacks later in the list."""
+        """Log values recorded since, such as by later callbacks."""
         self._log_new(trainer)
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log what was recorded at the very end of the last epoch."""
+        """Log values recorded at the end of the last epoch."""
         self._log_new(trainer)
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log what callbacks later in the list recorded of an evaluation."""
+        """Log values that later callbacks recorded for an evaluation."""
         self._log_new(trainer)
 
     def log_metrics(self, trainer: TrainerLike, metrics: dict[str, Any]) -> None:
-        """Print each metric on a line of its own; called with those that are new, after an epoch of either kind."""
+        """Print each new metric on its own line; called after a training or evaluation epoch."""
         for name, value in metrics.items():
             trainer.print(f"\n{name}: {value}")
 
@@ -90,13 +90,13 @@ class LogMetricsCallback(TrainerCallback):
 
 
 def _latest(trainer: TrainerLike) -> dict[str, tuple[int, Any]]:
-    """Return how many values there are of each metric, and the last one, by name in alphabetical order."""
+    """Return the count and last value of each metric, sorted by name."""
     values = {name: list(trainer.run_history.get_metric_values(name)) for name in trainer.run_history.latest()}
     return {name: (len(recorded), recorded[-1]) for name, recorded in values.items()}
 
 
 def _is_same(latest: tuple[int, Any], logged: tuple[int, Any] | None) -> bool:
-    """Whether a value was logged before; by identity, as values may be anything, and a history may begin anew."""
+    """Whether a value was logged before; by identity, as values may be anything, and a history may restart."""
     return logged is not None and latest[0] == logged[0] and latest[1] is logged[1]
 
 

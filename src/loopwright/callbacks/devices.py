@@ -1,4 +1,4 @@
-"""Callbacks that put modules where they belong."""
+"""Callbacks that move or convert modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     """Converts the model's batch norms to SyncBatchNorm at the start of a run on several GPUs."""
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Convert them, where that means anything: SyncBatchNorm has no CPU version."""
+        """Convert them if the device supports it: SyncBatchNorm has no CPU version."""
         if trainer.run_config.is_distributed and trainer.device.type != "cpu":
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)
 

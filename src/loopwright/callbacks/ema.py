@@ -1,4 +1,4 @@
-"""An exponential moving average of the model, kept, evaluated and saved beside it."""
+"""An exponential moving average of the model, maintained, evaluated and saved alongside it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelEma(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take a step towards the model's current weights; called after each update."""
+        """Move the average towards the model's current weights; called after each update."""
         if type(self).update_fn is not ModelEma.update_fn:
             self._assign(model, self.update_fn)
             return
@@ -43,13 +43,13 @@ class ModelEma(nn.Module):
             else:
                 average.copy_(new)
         if averages:
-            # All weights in two kernels' worth of launches instead of two per tensor.
+            # Two kernel launches for all weights instead of two per tensor.
             torch._foreach_mul_(averages, self.decay)
             torch._foreach_add_(averages, news, alpha=1 - self.decay)
 
     @torch.no_grad()
     def set(self, model: nn.Module) -> None:
-        """Make the average a copy of the model."""
+        """Reset the average to a copy of the model."""
         self._assign(model, lambda average, new: new)
 
     def update_fn(self, ema_model_weights: Tensor, updated_model_weights: Tensor) -> Tensor:
@@ -67,16 +67,16 @@ class ModelEma(nn.Module):
 
 
 class ModelEmaCallback(SaveBestModelCallback):
-    """Keeps a moving average of the model, updated after every update, and saves the best of it.
+    """Maintains a moving average of the model after every update, and saves the best one.
 
     Args:
         decay: how much of the old average stays at each update.
-        evaluate_during_training: evaluate the average after each epoch's evaluation, under the metric
-            prefix `ema_model_`; without it the average is saved after every epoch.
+        evaluate_during_training: evaluate the average after each epoch's evaluation, under the metric prefix
+            `ema_model_`; without it the average is saved after every epoch.
         save_path: the file.
         watch_metric: the metric that decides which average is best.
         greater_is_better: whether larger values are better.
-        model_ema: makes the average: called with the model and `decay=`.
+        model_ema: creates the average; called with the model and `decay=`.
         callbacks: active while the average is evaluated.
         update_every: updates between two steps of the average.
 
@@ -115,24 +115,24 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._in_training_run = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start the average as a copy of the model."""
+        """Initialise the average as a copy of the model."""
         super().on_training_run_start(trainer, **kwargs)
         self._model = trainer.get_model(keep_torch_compile=False)
         self.ema_model = self.model_ema(self._model, decay=self.decay)
         averaged = self.ema_model.module.__dict__
         if averaged.pop("_original_forward", None) is not None:
-            averaged.pop("forward", None)  # the run's precision is not the average's own: its evaluation brings it
+            averaged.pop("forward", None)  # the average does not inherit the run's precision: its evaluation applies it
         if self.evaluate_during_training:
             self.ema_model.to(trainer.device)
         self._in_training_run = True
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Take a step towards the new weights."""
+        """Move the average towards the new weights."""
         if trainer.progress.update % self.update_every == 0:
             self.ema_model.update(self._model)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Evaluate the average too, after an epoch's own evaluation."""
+        """Evaluate the average after an epoch's own evaluation."""
         if self._in_training_run and self.evaluate_during_training and not is_intermediate:
             trainer.evaluate_copy(self.ema_model.module, self.callbacks, metric_prefix="ema_model_")
 
@@ -144,7 +144,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._save(trainer, {})
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Leave the trained model as it is: the average is never loaded into it."""
+        """Leave the trained model unchanged: the average is never loaded into it."""
         self._in_training_run = False
         self._model = None
 
@@ -154,7 +154,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the saved average."""
+        """Resume with the saved average."""
         super().load_state_dict(state)
         if state["ema_model"] is not None and self.ema_model is not None:
             load_weights(self.ema_model.module, state["ema_model"])

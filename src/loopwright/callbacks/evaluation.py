@@ -9,10 +9,10 @@ from loopwright.protocols import TrainerLike
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Asks for an evaluation every n micro-batches of an epoch.
+    """Requests an evaluation every n micro-batches of an epoch.
 
-    It happens at the next update boundary, leaves the model in the mode it found it in, and records
-    `intermediate_eval_loss` and whatever the evaluation hooks record.
+    It runs at the next update boundary, preserves the model's mode, and records `intermediate_eval_loss` and the
+    metrics of the evaluation hooks.
     """
 
     graph_safe = True  # it only counts
@@ -25,19 +25,19 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """Ask, at every n-th micro-batch but the first of the epoch."""
+        """Request one at every n-th micro-batch but the first of the epoch."""
         step = kwargs["step"]
         if step != 0 and step % self.eval_every_n_steps == 0:
             self._asked_at = step
             trainer.request_evaluation()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Say what is going on."""
+        """Print that an intermediate evaluation starts."""
         if is_intermediate and self._asked_at is not None:
             trainer.print(f"\nRunning evaluation after {self._asked_at} training steps")
 
     def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Say that training goes on."""
+        """Print that training continues."""
         if is_intermediate and self._asked_at is not None:
             trainer.print("\nResuming training...")
             self._asked_at = None

@@ -1,4 +1,4 @@
-"""State beside the model and the optimizer of a run, such as a second optimizer, that is saved and restored with it."""
+"""Extra state of a run, such as a second optimizer, saved and restored with it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loopwright.protocols import TrainerLike
 
 
 class KeepStateCallback(TrainerCallback):
-    """Saves the state of further parts with every training state, and gives it back to them on a resume.
+    """Saves the state of extra parts with every training state, and restores it on a resume.
 
     Example:
         KeepStateCallback(discriminator=discriminator, discriminator_optimizer=optimizer)
 
     Args:
-        parts: each has `state_dict` and `load_state_dict`: optimizers, modules, schedulers, or a class of your own.
+        parts: each has `state_dict` and `load_state_dict`: optimizers, modules, schedulers, or your own class.
 
     Raises:
-        ConfigTypeError: one of them has not.
+        ConfigTypeError: a part lacks one of them.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -42,11 +42,7 @@ class KeepStateCallback(TrainerCallback):
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give every part its state back.
-
-        Raises:
-            CheckpointError: the parts are not those that were saved; nothing is changed.
-        """
+        """Restore the state of every part; raise a CheckpointError, changing nothing, if the parts differ."""
         if state.keys() != self.parts.keys():
             raise CheckpointError(
                 f"KeepStateCallback has {', '.join(self.parts) or 'no parts'}, and the checkpoint holds "
@@ -57,19 +53,13 @@ class KeepStateCallback(TrainerCallback):
 
 
 def warn_of_unsaved(trainer: TrainerLike, optimizer: Any, callbacks: Iterable[Any]) -> None:
-    """Warn of optimizers that are attributes of a trainer and that no training state would hold; called before a run.
-
-    Args:
-        trainer: whose attributes are looked at.
-        optimizer: the one that is saved, without wrappers.
-        callbacks: those that hold an optimizer are taken to save it.
-    """
+    """Warn before a run about optimizers among a trainer's attributes that no state or callback saves."""
     held: list[Any] = [optimizer]
     for callback in callbacks:
         for value in getattr(callback, "__dict__", {}).values():
             held += value.values() if isinstance(value, dict) else [value]
     for name, value in vars(trainer).items():
-        plain = getattr(value, "optimizer", value)  # accelerate's wrapper has it inside
+        plain = getattr(value, "optimizer", value)  # inside accelerate's wrapper
         if isinstance(plain, Optimizer) and not any(plain is other for other in held):
             warnings.warn(
                 f"trainer.{name} is an optimizer that a training state does not hold: a resumed run would start it "

@@ -9,9 +9,9 @@ from loopwright.protocols import TrainerLike
 
 
 class LimitBatchesCallback(TrainerCallback):
-    """Limits training and evaluation epochs to the first batches, for a quick look at whether things run.
+    """Limits training and evaluation epochs to the first batches, for a smoke test.
 
-    The run config, the placeholders and the progress bar all know of the limit.
+    The run config, the placeholders and the progress bar all respect the limit.
     """
 
     def __init__(self, num_batches: int) -> None:
@@ -23,7 +23,7 @@ class LimitBatchesCallback(TrainerCallback):
         return self.num_batches
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Say so."""
+        """Print the limits."""
         trainer.print(f"Limiting epochs to {self.num_batches} batches")
 
 
@@ -32,7 +32,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     Args:
         num_eval_steps: batches in all; each process runs its part, at least one.
-        limit_intermediate_only: leave the evaluation after each epoch whole.
+        limit_intermediate_only: do not limit the evaluation after each epoch.
     """
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
@@ -41,13 +41,13 @@ class LimitEvalStepsCallback(TrainerCallback):
         self.limit_intermediate_only = limit_intermediate_only
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Limit evaluation epochs; only intermediate ones unless told otherwise."""
+        """Limit evaluation epochs, or only intermediate ones."""
         if training or (self.limit_intermediate_only and not is_intermediate):
             return None
         return self._steps_per_process(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Say so."""
+        """Print the limit."""
         if is_intermediate or not self.limit_intermediate_only:
             trainer.print(f"Limiting evaluation to {self._steps_per_process(trainer)} steps per process")
 

@@ -1,4 +1,4 @@
-"""Where the time of an update goes: some updates of a run under torch.profiler, in words and as files."""
+"""Profile some updates of a run with torch.profiler: a printed summary, and files."""
 
 from __future__ import annotations
 
@@ -23,30 +23,26 @@ GRAPH_PHASE = "update (graph)"
 SUMMARY_FILE, TRACE_FILE = "summary.json", "trace.json.gz"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"  # read once, when the first profiler of a process starts
 _MARK = "loopwright: "
-_RANGES = (_MARK, "Optimizer.", "ProfilerStep")  # stretches of time with a name, ours and torch's: no operators
+_RANGES = (_MARK, "Optimizer.", "ProfilerStep")  # named ranges, ours and torch's: not operators
 _NUM_OPERATORS = 10
 
 
 class ProfileCallback(TrainerCallback):
-    """Profiles some updates of a run: prints where their time goes and the operators that take most, keeps a trace.
+    """Profiles some updates of a run: prints the time by phase and the slowest operators, and writes a trace.
 
-    The first updates are left out: they make the optimizer's state, record graphs and warm caches. An evaluation ends
-    it early, so that only updates are counted. The numbers of the run are the same with and without it; the profiled
-    updates are a little slower. With several processes the first one is profiled.
+    The first updates are skipped: they create the optimizer's state, record graphs and warm caches. An evaluation ends
+    profiling early, so that only updates count. Results are unaffected, but profiled updates are slightly slower. Of
+    several processes only rank 0 is profiled.
 
-    Time is taken between the events of an update, on the device's own clock where it is a GPU. What is run as a CUDA
-    graph is one share, since forward, backward and optimizer are one there. Clipping counts as backward.
+    Time is measured between the events of an update, on a GPU with its own clock. A CUDA graph is one phase, since it
+    combines forward, backward and optimizer. Clipping counts as backward.
 
-    A run that fails takes its profiler with it, and nothing is told. Files that cannot be written are told, and the run
-    goes on.
+    A failed run reports no profile. If the files cannot be written, that is printed and the run continues.
 
     Args:
-        num_updates: how many updates are profiled.
+        num_updates: updates to profile.
         folder: gets summary.json and trace.json.gz, which chrome://tracing and ui.perfetto.dev open; None writes none.
-        num_warm_ups: how many updates are left out first.
-
-    Raises:
-        ConfigError: a number that cannot be.
+        num_warm_ups: updates to skip first.
     """
 
     asks_alike = True
@@ -77,17 +73,17 @@ class ProfileCallback(TrainerCallback):
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Settle which updates are profiled."""
+        """Choose the updates to profile."""
         self._forget()
         self._is_over = not trainer.run_config.is_world_process_zero
         self._first = trainer.progress.update + self._num_warm_ups
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin with the first update of the run, where none is left out."""
+        """Begin with the first update of the run, if none is skipped."""
         self._begin_if_due(trainer)
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End the wait for data, or the backward pass of the micro-batch before."""
+        """End the wait for data, or the previous micro-batch's backward pass."""
         if self._profiler is not None:
             self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
@@ -109,7 +105,7 @@ class ProfileCallback(TrainerCallback):
             self._mark(trainer, "optimizer", "other")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin after the last update that is left out; end after the last that is profiled."""
+        """Begin after the last skipped update; end after the last profiled one."""
         if self._profiler is not None:
             is_skipped = self._marks[-1][0] == "forward"
             self._mark(trainer, "backward" if is_skipped else "other", "data")
@@ -120,17 +116,17 @@ class ProfileCallback(TrainerCallback):
             self._begin_if_due(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End early: an evaluation is no update."""
+        """End early: an evaluation is not an update."""
         if self._profiler is not None and self._num_done:
             self._finish(trainer)
         self._stop()
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin after an evaluation that came before the first update that is profiled."""
+        """Begin after an evaluation that preceded the first profiled update."""
         self._begin_if_due(trainer)
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End with what there is."""
+        """Finish with the updates profiled so far."""
         if self._profiler is not None and self._num_done:
             self._finish(trainer)
         elif not self._is_over:
@@ -142,7 +138,7 @@ class ProfileCallback(TrainerCallback):
             )
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Profile nothing: an evaluation is no update."""
+        """Profile nothing: an evaluation is not an update."""
         self._is_over = True
 
     def release(self) -> None:
@@ -165,7 +161,7 @@ class ProfileCallback(TrainerCallback):
             trainer.print(f"Nothing is profiled: {str(error).splitlines()[0]}")
             return
         self._profiler = profiler
-        self._end = weakref.finalize(self, profiler.stop)  # also if the callback is taken away
+        self._end = weakref.finalize(self, profiler.stop)  # even if the callback is removed
         self._start_update(trainer)
         self._enter("data")
 
@@ -175,7 +171,6 @@ class ProfileCallback(TrainerCallback):
         self._num_graphed = getattr(trainer, "num_graphed_updates", 0)
 
     def _mark(self, trainer: TrainerLike, ended: str, begun: str) -> None:
-        """Note that one phase is over and another begins."""
         self._marks.append((ended, _now(trainer.device)))
         self._enter(begun)
 
@@ -194,7 +189,6 @@ class ProfileCallback(TrainerCallback):
         self._start_update(trainer)
 
     def _stop(self) -> Any:
-        """Stop the profiler, if it runs, and return it."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._end is not None:
             self._enter(None)
@@ -202,7 +196,7 @@ class ProfileCallback(TrainerCallback):
         return profiler
 
     def _finish(self, trainer: TrainerLike) -> None:
-        """Say what was found, and write it down; how long that took is recorded: it is no part of the training."""
+        """Print and write the summary; record the time this took, as it does not count as training."""
         began = time.monotonic()
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
@@ -233,12 +227,12 @@ class ProfileCallback(TrainerCallback):
 
 
 def _write(folder: Path, profiler: Any, found: Mapping[str, Any]) -> str:
-    """Write the trace and the summary; return where they are, or why they are not there."""
+    """Write the trace and the summary; return their location, or why they are missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / TRACE_FILE))
         write_json(folder / SUMMARY_FILE, found)
-    except (OSError, RuntimeError) as error:  # a full disk: what was found is printed
+    except (OSError, RuntimeError) as error:  # a full disk: the summary is printed
         return f"not written to {folder}: {error}"
     return f"trace: {folder / TRACE_FILE}, for chrome://tracing or ui.perfetto.dev"
 
@@ -246,13 +240,13 @@ def _write(folder: Path, profiler: Any, found: Mapping[str, Any]) -> str:
 def add_phases(
     seconds: dict[str, float], intervals: Iterable[tuple[str, float]], waited: float, is_graph: bool
 ) -> None:
-    """Add the intervals of one update to the seconds of the phases; all of them are in one phase or another.
+    """Add the intervals of one update to the seconds of the phases; each belongs to one phase.
 
     Args:
         seconds: by phase; changed.
-        intervals: (phase, seconds) in their order; the first one is the wait for data, and what came before it.
+        intervals: (phase, seconds) in order; the first includes the wait for data, and everything before it.
         waited: seconds that the host waited for data.
-        is_graph: forward, backward and optimizer were one.
+        is_graph: forward, backward and optimizer were one graph.
     """
     for name, length in intervals:
         if name == "data":
@@ -264,12 +258,12 @@ def add_phases(
 
 
 def top_operators(events: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the operators that took most time themselves, on the device where that has a clock of its own.
+    """Return the operators with the most self time, measured on the device if it has its own clock.
 
-    Under CUDA graphs no operator is run from the host: then it is the kernels that are returned.
+    Under CUDA graphs the host runs no operators: then the kernels are returned.
 
     Args:
-        events: what `torch.profiler.profile.key_averages` returns.
+        events: the result of `torch.profiler.profile.key_averages`.
 
     Returns:
         name, calls, seconds and share (of the time of all operators) of each, the longest first.
@@ -292,12 +286,7 @@ def top_operators(events: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def summary_lines(found: Mapping[str, Any], num_asked: int) -> list[str]:
-    """Return what was found as lines for a person.
-
-    Args:
-        found: what summary.json holds.
-        num_asked: how many updates were to be profiled.
-    """
+    """Return the summary as readable lines, from the content of summary.json and the number of updates asked for."""
     number, total = found["num_updates"], sum(found["seconds"].values())
     fewer = "" if number == num_asked else f" (of {num_asked} asked for: an evaluation or the end came)"
     shares = rounded_shares(found["shares"])
@@ -317,7 +306,7 @@ def summary_lines(found: Mapping[str, Any], num_asked: int) -> list[str]:
 
 
 def rounded_shares(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return shares of one as tenths of per cent that add up to 100."""
+    """Return fractions as percentages, rounded to tenths, that add up to 100."""
     tenths = {name: 1000 * share for name, share in shares.items()}
     rounded = {name: int(value) for name, value in tenths.items()}
     missing = round(sum(tenths.values())) - sum(rounded.values())
@@ -327,7 +316,7 @@ def rounded_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def _start(profiler: Any) -> None:
-    """Start a profiler without the lines that torch's own library writes to the error stream, unless they are asked."""
+    """Start a profiler without the log lines of torch's library on stderr, unless they were enabled."""
     is_asked = _LOG_LEVEL in os.environ
     os.environ.setdefault(_LOG_LEVEL, "99")
     try:
@@ -346,7 +335,7 @@ def _pairs(marks: list[tuple[str, Any]]) -> Iterable[tuple[tuple[str, Any], tupl
 
 
 def _now(device: torch.device) -> Any:
-    """Return a point in time: of the device's own work where it is a GPU, which the host does not wait for."""
+    """Return a point in time; on a GPU an event of its own work, without a device sync."""
     if device.type != "cuda":
         return perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -355,7 +344,6 @@ def _now(device: torch.device) -> Any:
 
 
 def _between(first: Any, second: Any) -> float:
-    """Return the seconds between two points in time."""
     if isinstance(first, float):
         return float(second - first)
     return float(first.elapsed_time(second)) / 1e3

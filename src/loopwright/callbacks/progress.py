@@ -27,14 +27,14 @@ class ProgressBarCallback(TrainerCallback):
         self._num_evaluated = 0
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Open the training bar, where the epoch is resumed if it is."""
+        """Open the training bar, at the position of a resumed epoch."""
         self._num_counted = trainer.progress.batch
         self.pbar = _bar(trainer, trainer.train_loader, initial=self._num_counted)
 
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count a micro-batch, once however many parts it is run in."""
+        """Count a micro-batch once, even if it is run in parts."""
         done = self._num_counted + 1 if step is None else step + 1
         if done != self._num_counted:
             self.pbar.update(done - self._num_counted)
@@ -52,7 +52,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count an evaluation batch, once however many parts it is run in."""
+        """Count an evaluation batch once, even if it is run in parts."""
         done = self._num_evaluated + 1 if step is None else step + 1
         if done != self._num_evaluated:
             self.eval_pbar.update(done - self._num_evaluated)
@@ -63,11 +63,11 @@ class ProgressBarCallback(TrainerCallback):
         self.eval_pbar.close()
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close what a stopped run left open."""
+        """Close the bars of a stopped run."""
         self._close()
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close what an interrupted run left open."""
+        """Close the bars of an interrupted run."""
         self._close()
 
     def _close(self) -> None:

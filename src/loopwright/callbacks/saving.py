@@ -15,7 +15,7 @@ from loopwright.protocols import TrainerLike
 
 
 class SaveBestModelCallback(TrainerCallback):
-    """Saves the model whenever a metric is better than before, and loads the best one at the end of the run.
+    """Saves the model whenever a metric improves, and loads the best one at the end of the run.
 
     Args:
         save_path: the file; ".safetensors" writes weights only, anything else the documented dict.
@@ -54,18 +54,14 @@ class SaveBestModelCallback(TrainerCallback):
         self.best_metric_epoch: int | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start anew, unless told not to.
-
-        Raises:
-            ConfigError: the loss of an evaluation is watched, and the run has none.
-        """
+        """Reset, unless disabled; raise a ConfigError if the evaluation loss is watched without an evaluation."""
         require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.best_metric_epoch = None
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Save if the metric is better than ever; a nan never is."""
+        """Save if the metric improved; nan never does."""
         if not has_new_value(self.watch_metric, kwargs):
             return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
@@ -78,7 +74,7 @@ class SaveBestModelCallback(TrainerCallback):
         self._save(trainer, {self.watch_metric: value})
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Load what was saved, once the end of the run is saved too; nothing if nothing was."""
+        """Load the best model, if one was saved, after the final state is saved."""
         if not self.load_saved_checkpoint or self.best_metric is None:
             return
         trainer.print(
@@ -91,7 +87,7 @@ class SaveBestModelCallback(TrainerCallback):
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the saved best value."""
+        """Resume with the saved best value."""
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
 
@@ -102,21 +98,17 @@ class SaveBestModelCallback(TrainerCallback):
 
 
 class SaveTrainingStateCallback(TrainerCallback):
-    """Saves everything needed to continue the run, every so many epochs or micro-batches and at the end.
+    """Saves everything needed to resume the run, every N epochs or micro-batches and at the end.
 
-    States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`.
-    They are written at update boundaries. `final` holds the last weights, also beside a SaveBestModelCallback, wherever
-    that is in the list.
+    States go to `save_dir/epoch_{e}`, `save_dir/step_{n}` (n = micro-batches seen) and `save_dir/final`. They are
+    written at update boundaries. `final` holds the last weights, even with a SaveBestModelCallback.
 
     Args:
         save_dir: the folder.
         save_every_n_epochs: None for none.
-        save_every_n_steps: None for none; with accumulation, the first boundary after so many micro-batches.
-        save_at_end: also write `final`, after a stopped run as well.
-        max_checkpoints: keep only this many of the states written here, the newest; None keeps all.
-
-    Raises:
-        ConfigError: a number below 1.
+        save_every_n_steps: None for none; with accumulation, the first boundary after N micro-batches.
+        save_at_end: also write `final`, even after a stopped run.
+        max_checkpoints: keep only this many of the newest states; None keeps all.
     """
 
     def __init__(
@@ -140,15 +132,15 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._batches_before = 0
         self._asked: list[Path] = []
         self._written: list[Path] = []
-        self._ended: Any = None  # the progress of the last run that ended
+        self._ended: Any = None  # the progress at the end of the last run
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self.save_dir.mkdir(parents=True, exist_ok=True)
         self._batches_before = trainer.progress.total_batches
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Ask for a state when another n micro-batches are over."""
+        """Request a state after every n micro-batches."""
         if self.save_every_n_steps is None:
             return
         batches = trainer.progress.total_batches
@@ -157,23 +149,23 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._batches_before = batches
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Ask for a state of this epoch; it is written when the epoch is over, evaluation included."""
+        """Request a state of this epoch; it is written after its evaluation."""
         epoch = trainer.run_history.current_epoch
         if self.save_every_n_epochs is not None and epoch % self.save_every_n_epochs == 0:
             self._ask(trainer, f"epoch_{epoch}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Ask for the final state."""
+        """Request the final state."""
         self.ask_for_final(trainer)
 
     def ask_for_final(self, trainer: TrainerLike) -> None:
-        """Ask for the final state, once in a run; called at its end, before another model is loaded."""
+        """Request the final state once per run; called at its end, before another model is loaded."""
         if self.save_at_end and self._ended is not trainer.progress:
             self._ended = trainer.progress
             self._ask(trainer, "final")
 
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
-        """Say so, and remove the oldest states beyond `max_checkpoints`."""
+        """Print it, and remove the oldest states beyond `max_checkpoints`."""
         saved = Path(path)
         if saved not in self._asked:
             return
@@ -188,12 +180,12 @@ class SaveTrainingStateCallback(TrainerCallback):
                 shutil.rmtree(oldest, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states written so far, oldest first, and those being written: this goes into one of them."""
+        """The states written so far, oldest first, and those being written, including the current one."""
         earlier = [path for path in self._written if path not in self._asked]
         return {"written": [str(path) for path in (*earlier, *self._asked)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting the states that an earlier process wrote and that are still there."""
+        """Resume counting the states of an earlier process that still exist."""
         self._written = [Path(path) for path in state["written"] if Path(path).is_dir()]
 
     def _ask(self, trainer: TrainerLike, name: str) -> None:
@@ -206,23 +198,23 @@ class SaveTrainingStateCallback(TrainerCallback):
 class WSDCheckpointCallback(TrainerCallback):
     """Saves around each decay phase of a warmup-stable-decay schedule.
 
-    Before a decay phase a full training state (`checkpoint_{n}_wsd_pre_decay`), from which training can
-    go on in the stable phase; at its end the decayed model (`checkpoint_{n}_wsd_post_decay.pt`).
+    Before a decay phase it saves a full training state (`checkpoint_{n}_wsd_pre_decay`), from which the stable phase
+    can resume; at its end the decayed model (`checkpoint_{n}_wsd_post_decay.pt`).
 
     Args:
-        save_dir: the folder; it is made at once.
+        save_dir: the folder; created at once.
         save_optimizer: whether the post-decay file holds the optimizer's state.
         save_scheduler: whether the post-decay file holds the scheduler's state.
         initial_checkpoint: a state (folder) or file to start from.
 
     Attributes:
         last_checkpoint_step: the last update saved at, or None.
-        checkpoint_steps: all updates that end a decay phase.
-        decay_fraction: the share of a period that decays.
+        checkpoint_steps: the updates that end a decay phase.
+        decay_fraction: the fraction of a period that decays.
         decay_info: the schedule's periods.
     """
 
-    asks_alike = True  # by the schedule
+    asks_alike = True  # determined by the schedule
 
     def __init__(
         self,
@@ -242,7 +234,7 @@ class WSDCheckpointCallback(TrainerCallback):
         self.decay_info: list[dict[str, Any]] | None = None
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Load the initial checkpoint, unless a resumed run is past it already, and read the schedule."""
+        """Load the initial checkpoint, unless a resumed run is already past it, and read the schedule."""
         scheduler = trainer.scheduler
         if not hasattr(scheduler, "get_checkpoint_steps"):
             raise ConfigError(
@@ -259,7 +251,7 @@ class WSDCheckpointCallback(TrainerCallback):
         self.decay_fraction = scheduler.decay_phase_ratio
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Save where a decay phase begins or ends."""
+        """Save at the start and the end of a decay phase."""
         step = trainer.scheduler.get_current_step()
         if step == self.last_checkpoint_step:
             return
@@ -282,7 +274,7 @@ class WSDCheckpointCallback(TrainerCallback):
         return {"last_checkpoint_step": self.last_checkpoint_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the last update saved at."""
+        """Resume from the last update saved at."""
         self.last_checkpoint_step = state["last_checkpoint_step"]
 
     def _metadata(self, trainer: TrainerLike, step: int, kind: str) -> dict[str, Any]:

@@ -46,18 +46,14 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_patience_counter = 0
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start anew, unless told not to.
-
-        Raises:
-            ConfigError: the loss of an evaluation is watched, and the run has none.
-        """
+        """Reset, unless disabled; raise a ConfigError if the evaluation loss is watched without an evaluation."""
         require_evaluation(self, self.watch_metric, trainer)
         if self.reset_on_train:
             self.best_metric = None
             self.early_stopping_patience_counter = 0
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Compare, count, and stop the run when patience is at its end; an epoch without evaluation does not count."""
+        """Compare and count, and stop the run when patience runs out; epochs without evaluation do not count."""
         if not has_new_value(self.watch_metric, kwargs):
             return
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
@@ -82,19 +78,19 @@ class EarlyStoppingCallback(TrainerCallback):
         return {"best_metric": self.best_metric, "counter": self.early_stopping_patience_counter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the saved best value and counter."""
+        """Resume with the saved best value and counter."""
         self.best_metric = state["best_metric"]
         self.early_stopping_patience_counter = state["counter"]
 
     def _improved(self, value: float, best: float) -> bool:
-        # A nan compares false with everything, so it never counts as an improvement.
+        # A nan compares false with everything, so it is never an improvement.
         return self.operator(value, best) and abs(value - best) > self.early_stopping_threshold
 
 
 class TerminateOnNaNCallback(TrainerCallback):
-    """Stops the run when a loss is nan or infinite, and says at which update.
+    """Stops the run when a loss is nan or infinite, and names the update.
 
-    The check rides on the log, where losses reach the host anyway, so it costs nothing per update.
+    The check uses the log, where losses reach the host anyway, so it costs nothing per update.
 
     Attributes:
         triggered: whether it stopped the current run.
@@ -104,7 +100,7 @@ class TerminateOnNaNCallback(TrainerCallback):
         self.triggered = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Start anew."""
+        """Reset `triggered`."""
         self.triggered = False
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
@@ -121,7 +117,7 @@ class TerminateOnNaNCallback(TrainerCallback):
             self._stop("validation", "")
 
     def check_for_nan_after_batch(self, batch_output: dict[str, Any], step: str | None = None) -> None:
-        """Check one batch's loss now; this waits for the device. For loops and callbacks of your own."""
+        """Check one batch's loss now, with a device sync. For your own loops and callbacks."""
         if not torch.isfinite(torch.as_tensor(batch_output["loss"])).all():
             self._stop(step or "training", "")
 

@@ -21,18 +21,18 @@ _JOURNAL = "trackers.jsonl"
 
 
 class TrackerCallback(TrainerCallback):
-    """Reports losses, learning rate, speed, metrics and settings to trackers, from the first process alone.
+    """Reports losses, learning rate, speed, metrics and settings to trackers, from rank 0 only.
 
-    The step of a point is the number of updates. What a tracker raises is printed once and written to metrics.jsonl as
-    `tracker_failed`; the run goes on. A resumed run goes on in the same run of the tracker, where the tracker can, and
-    gives it no point that it has: `trackers.jsonl` in the folder says which those are.
+    The step of a point is the number of updates. A tracker's error is printed once and written to metrics.jsonl as
+    `tracker_failed`; the run continues. A resumed run continues the tracker's run if it supports that. `trackers.jsonl`
+    in the folder records the reported points, so that none is repeated.
 
     Args:
-        report_to: one tracker or several by name; "all" for those that are installed, "none" for none.
-        folder: for the files of the trackers; made when a run begins.
-        run_name: what the trackers call the run; the name of the folder by default.
-        config: settings to be shown; those of the run config, the optimizer and the model by default.
-        project: what the trackers file the run under.
+        report_to: one or several trackers by name; "all" for every installed one, "none" for none.
+        folder: for the files of the trackers; created when a run begins.
+        run_name: the trackers' name for the run; by default the folder's name.
+        config: settings to show; by default from the run config, the optimizer and the model.
+        project: the trackers' project for the run.
 
     Raises:
         ConfigError: a tracker is not known or not installed.
@@ -56,12 +56,12 @@ class TrackerCallback(TrainerCallback):
         self._open: Trackers | None = None
         self._journal: MetricsLog | None = None
         self._written: dict[str, int] = {}
-        self._counts: dict[str, int] | None = None  # of the values that were reported; None before there was a tracker
+        self._counts: dict[str, int] | None = None  # of the reported values; None before the first tracker
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Open the trackers, and give them the settings."""
+        """Open the trackers, and log the settings."""
         self._counts = None
         if not self.trackers or not trainer.run_config.is_world_process_zero:
             return
@@ -86,7 +86,7 @@ class TrackerCallback(TrainerCallback):
             trainer.print("Trackers: " + ", ".join(where_to_look(name, run) for name in trackers.names))
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Report the loss, the learning rate, the norm of the gradient and the speed."""
+        """Report the loss, the learning rate, the gradient norm and the speed."""
         if self._open is None:
             return
         speed: Mapping[str, Any] = getattr(trainer, "speed", {})
@@ -94,7 +94,7 @@ class TrackerCallback(TrainerCallback):
         self._report(trainer, "log", {**values, **{f"speed/{name}": value for name, value in speed.items()}})
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report what training has put into the history."""
+        """Report the metrics of the training epoch."""
         self._report_news(trainer, "training")
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -102,7 +102,7 @@ class TrackerCallback(TrainerCallback):
         self._report_news(trainer, "intermediate" if kwargs.get("is_intermediate") else "evaluation")
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report what came into the history since, such as the metrics of an averaged model."""
+        """Report metrics recorded since, such as those of an averaged model."""
         self._report_news(trainer, "epoch")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -115,18 +115,18 @@ class TrackerCallback(TrainerCallback):
         self._finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many values of each metric were reported: what came since is still to be."""
+        """Return the number of reported values of each metric; later values are still to be reported."""
         return {} if self._counts is None else {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on reporting where the saved run stood."""
+        """Resume reporting from the saved counts."""
         if self._open is not None and "counts" in state:
             self._counts = dict(state["counts"])
 
     # --- reporting ----------------------------------------------------------------------------------------------
 
     def _report_news(self, trainer: TrainerLike, kind: str) -> None:
-        """Report the metrics of the history that have a new value since this was last asked."""
+        """Report the metrics with a new value since the last call."""
         if self._open is None:
             return
         before, self._counts = self._counts or {}, _counts(trainer.run_history)
@@ -139,12 +139,12 @@ class TrackerCallback(TrainerCallback):
         numbers = {name: number for name, value in values.items() if (number := _number(value)) is not None}
         if self._open is None or not numbers or update <= self._written.get(kind, -1):
             return
-        # Noted before it is reported: a process killed between the two leaves a point out instead of writing it twice.
+        # Recorded before it is reported: a process killed in between skips a point instead of repeating it.
         self._note({"event": kind, "update": update})
         self._open.log(numbers, update)
 
     def _begin(self, trainer: TrainerLike) -> TrackedRun:
-        """Open the journal of what was reported, and return the run as the trackers are told of it."""
+        """Open the journal of reported points, and return the run as the trackers see it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / _JOURNAL
         earlier = list(metrics_log.read(path)) if path.exists() else []
@@ -176,7 +176,7 @@ class TrackerCallback(TrainerCallback):
 
     def _note(self, record: Mapping[str, Any]) -> None:
         if self._journal is not None:
-            with contextlib.suppress(OSError):  # at worst a resumed run reports a point again
+            with contextlib.suppress(OSError):  # at worst a resumed run repeats a point
                 self._journal.append(record)
 
     def _finish(self) -> None:
@@ -189,7 +189,6 @@ class TrackerCallback(TrainerCallback):
 
 
 def _counts(history: Any) -> dict[str, int]:
-    """Return how many values each metric of a history has."""
     return {name: len(list(history.get_metric_values(name))) for name in sorted(history.get_metric_names())}
 
 
@@ -202,7 +201,6 @@ def _shown(name: str) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a metric as a number; None if it is none."""
     if isinstance(value, (int, float)):
         return value
     if hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1:  # a tensor or an array of one number
@@ -211,7 +209,6 @@ def _number(value: Any) -> float | None:
 
 
 def _settings_of(trainer: TrainerLike) -> dict[str, Any]:
-    """Return the settings of a run that was given none to show."""
     optimizer, model = trainer.optimizer, trainer.get_model()
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     groups = getattr(optimizer, "param_groups", None) or [{}]

@@ -1,7 +1,7 @@
-"""`python -m loopwright.checkpoint`: look at checkpoints, and take the weights out of one.
+"""`python -m loopwright.checkpoint`: inspect checkpoints, and export the weights of one.
 
-verify DIR            list every checkpoint: its update, its size, what is wrong with it
-export DIR FILE       write the weights of one checkpoint, sharded or not, into one safetensors file
+verify DIR            list every checkpoint: its update, its size, what is wrong with it export DIR FILE       write the
+weights of one checkpoint, sharded or not, into one safetensors file
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _USAGE = "usage: python -m loopwright.checkpoint verify DIR | export DIR FILE"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return 0 if every checkpoint is whole, 65 if one is not or there is none, 2 for bad usage."""
+    """Run the command; return 0 if every checkpoint is intact, 65 if one is damaged or none exists, 2 for bad usage."""
     is_export = len(arguments) == 3 and arguments[0] == "export"
     if not is_export and (len(arguments) != 2 or arguments[0] != "verify"):
         print(_USAGE, file=sys.stderr)  # noqa: T201 - a command

@@ -1,8 +1,8 @@
-"""How a folder takes the place of another of its name, and what a reader makes of it who comes in between.
+"""Replace a folder atomically, and let readers survive the race.
 
-A folder cannot be renamed over one that is not empty, so the old one is called `.old-NAME` for a moment. A reader who
-comes in that moment, or after a kill in it, puts the old one back: it cannot know which of the two it is. The writer
-moves it away once more then, and a reader under whose hands a folder was replaced reads the new one.
+A folder cannot be renamed over a non-empty one, so the old one is briefly called `.old-NAME`. A reader that finds it in
+that window cannot tell a race from a killed writer, so it puts the old one back. The writer then moves it away again,
+and a reader whose folder was replaced retries on the new one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from typing import TypeVar
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import fsync_folder
 
-OLD = ".old-"  # begins the name of a folder that was moved aside
+OLD = ".old-"  # name prefix of a folder moved aside
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
-_MOST_TRIES = 20  # each needs another process that comes in between
+_MOST_TRIES = 20  # retries; each needs another racing process
 
 Value = TypeVar("Value")
 
 
 def put_in_place(aside: Path, final: Path) -> None:
-    """Rename a whole folder to its final name, and remove the one that had it.
-
-    Raises:
-        OSError: the disk refuses; the old folder has its name then.
-    """
+    """Rename a complete folder to its final name, and remove the one it replaces; on an OSError the old one is back."""
     old = final.with_name(f"{OLD}{final.name}")
     restore_moved(final)
     for tries_left in reversed(range(_MOST_TRIES)):
@@ -51,21 +47,21 @@ def put_in_place(aside: Path, final: Path) -> None:
 
 
 def restore_moved(final: Path) -> None:
-    """Put back a folder that was moved aside for a new one which is not there; called by readers and writers."""
+    """Put back a folder moved aside for a new one that never arrived; called by readers and writers."""
     old = final.with_name(f"{OLD}{final.name}")
     if final.exists() or not old.exists():
         return
     try:
         os.rename(old, final)
     except FileNotFoundError:
-        return  # another reader did, or the writer was done with it
+        return  # another reader put it back, or the writer has finished
     except OSError as error:
-        if error.errno not in _TAKEN:  # the new one is there by now
+        if error.errno not in _TAKEN:  # the new one is in place by now
             raise
 
 
 def read_steadily(folder: Path, read: Callable[[], Value]) -> Value:
-    """Return what a function reads of a folder; it is called again if the folder was replaced while it failed."""
+    """Return the result of reading a folder; retry if the folder was replaced while reading failed."""
     for _ in range(_MOST_TRIES):
         restore_moved(folder)
         before = _stamp(folder)
@@ -79,7 +75,7 @@ def read_steadily(folder: Path, read: Callable[[], Value]) -> Value:
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Return what is another one for another folder of the same name; None while there is none."""
+    """Return the inode and time that identify a folder among others of its name; None if it is missing."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -88,7 +84,7 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
 
 
 def _is_gone(folder: Path) -> bool:
-    """Whether there is no such folder, and none that was moved aside: one look at both, or one could slip through."""
+    """Whether neither the folder nor a moved-aside copy exists; checked in one listing, to avoid a race."""
     try:
         names = os.listdir(folder.parent)
     except OSError:

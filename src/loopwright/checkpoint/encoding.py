@@ -59,7 +59,7 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") ->
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return what `encode` was given."""
+    """Invert `encode`."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -101,7 +101,7 @@ def _encode_array(value: torch.Tensor | np.ndarray[Any, Any], tensors: dict[str,
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
             raise CheckpointError(f"{path} is a numpy array of {value.dtype}, which cannot be saved")
-        # A copy: torch takes no foreign byte order and no negative strides, and warns of read-only arrays.
+        # Copied, since torch rejects foreign byte orders and negative strides, and warns about read-only arrays.
         kind, value = "ndarray", torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
     # Two key paths may read the same: {"a.b": x, "a": {"b": y}}.
     name, copies = path, 1

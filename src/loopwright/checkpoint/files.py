@@ -1,4 +1,4 @@
-"""Files of a checkpoint: created once, written to the end, hashed as they go, synced, and never followed as links."""
+"""Checkpoint files: created once, hashed while they are written, synced, and never opened through links."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _WRITE_BYTES = 32 * 1024 * 1024
 
 
 class HashedFile:
-    """A new file; what is written to it is hashed on the way, and it is synced when the block ends well.
-
-    Attributes:
-        size: bytes written.
-    """
+    """A new file of `size` bytes, hashed while it is written, and synced when the block ends without an error."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
@@ -30,7 +26,7 @@ class HashedFile:
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write all of the data, however few bytes the system takes at a time."""
+        """Write all of the data, however few bytes the system accepts at a time."""
         view = memoryview(data)
         for start in range(0, len(view), _WRITE_BYTES):
             chunk = view[start : start + _WRITE_BYTES]
@@ -40,7 +36,7 @@ class HashedFile:
         self.size += len(view)
 
     def describe(self) -> dict[str, Any]:
-        """Return size and sha256 of what was written."""
+        """Return the size and sha256 of the written bytes."""
         return {"size": self.size, "sha256": self._digest.hexdigest()}
 
     def __enter__(self) -> HashedFile:
@@ -58,22 +54,14 @@ class HashedFile:
 
 
 def within(data: bytes, most_bytes: int, what: str) -> bytes:
-    """Return data that are to be written, if they are no more than is read again later.
-
-    Raises:
-        CheckpointError: it says what is too large.
-    """
+    """Return the data if it does not exceed the size that is read back later; raise a CheckpointError otherwise."""
     if len(data) > most_bytes:
         raise CheckpointError(f"{what} takes {len(data):,} bytes, and a checkpoint can hold {most_bytes:,} of it")
     return data
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading; refuse links, devices and folders.
-
-    Raises:
-        CheckpointError: it is missing or not a plain file.
-    """
+    """Open a file for reading; raise a CheckpointError if it is missing, or is a link, a device or a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -85,7 +73,7 @@ def open_regular(path: Path) -> int:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return size and sha256 of a file."""
+    """Return the size and sha256 of a file."""
     digest = hashlib.sha256()
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size

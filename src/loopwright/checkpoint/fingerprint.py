@@ -1,4 +1,4 @@
-"""What decides the bits of a run besides its state, and which guarantee holds when it is continued."""
+"""The settings that decide the bits of a run besides its state, and the guarantee that holds on resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIERS = {
     "T3": "counted: the position is found by reading again; exact if the source gives the same once more",
 }
 EXACT = ("T0", "T1")
-# Another value of these gives the same samples, and maybe other bits.
+# Changing these gives the same samples, but possibly other bits.
 _ROUNDING = frozenset(
     ("torch", "device", "threads", "deterministic", "tf32", "matmul_precision", "precision", "step_mode", "processes")
     + ("reduction", "sharding")
@@ -26,7 +26,7 @@ _ROUNDING = frozenset(
 
 
 def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
-    """Return versions, device, flags and the given settings, as every checkpoint's manifest holds them."""
+    """Return versions, device, flags and the given settings, as stored in every manifest."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "loopwright": package_version(),
@@ -43,17 +43,16 @@ def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two mappings, one line each: name, saved value, current value."""
+    """Return the differences between two mappings, one line each: name, saved value, current value."""
     names = sorted(saved.keys() | current.keys())
     return [f"{name}: {saved.get(name)!r} -> {current.get(name)!r}" for name in names if _differs(name, saved, current)]
 
 
 def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool) -> str:
-    """Return which of `TIERS` holds for continuing under the current fingerprint.
+    """Return which of `TIERS` holds when a run continues under the current fingerprint.
 
     Args:
-        saved: the fingerprint of the checkpoint; the current one for a run that begins.
-        current: the fingerprint now.
+        saved: the fingerprint of the checkpoint; the current one for a new run.
         is_counted: the data has no random access, so its position is found by reading again.
     """
     if is_counted:

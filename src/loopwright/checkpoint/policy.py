@@ -21,19 +21,19 @@ class Checkpointing:
 
     Args:
         directory: the folder; each checkpoint is a folder `step-<update>` in it.
-        every_updates: save every so many updates.
-        every_epochs: save after every so many epochs.
-        every_seconds: save when so many seconds have passed since the last save.
+        every_updates: save every N updates.
+        every_epochs: save after every N epochs.
+        every_seconds: save when N seconds have passed since the last save.
         keep_last: how many to keep; the best one and the one resumed from are kept as well.
         keep_best: the metric that decides which checkpoint is best, and "min" or "max"; None keeps no best one.
         asynchronous: write in the background, so that training waits only for a copy in host memory.
         max_stall_seconds: how long training waits for the save before this one; then this one is skipped.
         run_folder: where metrics.jsonl, status.json and the lease are; None is the directory itself.
-        allow_changed_data: go on with a dataset of another length than the one the run was begun with.
-        name: of a checkpoint's folder; `{update}` stands for the update it was written after.
-        is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file in it
-            makes it a bad one.
-        require_exact: refuse to resume where the result might differ from that of the uninterrupted run.
+        allow_changed_data: resume even if the length of the dataset has changed.
+        name: of a checkpoint's folder; `{update}` is replaced by the number of the update.
+        is_open: others may add files to a checkpoint's folder; they are never read. Otherwise an unknown file
+            invalidates it.
+        require_exact: refuse to resume if the result might differ from an uninterrupted run.
     """
 
     directory: str | Path
@@ -83,7 +83,7 @@ class Checkpointing:
 
     @property
     def pattern(self) -> str:
-        """What the names of all checkpoints match, as `glob` takes it."""
+        """The glob pattern that the names of all checkpoints match."""
         return self.name.partition("{")[0] + "*"
 
     def is_due_after_update(self, update: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds, and what is wrong with it."""
+"""List the checkpoints of a folder, and what is wrong with each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,7 @@ class Finding:
 
 
 def verify_all(path: str | Path, say: Callable[[int, int], None] | None = None) -> list[Finding]:
-    """Check every byte of a checkpoint, or of every checkpoint in a folder, oldest update first.
-
-    Args:
-        path: of the checkpoint or the folder.
-        say: called after each with how many are checked, and how many there are.
-    """
+    """Check every byte of a checkpoint, or of all in a folder, oldest update first; calls `say(done, total)`."""
     folder = Path(path)
     folders = [one for one in checkpoint_folders(folder) or [folder] if any(one.iterdir())]
     findings = []

@@ -1,4 +1,4 @@
-"""A loop of your own that can be resumed: its objects are saved together, and all restored or the run refused.
+"""Make a hand-written loop resumable: its objects are saved together, and restored together or not at all.
 
     with ResumableState(Checkpointing("checkpoints", every_updates=100), model, optimizer=optimizer) as state:
         values = state.restore() or {"update": 0}
@@ -8,8 +8,8 @@
                 state.save(update, {"update": update})
         state.save(1000, {"update": 1000}, wait=True)
 
-It is for loops of one process, which owns the folder while it runs. `Trainer.train` has its own way,
-`checkpoints=Checkpointing(...)`, and writes the same kind of folder with more in it.
+For single-process loops, which own the folder while they run. `Trainer.train(checkpoints=Checkpointing(...))` writes
+the same kind of folder with more in it.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from loopwright.engine.seeding import generator_states, restore_generator_states
 from loopwright.errors import CheckpointError, ConfigError, ConfigTypeError
 from loopwright.run_folder import Lease
 
-# What a Trainer heeds, and a loop of one's own has to see to itself.
+# Settings that only a Trainer implements; a hand-written loop has to handle them itself.
 _OF_THE_TRAINER = ("every_epochs", "run_folder", "allow_changed_data", "require_exact")
 
 _logger = logging.getLogger("loopwright")
 
 
 class Stateful(Protocol):
-    """What can be saved: optimizers, schedulers, scalers, modules, `Progress`, or a class of your own."""
+    """An object that can be saved: optimizers, schedulers, scalers, modules, `Progress`, or your own class."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return everything needed to go on, as tensors, numbers, texts, and lists and dicts of them."""
+        """Return everything needed to resume, as tensors, numbers, strings, and lists and dicts of them."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take over what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         ...
 
 
 class ResumableState:
-    """The model of a hand-written loop and everything beside it that decides how the loop goes on.
+    """The model of a hand-written loop, and all other state that it needs to resume.
 
-    Saved are the weights, the state of every part (an optimizer's by the names of the parameters), the global random
-    generators, and the values given to `save`. Also a context manager: it closes.
+    It saves the weights, the state of every part (an optimizer's by parameter name), the global random generators, and
+    the values given to `save`. As a context manager it closes itself.
 
     Args:
-        policy: where and how often to save, and how much to keep. What only a Trainer can heed is refused.
+        policy: where and how often to save, and how much to keep. Settings that only a Trainer implements are refused.
         model: its weights become model.safetensors.
-        lease: of the run folder. It is kept alive by `is_due`, and asked before each commit, so that a process which
-            was taken for dead spoils nothing. Without it the caller makes sure that no other process writes there.
+        lease: of the run folder. `is_due` renews it, and every commit checks it, so that a process presumed dead cannot
+            overwrite anything. Without it the caller ensures that no other process writes there.
         parts: everything else with a state, by names that stay the same when the run is resumed.
 
     Raises:
-        ConfigError: the policy asks for what only a Trainer does, or a part has no state.
+        ConfigError: the policy needs a Trainer, or a part has no state.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class ResumableState:
     def restore(self) -> dict[str, Any] | None:
         """Load the newest good checkpoint; called once, by the owner of the folder, before the first update.
 
-        Damaged checkpoints are moved out of the way with a warning, half-written ones are removed.
+        Damaged checkpoints are moved aside with a warning, partial ones are removed.
 
         Returns:
-            The values that `save` was given with it. None if there is no checkpoint; then nothing is changed.
+            The values passed to `save` with it. None if there is no checkpoint; then nothing changes.
 
         Raises:
-            CheckpointError: there are checkpoints but none is whole, or the newest is of another model or loop. The
-                run must end then: part of the state may have been loaded.
+            CheckpointError: no checkpoint is intact, or the newest is of another model or loop. The run must then end,
+                since its state may be partly loaded.
         """
         if self._saver is not None:
             raise ConfigError("restore() was called twice; call it once, before the first update")
@@ -115,11 +115,10 @@ class ResumableState:
         return values
 
     def is_due(self, update: int) -> bool:
-        """Return whether the policy asks for a save after this update; called after every one.
+        """Return whether a save is due after this update; called after every one.
 
         Raises:
-            CheckpointError: two saves in a row have failed. A single failure is logged, and the next save makes up
-                for it.
+            CheckpointError: two saves in a row have failed. A single failure is only logged.
             LeaseError: another process took the run folder over; the loop must end without writing anything.
         """
         if self._lease is not None:
@@ -130,16 +129,16 @@ class ResumableState:
     def save(self, update: int, values: Mapping[str, Any], *, wait: bool = False) -> None:
         """Save everything as it is now; called between two updates, where no gradients are held.
 
-        Training waits for a copy in host memory and goes on while that is written.
+        Training waits for a copy to host memory, and continues while it is written.
 
         Args:
             update: updates finished; it names the checkpoint and decides which one is the newest.
-            values: what `restore` shall return; also looked at for the metric of the policy's `keep_best`.
+            values: returned by `restore`; also searched for the metric of the policy's `keep_best`.
             wait: return when the checkpoint is committed; for the last save of a run.
 
         Raises:
-            CheckpointError: a weight is not finite, something cannot be saved, or the disk refuses: twice in a row, or
-                once with `wait`.
+            CheckpointError: a weight is not finite, a value cannot be saved, or writing failed twice in a row (once
+                with `wait`).
         """
         saver = self._started()
         self._poll()
@@ -152,11 +151,7 @@ class ResumableState:
                 raise CheckpointError(saver.refusals.pop(0))
 
     def close(self) -> None:
-        """Wait for a save in flight; called when the loop ends, however it ends.
-
-        Raises:
-            CheckpointError: it failed, and there is no later one to make up for it.
-        """
+        """Wait for a save in flight, and raise a CheckpointError if it failed; called however the loop ends."""
         if self._saver is not None:
             self._saver.finish()
 
@@ -171,7 +166,7 @@ class ResumableState:
         except CheckpointError as problem:
             if kind is None:
                 raise
-            _logger.warning("the last save failed: %s", problem)  # what ended the loop matters more
+            _logger.warning("the last save failed: %s", problem)  # the error that ended the loop matters more
 
     def _started(self) -> Saver:
         if self._saver is None:
@@ -236,7 +231,7 @@ class ResumableState:
         if isinstance(part, torch.optim.Optimizer):
             load_optimizer_state(part, saved, self._names())
         elif hasattr(part, "resume_state_dict"):
-            # A scheduler that begins a new run when it is given a state, unless it is told that this is the same one.
+            # This kind of scheduler starts a new run when it is given a state, unless told that it is the same run.
             part.resume_state_dict(saved)
         else:
             part.load_state_dict(saved)
@@ -256,7 +251,7 @@ class ResumableState:
         if not weights:
             return
         flags = [weight.isfinite().all().to(self._device()) for weight in weights.values()]
-        is_finite = torch.stack(flags).tolist()  # one wait for the device, however many weights there are
+        is_finite = torch.stack(flags).tolist()  # one device sync, however many weights there are
         if not all(is_finite):
             name = list(weights)[is_finite.index(False)]
             raise CheckpointError(

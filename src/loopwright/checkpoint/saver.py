@@ -1,4 +1,4 @@
-"""Saving while training goes on: one snapshot in flight, errors told at the next update, retention after commit."""
+"""Save while training continues: one snapshot in flight, errors raised at the next update, retention after commit."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Saver:
     """Writes the checkpoints of one run into its folder.
 
     Attributes:
-        skipped: saves that were due while the one before was still being written.
-        last_error: of the last attempt that failed, or None.
-        newest: the checkpoint that was committed last here, or None.
-        refusals: why states were not saved or kept, a line each; whoever tells them removes them.
+        skipped: saves skipped because the previous one was still being written.
+        last_error: the error of the last failed attempt, or None.
+        newest: the checkpoint committed last, or None.
+        refusals: why states were not saved or kept, one line each; the caller that reports them removes them.
         is_asynchronous: saves are written in the background.
     """
 
@@ -72,7 +72,7 @@ class Saver:
         self._run_id = run_id
         self._resumed_from = resumed_from
         self._is_ours = is_ours
-        # With several processes an error must reach all of them at once, so the first one writes while they wait.
+        # With several processes an error must reach all of them at once, so rank 0 writes while they wait.
         self.is_asynchronous = policy.asynchronous and num_processes == 1
         self._is_writer = rank == 0
         self._is_sharded = is_sharded
@@ -93,7 +93,6 @@ class Saver:
         self._take_over_best()
 
     def _read_best(self) -> dict[str, Any] | None:
-        """Return what best.json says; None if there is none, or none to be believed."""
         try:
             best = read_json(self.directory / _BEST, default=None)
         except DamagedFileError:
@@ -101,17 +100,17 @@ class Saver:
         kinds: dict[str, Any] = {"checkpoint": str, "metric": str, "value": (int, float)}
         if not isinstance(best, dict) or not all(isinstance(best.get(name), kind) for name, kind in kinds.items()):
             return None
-        # Otherwise it was bad, or is of a way that the run has left.
+        # Otherwise it was damaged, or belongs to a branch that the run has left.
         return best if (self.directory / best["checkpoint"]).exists() else None
 
     def _take_over_best(self) -> None:
-        """Make up for a best.json that is damaged, or was not written before a kill: manifests know what was best."""
+        """Recover the best checkpoint from the manifests if best.json is damaged, or a kill prevented its writing."""
         folder = self._resumed_from
         if folder is None or folder.parent != self.directory or self._policy.keep_best is None:
             return
         known, name = self._best, self._policy.keep_best[0]
         for path in [folder] if known is not None else checkpoint_folders(self.directory):
-            with suppress(CheckpointError):  # a bad one is nobody's best
+            with suppress(CheckpointError):  # a damaged one is never the best
                 note = read_manifest(path).get("about", {}).get("best")
                 if note is not None and note["checkpoint"] == path.name and note["metric"] == name:
                     self._best = self.best_with({name: note["value"]}, path) or self._best
@@ -128,12 +127,7 @@ class Saver:
         return int(re.search(r"\d+$", path.name)[0])  # type: ignore[index]
 
     def check_space(self, num_bytes: int, say: Callable[[str], None]) -> None:
-        """Say so if the disk cannot hold as many checkpoints as are to be kept, and the one being written.
-
-        Args:
-            num_bytes: what one takes at the least, before the optimizer has made its state.
-            say: prints a line.
-        """
+        """Warn if the disk cannot hold all checkpoints to keep plus the one being written, each `num_bytes` or more."""
         free = shutil.disk_usage(self.directory).free
         needed = (self._policy.keep_last + 1) * num_bytes
         if free < needed:
@@ -143,12 +137,8 @@ class Saver:
             )
 
     def expect(self, model: Mapping[str, torch.Tensor]) -> None:
-        """Note which tensors are not finite before the first update, as a mask of -inf is: they are saved all the same.
-
-        Args:
-            model: weights and buffers by name.
-        """
-        if not self._is_sharded:  # of a model that is split the loop looks at what is trained, on every process
+        """Note tensors that are not finite before the first update, such as a mask of -inf; they are saved anyway."""
+        if not self._is_sharded:  # for a split model the loop checks the trained weights on every process
             with torch.no_grad():
                 self._never_finite = nonfinite_weights(model)
 
@@ -171,9 +161,9 @@ class Saver:
         return is_best or self._policy.is_due_after_epoch(epoch)
 
     def warm_up(self, capture: Callable[[], Captured]) -> None:
-        """Reserve the memory for snapshots in the background; called after every update, it does so after the first.
+        """Reserve the memory for snapshots in the background; called after every update, a no-op after the first.
 
-        By then the optimizer has made its state. The first save would otherwise wait for the memory.
+        By then the optimizer has created its state. Otherwise the first save would wait for the memory.
         """
         staging = self._staging
         if not self._is_cold or staging is None or self._thread is not None:
@@ -182,7 +172,7 @@ class Saver:
         try:
             model, state, _ = capture()
         except (OSError, CheckpointError):
-            return  # the save itself will tell
+            return  # the save itself will raise
         tensors: dict[str, torch.Tensor] = {}
         encode(state, tensors)
         weights, _ = untied(model)
@@ -207,15 +197,15 @@ class Saver:
         position: Mapping[str, Any] | None = None,
         must_happen: bool = False,
     ) -> None:
-        """Save the state at this update boundary; only the copy to host memory is waited for.
+        """Save the state at this update boundary; training waits only for the copy to host memory.
 
         Args:
-            capture: returns the weights, the state and further files; called once it is sure that they will be saved.
+            capture: returns the weights, the state and extra files; called only if the save will happen.
             update: updates finished.
-            metrics: the latest metrics, among them the one that decides which checkpoint is best.
+            metrics: the latest metrics, including the one that picks the best checkpoint.
             about: plain values for the manifest.
-            position: where the run stands, which `holds` is asked for; None if the state is not the run's alone.
-            must_happen: wait for an earlier save however long it takes, and for this one to be committed.
+            position: the position of the run, for `holds`; None if the state is not the run's alone.
+            must_happen: wait for an earlier save without limit, and for this one to be committed.
         """
         if not self._wait(None if must_happen else self._policy.max_stall_seconds):
             self.skipped += 1
@@ -232,7 +222,7 @@ class Saver:
             return
         try:
             model, state, files = capture()
-        except OSError as error:  # the metrics of this update are not safe on disk
+        except OSError as error:  # the metrics of this update are not on disk yet
             self._outcome = error
             return
         best = self.best_with(metrics, path)
@@ -264,7 +254,7 @@ class Saver:
                 )
                 self._tidy(best)
                 self._outcome, self._position = path, position
-            except (KeyboardInterrupt, Preempted):  # a second signal, where training waits for the save
+            except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
                 raise
             except BaseException as error:  # noqa: BLE001 - a thread's error is raised by the loop, in `poll`
                 self._outcome = error
@@ -276,7 +266,7 @@ class Saver:
             job()
 
     def _do_without_copies(self, error: BaseException) -> None:
-        """Write from where the tensors are from now on, while training waits: there is no memory for copies of them."""
+        """Write directly from the tensors from now on, while training waits: there is no memory for copies."""
         if not is_out_of_memory(error):
             raise error
         self._staging, self.is_asynchronous = None, False
@@ -291,7 +281,7 @@ class Saver:
         about: Mapping[str, Any] | None,
         position: Mapping[str, Any] | None,
     ) -> None:
-        """Save together with the other processes; each of them calls this, and all learn of a failure of one."""
+        """Save together with the other processes; all of them call this, and a failure on one reaches all."""
         outcome: Path | BaseException
         try:
             model, state, files = sharded.everywhere(capture)
@@ -312,11 +302,11 @@ class Saver:
             outcome, self._position = path, position
         except (CheckpointError, LeaseError, OSError) as error:
             outcome = error
-        # The first process tells of it, in `poll`, and the others learn it from there.
+        # Rank 0 reports it in `poll`, and the others learn it from there.
         self._outcome = outcome if self._is_writer else None
 
     def _tidy(self, best: dict[str, Any] | None) -> None:
-        """Note which checkpoint is the best, and remove those that are not to be kept; called after a commit."""
+        """Record the best checkpoint, and remove those beyond the retention limit; called after a commit."""
         if best is not None:
             failpoint("pre_best")
             write_json(Path(self._policy.directory) / _BEST, best)
@@ -324,17 +314,17 @@ class Saver:
         prune(self.directory, self._policy.keep_last, self._protected(), self._policy.pattern)
 
     def poll(self) -> Path | None:
-        """Return a checkpoint that was committed and not told of yet, if there is one.
+        """Return a committed checkpoint that was not reported yet, if there is one.
 
         Raises:
-            CheckpointError: two saves in a row failed; a single failure is kept in `last_error` and tried again.
+            CheckpointError: two saves in a row failed; after a single failure, kept in `last_error`, the next save
+                retries.
         """
         if self._thread is None or not self._thread.is_alive():
             self._settle()
         return self._committed.pop(0) if self._committed else None
 
     def _settle(self) -> None:
-        """Count the outcome of the save that has ended last."""
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
             self.last_error, self._failures_in_a_row = None, 0
@@ -353,23 +343,19 @@ class Saver:
                 raise CheckpointError(f"saving failed twice in a row: {self.last_error}") from outcome
 
     def finish(self) -> None:
-        """Wait for a save in flight; `poll` tells of it afterwards.
-
-        Raises:
-            CheckpointError: it failed, and there is no later one to make up for it.
-        """
+        """Wait for a save in flight, which `poll` then reports; raise a CheckpointError if it failed."""
         self._wait(None)
         self._settle()
         if self.last_error is not None:
             raise self.last_error
 
     def holds(self, position: Mapping[str, Any]) -> bool:
-        """Whether the last save was made at this position, and was committed; a save in flight is waited for."""
+        """Whether the last save was made at this position and committed; waits for a save in flight."""
         self._wait(None)
         return self._position == position
 
     def wait(self) -> None:
-        """Wait for what is going on in the background; `poll` tells of it afterwards."""
+        """Wait for the background thread; `poll` reports its result."""
         self._wait(None)
 
     def _wait(self, seconds: float | None) -> bool:
@@ -387,7 +373,7 @@ class Saver:
         return kept
 
     def best_with(self, metrics: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-        """Return what best.json would say if a checkpoint with these metrics were saved; None if it is not the best."""
+        """Return the content of best.json if a checkpoint with these metrics were saved; None if it is not the best."""
         if self._policy.keep_best is None:
             return None
         name, direction = self._policy.keep_best
@@ -401,5 +387,5 @@ class Saver:
 
 
 def _with_best(about: Mapping[str, Any] | None, best: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a manifest says of the run, and that its checkpoint is the best so far, if it is."""
+    """Return the manifest's values for the run, with a note if its checkpoint is the best so far."""
     return dict(about or {}) if best is None else {**(about or {}), "best": best}

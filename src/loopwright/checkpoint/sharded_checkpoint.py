@@ -1,12 +1,12 @@
-"""Checkpoints of models that are split over processes: each process writes its part, the first one makes them one.
+"""Checkpoints of models split over processes: each process writes its part, and rank 0 commits them as one.
 
     shard-00000.safetensors ...   what each process holds of weights and optimizer
     shards.json                   where in which tensor each part belongs
     state.safetensors             the tensors that every process has whole, weights among them as "model/..."
     state.json  MANIFEST.json     as in any checkpoint
 
-No process ever holds the whole. The manifest is written when all processes have told the size and the hash of their
-file; until then the checkpoint does not exist. All functions here must be called by every process.
+No process ever holds the whole. The manifest is written once all processes have reported the size and hash of their
+file; until then the checkpoint does not exist. Every process must call the functions of this module.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ShardedSnapshot:
-    """What one process holds of the state of a run at an update boundary.
+    """One process's share of the state of a run at an update boundary.
 
     Attributes:
         parts: its parts of split tensors, by their names in its file.
         table: where all parts of all processes belong.
-        rest: what is not split; only the first process writes it.
+        rest: everything that is not split; only rank 0 writes it.
     """
 
     parts: dict[str, torch.Tensor]
@@ -65,16 +65,16 @@ class ShardedSnapshot:
 def take_snapshot(
     model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int, files: Mapping[str, bytes] | None = None
 ) -> ShardedSnapshot:
-    """Encode a state, and settle which process writes what of it.
+    """Encode a state, and agree on which process writes which part.
 
     Args:
         model: the weights by name.
         state: everything else.
         update: updates finished.
-        files: further files of the checkpoint, by name.
+        files: extra files of the checkpoint, by name.
 
     Raises:
-        CheckpointError: something in the state cannot be saved, on any process.
+        CheckpointError: a value of the state cannot be saved, on any process.
     """
 
     def encoded() -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor], Any]:
@@ -84,7 +84,7 @@ def take_snapshot(
         return weights, tied, tensors, encode(state, tensors)
 
     _, tied, tensors, text = everywhere(encoded)
-    tied = gather_objects(tied)[0]  # which weights are one is told by where they are in memory: one process decides
+    tied = gather_objects(tied)[0]  # tied weights are recognised by their memory address: one process decides
     weights = {MODEL + name: tensor for name, tensor in model.items() if name not in tied}
     everything = {**weights, **tensors}
     parts, table = shards.plan({name: tensor for name, tensor in everything.items() if shards.is_split(tensor)})
@@ -104,18 +104,18 @@ def commit(
     is_ours: Callable[[], bool] = lambda: True,
     is_open: bool = False,
 ) -> Path:
-    """Write every process's part aside, and rename all of it into place once it is complete.
+    """Write every process's part to a temporary folder, and rename it into place once it is complete.
 
     Args:
-        snapshot: what this process writes.
+        snapshot: this process's share.
         directory: the folder of the checkpoint.
         run_id: of the run.
         about: plain values that the manifest holds, readable without the rest.
-        is_ours: asked right before the rename, on the first process: whether it still owns the folder.
+        is_ours: called right before the rename, on rank 0: whether it still owns the folder.
         is_open: others may add files to the folder later; they are never read.
 
     Raises:
-        CheckpointError: the disk refuses, on any process.
+        CheckpointError: writing failed on any process.
         LeaseError: another process has taken the folder over.
     """
     final, rank = Path(directory), dist.get_rank()
@@ -146,7 +146,7 @@ def commit(
         raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
     finally:
         if rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)  # after the rename there is none
+            shutil.rmtree(aside, ignore_errors=True)  # a no-op after the rename
     failpoint("after_commit")
     return final
 
@@ -162,16 +162,13 @@ def write(
     files: Mapping[str, bytes] | None = None,
     is_open: bool = False,
 ) -> Path:
-    """Write a checkpoint at once; an older one of the same name stays whole until the new one is.
-
-    Takes what `store.write` takes, with tensors of which some are split.
-    """
+    """Write a checkpoint at once, as `store.write` does, with tensors of which some are split."""
     snapshot = take_snapshot(model, state, update, files)
     return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
 
 
 def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Checkpoint:
-    """Return what a checkpoint holds, split as the model of this run is; it may have been written by any other split.
+    """Return the content of a checkpoint, split like the model of this run, however it was split when written.
 
     Args:
         model: the weights of the run as they are now.
@@ -179,7 +176,7 @@ def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Chec
         directory: the checkpoint, sharded or not.
 
     Raises:
-        CheckpointError: it is incomplete or damaged; each process looks at a part of the files, and all raise.
+        CheckpointError: it is incomplete or damaged; each process verifies a part of the files, and all raise.
     """
     share = dist.get_rank(), dist.get_world_size()
     checkpoint = everywhere(lambda: read(directory, mesh, share))
@@ -195,11 +192,7 @@ def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Chec
 
 
 def everywhere(step: Callable[[], R]) -> R:
-    """Take a step on every process, and return its own result; if it fails on one, all raise.
-
-    Raises:
-        CheckpointError: it failed on another process, which is named. Where it failed, that error is raised.
-    """
+    """Run a function on every process, and return its own result; if it fails on one, all raise."""
     result, failure = None, None
     try:
         result = step()

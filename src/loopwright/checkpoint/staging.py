@@ -15,13 +15,13 @@ _WORTH_THREADS_BYTES = 64 * 1024 * 1024
 
 
 class Staging:
-    """Host memory that snapshots are copied into, allocated once and used again."""
+    """Host memory for snapshots, allocated once and reused."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def reserve(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Allocate memory for these tensors, and touch it: the system hands out pages when they are first written."""
+        """Allocate and touch memory for these tensors: the system hands out pages on the first write."""
         for name, tensor in tensors.items():
             self._buffer(prefix + name, tensor).zero_()
 
@@ -57,7 +57,7 @@ def _copy(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 
 def _num_threads(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
-    """Return how many threads are worth it: none more where torch has its own, the device copies, or it is little."""
+    """Return the number of copying threads: one if torch has its own, a device copies, or the data is small."""
     num_bytes = sum(tensor.nbytes for _, tensor in pairs if not tensor.is_cuda)
     if num_bytes < _WORTH_THREADS_BYTES or torch.get_num_threads() > 1:
         return 1

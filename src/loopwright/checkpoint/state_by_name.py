@@ -13,17 +13,13 @@ from loopwright.errors import CheckpointError
 
 
 def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Split a state dict into tensors that are each stored once, and the names of those tied to them.
-
-    Returns:
-        The tensors by name, and for every further name of one of them the name it is stored under.
-    """
+    """Split a state dict into tensors that are each stored once, and a map from tied names to stored ones."""
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.items():
         if tensor.layout is not torch.strided:
-            kept[name] = tensor  # it has no one place in memory
+            kept[name] = tensor  # it has no single address
             continue
         place = (tensor.device, _address(tensor), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in seen:
@@ -35,16 +31,16 @@ def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
 
 
 def _address(tensor: torch.Tensor) -> Any:
-    """Return where in memory a tensor begins: of a sharded one the part here, which may be empty."""
+    """Return the address of a tensor; for a sharded one, of the local part, which may be empty."""
     part = local(tensor)
     if part is tensor or part.numel():
         return part.data_ptr()
-    memory = part.untyped_storage()  # FSDP2 has room for a part of full size everywhere
+    memory = part.untyped_storage()  # FSDP2 allocates a full-size part everywhere
     return memory.data_ptr() if memory.nbytes() else object()
 
 
 def parameter_names(**modules: Any) -> dict[int, str]:
-    """Return the name of every parameter of these modules by its id; the first module's names have no prefix."""
+    """Return the name of every parameter by its id; the first module's names have no prefix."""
     names: dict[int, str] = {}
     for index, (prefix, module) in enumerate(modules.items()):
         if isinstance(module, nn.Module):
@@ -54,7 +50,7 @@ def parameter_names(**modules: Any) -> dict[int, str]:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the optimizer's state with parameters by name instead of by number."""
+    """Return the optimizer's state, keyed by parameter name instead of number."""
     plain = optimizer.state_dict()
     name_of = _numbered_names(optimizer, names)
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in plain["param_groups"]]
@@ -65,19 +61,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> None:
-    """Give the optimizer a state from `optimizer_state`, whatever the order of its parameters now.
-
-    Raises:
-        CheckpointError: as `fitted_state`; the optimizer is as it was.
-    """
+    """Load a state from `optimizer_state` in any parameter order; if `fitted_state` raises, nothing changed."""
     optimizer.load_state_dict(fitted_state(optimizer, saved, names))
 
 
 def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
-    """Return a state from `optimizer_state` as the optimizer takes it; asked before anything is loaded.
+    """Return a state from `optimizer_state` in the optimizer's own format; called before anything is loaded.
 
     Raises:
-        CheckpointError: the optimizer holds other parameters than those saved; it names them.
+        CheckpointError: the optimizer holds other parameters than the saved state; the message names them.
     """
     name_of = _numbered_names(optimizer, names)
     saved_group = {name: group for group in saved["param_groups"] for name in group["params"]}

@@ -9,11 +9,11 @@ A checkpoint is a folder:
     MANIFEST.json       written last: size and sha256 of the other files, its own sha256, the update, the run's id,
                         and what the run is about: its fingerprint, settings, data
 
-One that was written by processes which share a model has shard-*.safetensors and shards.json in place of
-model.safetensors (`sharded.py`).
+The checkpoint of a sharded model has shard-*.safetensors and shards.json in place of model.safetensors
+(`sharded_checkpoint.py`).
 
-It exists when its manifest does. Every file says which run, update and attempt it belongs to, so one that was
-swapped in from elsewhere is found. Nothing here can run code from a file.
+It exists once its manifest does. Every file names its run, update and attempt, so a foreign file is detected. Nothing
+here can run code from a file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from loopwright.run_folder.lease import LeaseError
 FORMAT = 1
 SHARDED_FORMAT = 2
 MANIFEST = "MANIFEST.json"
-MODEL = "model/"  # begins the names of weights among other tensors
+MODEL = "model/"  # prefix of weight names among other tensors
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
 _SHARDED_FILES = ("state.safetensors", "state.json", shards.TABLE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
@@ -60,13 +60,13 @@ _LARGEST_STATE_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         model: the weights by name, tied ones under each of their names.
         state: everything else.
         update: the update it was written after.
-        about: what its manifest says of the run: fingerprint, settings, data.
+        about: the manifest's values for the run: fingerprint, settings, data.
     """
 
     model: dict[str, torch.Tensor]
@@ -87,7 +87,7 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors and further files."""
+        """The size of all tensors and extra files."""
         tensors = sum(tensor.nbytes for tensor in (*self.model.values(), *self.tensors.values()))
         return tensors + sum(len(content) for content in self.files.values())
 
@@ -99,17 +99,17 @@ def take_snapshot(
     staging: Staging | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Snapshot:
-    """Encode a state, and copy its tensors into staging memory if it will be written while training goes on.
+    """Encode a state, and copy its tensors into staging memory if training continues while it is written.
 
     Args:
         model: the weights by name.
         state: everything else.
         update: updates finished.
-        staging: memory to copy the tensors into; None writes them from where they are.
-        files: further files of the checkpoint, by name.
+        staging: memory to copy the tensors into; None writes them in place.
+        files: extra files of the checkpoint, by name.
 
     Raises:
-        CheckpointError: something in the state cannot be saved; it names the key path.
+        CheckpointError: a value cannot be saved; the message has its key path.
     """
     check_file_names(files or ())
     weights, tied = untied(model)
@@ -124,9 +124,9 @@ def take_snapshot(
 
 
 def nonfinite_weights(model: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of the weights and buffers that hold something nan or infinite."""
+    """Return the names of the weights and buffers that contain nan or inf."""
     weights = {name: weight for name, weight in model.items() if weight.is_floating_point() and weight.numel()}
-    # A sum is finite only if all of it is, and costs half of looking at each number; it may overflow, though.
+    # A finite sum proves that all values are finite, and costs half of checking each; but it may overflow.
     suspects = [name for name, weight in weights.items() if not bool(weight.sum(dtype=torch.float32).isfinite())]
     return {name for name in suspects if not bool(weights[name].isfinite().all())}
 
@@ -140,18 +140,17 @@ def commit(
     is_ours: Callable[[], bool] = lambda: True,
     is_open: bool = False,
 ) -> Path:
-    """Write a snapshot aside and rename it into place; that rename is what makes it a checkpoint.
+    """Write a snapshot to a temporary folder and rename it into place; the rename makes it a checkpoint.
 
     Args:
-        snapshot: what to write.
         directory: its folder.
         run_id: of the run.
         about: plain values that the manifest holds, readable without the rest.
-        is_ours: asked right before the rename: whether this process still owns the folder.
+        is_ours: called right before the rename: whether this process still owns the folder.
         is_open: others may add files to the folder later; they are never read.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: writing failed.
         LeaseError: another process has taken the folder over.
     """
     final = Path(directory)
@@ -173,17 +172,17 @@ def commit(
 
 
 def identify(run_id: str, update: int) -> dict[str, str]:
-    """Return what every file of a new checkpoint says of itself."""
+    """Return the identity that every file of a new checkpoint carries."""
     return {"run_id": run_id, "update": str(update), "attempt": uuid.uuid4().hex[:8]}
 
 
 def aside_of(final: Path, identity: Mapping[str, str]) -> Path:
-    """Return the folder that a checkpoint is written to before it is renamed into place."""
+    """Return the temporary folder that a checkpoint is written to before its rename."""
     return final.with_name(f".tmp-{final.name}-{identity['attempt']}")
 
 
 def prepare_aside(aside: Path, num_bytes: int) -> None:
-    """Make the folder to write to, if there is space for so many bytes."""
+    """Create the temporary folder, if the disk has enough space."""
     make_folder(aside.parent)
     _check_space(aside.parent, num_bytes)
     aside.mkdir()
@@ -192,14 +191,14 @@ def prepare_aside(aside: Path, num_bytes: int) -> None:
 def write_tensor_file(
     aside: Path, name: str, tensors: Mapping[str, torch.Tensor], identity: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write one file of tensors, and return its name with its size and sha256."""
+    """Write one file of tensors; return its name with its size and sha256."""
     with HashedFile(aside / name) as file:
         write_tensors(file, tensors, {"format": "pt", **identity})
     return {name: file.describe()}
 
 
 def write_rest(aside: Path, snapshot: Snapshot, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write everything but the weights, and return the files with their sizes and sha256."""
+    """Write everything but the weights; return the files with their sizes and sha256."""
     files = write_tensor_file(aside, "state.safetensors", snapshot.tensors, identity)
     for name, content in snapshot.files.items():
         with HashedFile(aside / name) as file:
@@ -209,7 +208,7 @@ def write_rest(aside: Path, snapshot: Snapshot, identity: Mapping[str, str]) -> 
 
 
 def write_own(aside: Path, name: str, content: Mapping[str, Any], identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write a JSON file that says which checkpoint it is of, and return its name with its size and sha256."""
+    """Write a JSON file that names its checkpoint; return its name with its size and sha256."""
     with HashedFile(aside / name) as file:
         text = json.dumps({"identity": identity, **content}, allow_nan=False)
         file.write(within(text.encode(), _LARGEST_STATE_BYTES, f"{name} (all state that is no tensor)"))
@@ -226,7 +225,7 @@ def seal(
     is_ours: Callable[[], bool],
     is_open: bool,
 ) -> None:
-    """Write the manifest of a folder whose files are all there, and rename it into place."""
+    """Write the manifest of a complete folder, and rename it into place."""
     failpoint("pre_manifest")
     with HashedFile(aside / MANIFEST) as file:
         body = {"format": kind, "identity": identity, "files": files, "about": dict(about or {}), "is_open": is_open}
@@ -249,7 +248,7 @@ def write(
     files: Mapping[str, bytes] | None = None,
     is_open: bool = False,
 ) -> Path:
-    """Write a checkpoint at once; an older one of the same name stays whole until the new one is.
+    """Write a checkpoint at once; an older one of the same name stays intact until the new one is.
 
     Args:
         directory: its folder.
@@ -258,21 +257,21 @@ def write(
         update: the update it is written after.
         run_id: of the run.
         about: plain values that the manifest holds, readable without the rest.
-        files: further files, by name.
+        files: extra files, by name.
         is_open: others may add files to the folder later; they are never read.
 
     Raises:
-        CheckpointError: something in the state cannot be saved, or the disk refuses.
+        CheckpointError: a value cannot be saved, or writing failed.
     """
     snapshot = take_snapshot(model, state, update, files=files)
     return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
 
 
 def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str] = ()) -> int:
-    """Encode a state without copying or writing anything, and return the bytes of its tensors; asked at step 0.
+    """Encode a state without copying or writing it, and return the bytes of its tensors; called at step 0.
 
     Raises:
-        CheckpointError: something in it cannot be saved, with its key path; or a further file cannot have its name.
+        CheckpointError: a value cannot be saved (named by key path), or an extra file has a forbidden name.
     """
     check_file_names(files)
     weights, tied = untied(model)
@@ -284,15 +283,15 @@ def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], file
 
 
 def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1)) -> Checkpoint:
-    """Verify a checkpoint and return what it holds.
+    """Verify a checkpoint and return its content.
 
     Args:
         directory: its folder.
-        mesh: the processes over which to split the tensors of a sharded checkpoint; None reads them whole.
-        share: this process and how many there are, if each of them verifies a part of the files.
+        mesh: the processes to split a sharded checkpoint over; None reads whole tensors.
+        share: rank and world size, if each process verifies a part of the files.
 
     Raises:
-        CheckpointError: it is incomplete or damaged; it names the file and what is wrong with it.
+        CheckpointError: it is incomplete or damaged; the message names the file and the problem.
     """
     folder = Path(directory)
     return read_steadily(folder, lambda: _read(folder, mesh, share))
@@ -314,7 +313,7 @@ def _read(folder: Path, mesh: Any, share: tuple[int, int]) -> Checkpoint:
 
 
 def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
-    """Return where each part of each tensor of a sharded checkpoint is."""
+    """Return the location of each part of each tensor of a sharded checkpoint."""
     table = _read_own(folder, shards.TABLE, manifest).get("tensors")
     if not isinstance(table, dict):
         raise CheckpointError(f"{folder / shards.TABLE} is damaged: it names no tensors")
@@ -333,10 +332,10 @@ def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, 
 
     Args:
         directory: its folder.
-        share: this process and how many there are, if each of them reads a part of the files.
+        share: rank and world size, if each process reads a part of the files.
 
     Raises:
-        CheckpointError: something is missing, extra, or not what was written.
+        CheckpointError: a file is missing, extra or changed.
     """
     folder = Path(directory)
     return read_steadily(folder, lambda: _verify(folder, share))
@@ -368,7 +367,7 @@ def _told(file: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, checked against its own hash; the other files are not looked at.
+    """Return a checkpoint's manifest, checked against its own hash, without reading the other files.
 
     Raises:
         CheckpointError: there is none, it is damaged, or a newer version wrote it.
@@ -407,19 +406,19 @@ def _is_identity(value: Any) -> bool:
 
 
 def update_of(manifest: Mapping[str, Any]) -> int:
-    """Return the update that a checkpoint was written after, from its manifest."""
+    """Return the update of a checkpoint from its manifest."""
     return int(manifest["identity"]["update"])
 
 
 def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path | None, list[CheckpointError]]:
-    """Return the newest checkpoint in a folder that is whole, and what is wrong with newer ones.
+    """Return the newest intact checkpoint in a folder, and the errors of newer ones.
 
     Args:
-        directory: the folder of checkpoints; any sub-folder with a manifest counts, its update decides the order.
-        quarantine: rename bad ones to `.bad-...`, so that they are neither found nor counted again.
+        directory: the folder of checkpoints; any sub-folder with a manifest counts, ordered by update.
+        quarantine: rename damaged ones to `.bad-...`, so that they are not found again.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is whole; a fresh start would hide that.
+        CheckpointError: there are checkpoints, but none is intact; a fresh start would hide that.
     """
     found: list[tuple[int, Path]] = []
     bad: list[tuple[Path, CheckpointError]] = []
@@ -447,16 +446,13 @@ def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path |
 
 
 def set_aside_newer(directory: str | Path, update: int) -> list[Path]:
-    """Rename the checkpoints after an update to `.superseded-...`, and return what they were called.
-
-    Asked when a run goes back to an older checkpoint: those of the way it went before are not its own any more.
-    """
+    """Rename checkpoints newer than an update to `.superseded-...`, when a run goes back; return their old names."""
     moved = []
     for path in checkpoint_folders(directory):
         try:
             is_newer = update_of(read_manifest(path)) > update
         except CheckpointError:
-            continue  # a bad one is dealt with where the newest is looked for
+            continue  # `find_newest` deals with damaged ones
         if is_newer:
             os.rename(path, path.with_name(f".superseded-{path.name}-{uuid.uuid4().hex[:8]}"))
             moved.append(path)
@@ -469,7 +465,7 @@ def has_checkpoints(directory: str | Path) -> bool:
 
 
 def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (), pattern: str = "step-*") -> None:
-    """Remove all but the newest `keep_last` checkpoints of a folder, and never a protected one.
+    """Remove all but the newest `keep_last` checkpoints of a folder, never a protected one.
 
     Args:
         directory: the folder.
@@ -483,7 +479,7 @@ def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (),
         try:
             found.append((update_of(read_manifest(path)), path))
         except CheckpointError:
-            continue  # never counted, never removed: it may be the only evidence of what went wrong
+            continue  # never counted or removed: it may be the only evidence of the problem
     for _, path in sorted(found)[: -max(keep_last, 1)]:
         if path.resolve() not in kept:
             doomed = path.with_name(f".del-{path.name}-{uuid.uuid4().hex[:8]}")
@@ -493,20 +489,20 @@ def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (),
 
 
 def clean(directory: str | Path) -> None:
-    """Remove what an ended process left half written or half removed; only for the owner of the folder."""
+    """Remove the partial files of a dead process; only for the owner of the folder."""
     for pattern in (".tmp-*", ".del-*"):
         for path in Path(directory).glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
     for moved in Path(directory).glob(f"{OLD}*"):
-        with contextlib.suppress(CheckpointError):  # then what was moved aside is better than what took its place
+        with contextlib.suppress(CheckpointError):  # then the folder moved aside is better than its replacement
             verify(moved.with_name(moved.name.removeprefix(OLD)))
             shutil.rmtree(moved, ignore_errors=True)
 
 
 def write_file(path: str | Path, write_to: Any) -> None:
-    """Write one file through a function that is given a temporary name, then sync and rename it into place."""
+    """Write one file under a temporary name through a function, then sync and rename it into place."""
     final = Path(path)
-    # torch takes no name for a file whose only dot is its first letter.
+    # torch rejects a file name whose only dot is its first letter.
     aside = final.with_name(f".tmp-{final.name}-{uuid.uuid4().hex[:8]}{'' if final.suffix else '.part'}")
     try:
         make_folder(final.parent)
@@ -518,17 +514,13 @@ def write_file(path: str | Path, write_to: Any) -> None:
         fsync_folder(final.parent)
     except BaseException as error:
         aside.unlink(missing_ok=True)
-        if isinstance(error, (RuntimeError, SafetensorError)):  # torch's and safetensors' words for a disk that refuses
+        if isinstance(error, (RuntimeError, SafetensorError)):  # raised for a full or failing disk
             raise OSError(errno.EIO, f"it cannot be written, maybe the disk is full: {error}", str(final)) from error
         raise
 
 
 def stored(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors as they can be written: on the host, contiguous, and none sharing memory with another.
-
-    Raises:
-        CheckpointError: one of them is of a kind that a checkpoint cannot hold; it names it.
-    """
+    """Return the tensors ready to write: on the host, contiguous, none sharing memory with another."""
     result: dict[str, torch.Tensor] = {}
     memories: set[int] = set()
     for name, tensor in tensors.items():
@@ -560,11 +552,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def check_file_names(names: Iterable[str]) -> None:
-    """Refuse names of further files that a checkpoint cannot have.
-
-    Raises:
-        CheckpointError: it names the file.
-    """
+    """Raise a CheckpointError for extra files with names that a checkpoint reserves."""
     for name in names:
         is_taken = name in (*_FILES, shards.TABLE, MANIFEST) or shards.is_shard_file(name)
         if is_taken or not _FILE_NAME.fullmatch(name):
@@ -590,7 +578,7 @@ def _read_json(path: Path, largest: int) -> dict[str, Any]:
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
-    """Return a manifest's bytes: one text for one content, so that no byte of it can change unnoticed."""
+    """Return a manifest's bytes in canonical form, so that every changed byte is noticed."""
     return json.dumps({**body, "sha256": _digest_of(body)}, sort_keys=True, indent=1).encode()
 
 

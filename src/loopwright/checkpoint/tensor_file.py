@@ -1,7 +1,7 @@
-"""One safetensors file: written in a stream that is hashed as it goes, read only after its header was checked.
+"""One safetensors file: hashed while it is streamed to disk, read only after its header was checked.
 
-The safetensors library cannot sync or hash while it writes, and its in-memory form doubles the memory; reading is
-left to it. Files written here open with it anywhere.
+The safetensors library cannot sync or hash while it writes, and its in-memory form doubles the memory. It still does
+the reading, and opens files written here.
 """
 
 from __future__ import annotations
@@ -39,21 +39,17 @@ DTYPES = {
 }
 _SIZES = {name: torch.empty(0, dtype=dtype).element_size() for dtype, name in DTYPES.items()}
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
-_LARGEST_HEADER_BYTES = 10_000_000  # of a small file; whoever reads a large one has memory for more
-_LARGEST_HEADER_SHARE = 64  # of a large file: one byte in so many
+_LARGEST_HEADER_BYTES = 10_000_000  # for a small file; a reader of a large one has memory for more
+_LARGEST_HEADER_SHARE = 64  # for a large file: one byte in this many
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype that a header calls so.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the dtype of a name in a header; raise a KeyError for an unknown one."""
     return _TYPES[name]
 
 
 def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors that are on the CPU and contiguous, in order, with this metadata in the header."""
+    """Write contiguous CPU tensors in order, with this metadata in the header."""
     write_header(file, tensors, metadata)
     failpoint("mid_write")
     for tensor in tensors.values():
@@ -61,7 +57,7 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadat
 
 
 def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write the header of a file; only the kinds and shapes of the tensors are looked at."""
+    """Write the header of a file; only dtypes and shapes of the tensors are read."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
@@ -69,33 +65,29 @@ def write_header(file: HashedFile, tensors: Mapping[str, torch.Tensor], metadata
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data start on a multiple of 8, so that they can be mapped
-    # What would be refused when it is read is not written either.
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8, so that it can be mapped
+    # Never write a header that reading would refuse.
     within(text, _largest_header_bytes(8 + len(text) + offset), f"the list of {len(tensors):,} tensors")
     file.write(struct.pack("<Q", len(text)) + text)
 
 
 def write_data(file: HashedFile, tensor: torch.Tensor) -> None:
-    """Write the numbers of one tensor, the next in the order of the header; it is on the CPU and contiguous."""
+    """Write the data of one contiguous CPU tensor, the next in header order."""
     file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
 
 def check_kind(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that has no place in the format.
-
-    Raises:
-        CheckpointError: it names the tensor and its kind.
-    """
+    """Raise a CheckpointError for a tensor that the format cannot hold."""
     is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
     if not is_plain or tensor.dtype not in DTYPES:
         raise CheckpointError(f"{name} is a {tensor.layout} {tensor.dtype} on {tensor.device}: cannot be saved")
 
 
 def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Refuse a file whose header is not what `write_tensors` writes, in bounded memory and time; return its entries.
+    """Return the entries of a header in bounded memory and time; refuse one that `write_tensors` cannot have written.
 
     Raises:
-        CheckpointError: the header is too large, is no JSON, points outside the file, or belongs to another checkpoint.
+        CheckpointError: it is too large, not valid JSON, points outside the file, or belongs to another checkpoint.
     """
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
@@ -128,11 +120,7 @@ def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, 
 
 
 def parse_json(data: bytes, path: Path) -> Any:
-    """Return the JSON object in these bytes.
-
-    Raises:
-        CheckpointError: it is no JSON object, nests too deeply, or names a key twice.
-    """
+    """Return the JSON object in these bytes; CheckpointError if it is none, nests too deeply, or repeats a key."""
     try:
         value = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -143,7 +131,6 @@ def parse_json(data: bytes, path: Path) -> Any:
 
 
 def _largest_header_bytes(file_bytes: int) -> int:
-    """Return how long the header of a file of this size may be."""
     return max(_LARGEST_HEADER_BYTES, file_bytes // _LARGEST_HEADER_SHARE)
 
 

@@ -1,8 +1,8 @@
-"""Tensors that are split over processes: which process writes which part, and how any other split reads them back.
+"""Tensors split over processes: which process writes which part, and how any other split reads them back.
 
 torch's planners for distributed checkpoints decide both; their files are not used, since those are pickled. Each
-process writes its parts into one safetensors file, and `shards.json` says where in which tensor each part belongs. A
-table is trusted only if its parts cover every tensor, once, and are in the files that it names.
+process writes one safetensors file, and `shards.json` maps each part to its place in a tensor. A table is trusted only
+if its parts cover every tensor exactly once, and exist in the files it names.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ Table = dict[str, dict[str, Any]]
 
 
 def is_split(value: Any) -> bool:
-    """Whether a value is a tensor of which every process holds a part."""
+    """Whether a value is a tensor split over the processes."""
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
 def file_of(rank: int) -> str:
-    """Return the name of the file that a process writes its parts into."""
+    """Return the name of the file that a process writes its parts to."""
     return f"shard-{rank:05d}.safetensors"
 
 
 def is_shard_file(name: str) -> bool:
-    """Whether `file_of` gives this name."""
+    """Whether this is a name that `file_of` returns."""
     digits = name.removeprefix("shard-").removesuffix(".safetensors")
     return digits.isascii() and digits.isdigit() and name == file_of(int(digits))
 
 
 def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Table]:
-    """Settle with the other processes who writes what of these split tensors; every process must call it.
+    """Agree on which process writes which part of these split tensors; every process must call it.
 
     Returns:
-        The parts that this process writes, by their names in its file, and the table of all parts.
+        This process's parts by their names in its file, and the table of all parts.
 
     Raises:
-        CheckpointError: the parts of the processes do not make up the tensors.
+        CheckpointError: the parts do not add up to the tensors.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -86,21 +86,12 @@ def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
 
 
 def part_name(tensor: str, offsets: Any) -> str:
-    """Return what a part is called in its file: the tensor, and where in it the part begins."""
+    """Return the name of a part in its file: the tensor, and the offset of the part."""
     return f"{tensor}@{','.join(map(str, offsets))}"
 
 
 def check_table(table: Any, headers: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Refuse a table whose parts do not cover every tensor exactly once, or are not in the files.
-
-    Args:
-        table: as read.
-        headers: the entries of each shard file, by name.
-        path: of the table, for messages.
-
-    Raises:
-        CheckpointError: it names the tensor.
-    """
+    """Raise a CheckpointError unless the parts of a table are in the files and cover every tensor exactly once."""
     found = 0
     for name, entry in table.items():
         try:
@@ -132,7 +123,7 @@ def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
         ):
             raise ValueError("a part lies outside")
     ordered = sorted(boxes)
-    # Parts that overlap share a place in the first dimension: only those are compared with each other.
+    # Overlapping parts share an index of the first dimension: only those are compared with each other.
     for index, box in enumerate(ordered):
         for other in ordered[index + 1 :]:
             if shape and other[0][0] >= box[0][1]:
@@ -147,7 +138,7 @@ def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
 def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.Tensor]:
     """Return the tensors of a table, split over the processes of a mesh, or whole without one.
 
-    Each process reads no more than it keeps. Nothing here waits for another process.
+    Each process reads only what it keeps, and waits for no other process.
     """
     targets = {name: _empty(entry, mesh) for name, entry in table.items()}
     with ExitStack() as stack:
@@ -156,13 +147,7 @@ def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.
 
 
 def iterate_whole(folder: Path, table: Table, only_kinds: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a table, one at a time: no more than one of them is in memory.
-
-    Args:
-        folder: of the checkpoint.
-        table: of the tensors.
-        only_kinds: yield tensors without numbers, which only have a shape and a type.
-    """
+    """Yield the tensors of a table, one at a time in memory; with `only_kinds` just shapes and dtypes."""
     files: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, entry in table.items():
@@ -177,7 +162,6 @@ def iterate_whole(folder: Path, table: Table, only_kinds: bool = False) -> Itera
 def _fill(
     folder: Path, table: Table, targets: dict[str, torch.Tensor], files: dict[str, Any], stack: ExitStack
 ) -> None:
-    """Read into each target what it holds of its tensor."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     planner = DefaultLoadPlanner(flatten_state_dict=False)

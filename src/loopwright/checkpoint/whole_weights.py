@@ -1,4 +1,4 @@
-"""Files with whole weights: from a model that is split over processes, and from a checkpoint, one tensor at a time."""
+"""Files with whole weights, written one tensor at a time from a split model or a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from loopwright.errors import CheckpointError
 
 
 def gathered(state: Any, is_kept: bool) -> Any:
-    """Return a state with whole tensors on the host where it is kept, and without its tensors elsewhere.
-
-    Every process must call it. Only one tensor at a time is whole on the device.
-    """
+    """Return a state of whole host tensors where it is kept, without tensors elsewhere; every process must call it."""
     return map_tensors(state, lambda tensor: whole(tensor.detach()).cpu() if _joined(tensor, is_kept) else None)
 
 
 def _joined(tensor: torch.Tensor, is_kept: bool) -> bool:
-    """Whether to keep a tensor here; takes part in gathering it either way."""
+    """Whether to keep a tensor here; every process takes part in gathering it."""
     if not is_kept and shards.is_split(tensor):
         whole(tensor.detach())
     return is_kept
@@ -40,14 +37,14 @@ def _joined(tensor: torch.Tensor, is_kept: bool) -> bool:
 def write_gathered(
     path: str | Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str], is_writer: bool
 ) -> None:
-    """Write the weights of a split model into one safetensors file; no process holds more than one of them whole.
+    """Write the weights of a split model into one safetensors file, gathering one tensor at a time.
 
     Every process must call it.
 
     Args:
         path: of the file.
-        weights: by name; tied ones are written once.
-        metadata: texts for the header.
+        weights: by name; tied weights are written once.
+        metadata: strings for the header.
         is_writer: whether this process writes.
     """
     tied = gather_objects(untied(weights)[1])[0]
@@ -65,51 +62,51 @@ def write_gathered(
             if is_writer:
                 write_file(path, write)
         finally:
-            for tensor in arriving:  # whoever does not write, or cannot, still has to hand out its parts
+            for tensor in arriving:  # processes that do not write, or cannot, still have to send their parts
                 whole(tensor)
 
     everywhere(step)
 
 
 class Held:
-    """Stands for a model or an optimizer whose state was gathered before."""
+    """A stand-in for a model or an optimizer with an already gathered state."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
     def state_dict(self) -> Any:
-        """Return the state that was gathered."""
+        """Return the gathered state."""
         return self._state
 
 
 class SplitModel:
-    """Lets a split model take whole weights."""
+    """A split model that loads whole weights."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights, split."""
+        """Return the split weights."""
         return self._model.state_dict()
 
     def load_state_dict(self, weights: Mapping[str, Any], strict: bool = True) -> None:
-        """Take this process's part of whole weights."""
+        """Load this process's part of whole weights."""
         load_weights(self._model, weights, strict)
 
 
 class SplitOptimizer:
-    """Lets the optimizer of a split model take a whole state."""
+    """The optimizer of a split model, which loads a whole state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of parameters, each split."""
+        """The parameter groups, split."""
         return self._optimizer.param_groups
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take this process's part of a whole state."""
+        """Load this process's part of a whole state."""
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         state = {
             index: {name: split_like(value, parameters[index]) for name, value in entry.items()}
@@ -126,7 +123,7 @@ def export_weights(directory: str | Path, path: str | Path) -> Path:
         path: the file, as "model.safetensors".
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or the disk refuses.
+        CheckpointError: the checkpoint is damaged, or writing failed.
     """
     folder, final = Path(directory), Path(path)
     manifest = verify(folder)
@@ -146,7 +143,7 @@ def export_weights(directory: str | Path, path: str | Path) -> Path:
 
 
 def _weights(folder: Path, manifest: Mapping[str, Any], only_kinds: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a checkpoint by name, always in the same order; with `only_kinds` without numbers."""
+    """Yield the weights of a checkpoint by name, always in the same order; with `only_kinds` just shapes and dtypes."""
     is_sharded = manifest["format"] == SHARDED_FORMAT
     prefix, name_of_file = (MODEL, "state.safetensors") if is_sharded else ("", "model.safetensors")
     with safe_open(folder / name_of_file, "pt") as file:

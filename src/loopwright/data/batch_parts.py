@@ -1,4 +1,4 @@
-"""Batches cut into parts along their rows, so that less memory is needed at a time."""
+"""Batches cut into parts along their rows, to reduce peak memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from loopwright.errors import DataError
 from loopwright.keys import key
 
 Cut = Callable[[Any, int, int, int], Any]
-"""From a batch, its number of rows, and two rows to what lies between them."""
+"""From a batch, its number of rows, and a start and stop row to the rows between them."""
 
 
 def cut_rows(batch: Any, rows: int, start: int, stop: int, *, lists_are_rows: bool = False) -> Any:
     """Return some rows of a batch.
 
-    Tensors are cut in their first dimension, lists inside the batch that are as long as it has rows likewise. Tensors
-    without dimensions, numbers and words belong to all rows.
+    Tensors are cut in their first dimension, and so are lists with one entry per row. Scalar tensors, numbers and
+    strings belong to all rows.
 
     Args:
         batch: tensors in tuples, lists, mappings, dataclasses or named tuples.
-        rows: how many it has.
+        rows: its number of rows.
         start: the first row.
         stop: the row after the last.
-        lists_are_rows: a list as long as the batch always has an entry per row, also where its tensors could be cut.
+        lists_are_rows: a list as long as the batch always has an entry per row, even if its tensors could be cut.
 
     Raises:
-        DataError: it cannot be told what belongs to which row.
+        DataError: the batch cannot be split into rows.
     """
 
     def cut(value: Any, is_outer: bool) -> Any:
@@ -67,17 +67,13 @@ def _has_rows(tensor: Tensor, rows: int) -> bool:
 
 
 def bounds_of(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Return the first row and the row after the last of each part, parts being as equal as they can be; none empty."""
+    """Return (start, stop) of each part, as equal as possible and none empty."""
     parts = min(parts, rows)
     return [(rows * index // parts, rows * (index + 1) // parts) for index in range(parts)]
 
 
 def part_of(piece: Piece, start: int, stop: int, cut: Cut) -> Piece:
-    """Return some rows of a micro-batch, under a key of their own.
-
-    Raises:
-        DataError: it cannot be cut.
-    """
+    """Return some rows of a micro-batch under their own key; raise a DataError if it cannot be cut."""
     if (start, stop) == (0, piece.rows):
         return piece
     return Piece(
@@ -89,13 +85,13 @@ def part_of(piece: Piece, start: int, stop: int, cut: Cut) -> Piece:
 
 
 def cut_window(window: Window, parts: int, cut: Cut) -> Window:
-    """Return a window with each of its micro-batches in so many parts; one that cannot be cut stays whole."""
+    """Return a window with each micro-batch cut into this many parts, or whole if it cannot be cut."""
     whole = window.pieces if window.whole is None else window.whole
     pieces: list[Piece] = []
     numbers: list[int] = []
     for number, piece in enumerate(whole):
         try:
-            # A pad has no rows, and is run whole.
+            # A pad has no rows, and runs whole.
             found = [part_of(piece, start, stop, cut) for start, stop in bounds_of(piece.rows, parts)] or [piece]
         except DataError:
             found = [piece]
@@ -105,10 +101,7 @@ def cut_window(window: Window, parts: int, cut: Cut) -> Window:
 
 
 def with_items(window: Window, counts: list[float | None]) -> tuple[Window, list[float | None]]:
-    """Return a window and the items of its pieces without the parts that have none: a mean of nothing is no number.
-
-    A micro-batch without any item keeps its parts: that is how it was given.
-    """
+    """Return a window and its item counts without parts that have no items, unless the whole micro-batch has none."""
     if window.numbers is None or not counts:
         return window, counts
     having = {number for number, count in zip(window.numbers, counts, strict=True) if count != 0}

@@ -1,9 +1,9 @@
-"""Samples of like length together, and batches padded to a few lengths.
+"""Batches of samples of similar length, padded to a few lengths.
 
-Two things that go well together, each of use alone:
+Two features that work well together, and alone:
 
 * an order: `Bucketed` sorts a shuffled order by length within small windows, so that batches need little padding. It
-  is a pure function of (seed, epoch, position) like any other order, and gives every sample once per epoch.
+is a pure function of (seed, epoch, position) like any other order, and yields every sample once per epoch.
 * bucket lengths: a collator with `bucket_lengths` pads every batch to the next of a small set of lengths, so that few
   shapes occur: `PlannedShapes`. Each shape is one CUDA graph (docs/step_modes.md).
 """
@@ -29,14 +29,14 @@ from loopwright.errors import ConfigError, DataError
 from loopwright.keys import key
 from loopwright.run_folder.files import write_atomically
 
-# Batches that are sorted together: more make lengths more alike, fewer keep the order more random.
+# Batches sorted together: more make lengths more alike, fewer keep the order more random.
 _WINDOW_BATCHES = 50
-_FEWEST_WINDOWS = 4  # of a small dataset: else its batches would be the same in every epoch
-_FINE_UP_TO = 128  # tokens: lengths up to here are close together, since most samples are that short
-_NUM_BUCKETS = 12  # each is a graph to be recorded and kept
+_FEWEST_WINDOWS = 4  # of a small dataset: otherwise its batches would repeat in every epoch
+_FINE_UP_TO = 128  # tokens: dense lengths up to here, since most samples are that short
+_NUM_BUCKETS = 12  # each is a graph to record and keep
 _LONGEST_BUCKET = 1024  # beyond it the device is busy without graphs, and padding costs more than it saves
-_STORED = np.dtype("<i8")  # of the numbers in a file of lengths, one after the other
-_CHECKED = 16  # samples whose lengths are counted again before a file of lengths is believed
+_STORED = np.dtype("<i8")  # dtype of a lengths file
+_CHECKED = 16  # samples measured again to validate a lengths file
 
 
 # ----------------------------------------------------------------------------------------------------- the order
@@ -44,14 +44,14 @@ _CHECKED = 16  # samples whose lengths are counted again before a file of length
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """A shuffled order, sorted by length within windows of some batches; the batches of a window are shuffled again.
+    """A shuffled order, sorted by length within windows of batches; the batches of a window are shuffled again.
 
-    Batches of `batch_size` at positions that it divides hold samples of like length. What is left over for a short last
-    batch is not sorted: it is as random as in the shuffled order. Finding a position costs one window. The very first
-    batch of a run holds the longest sample, so that memory runs out at once if it does.
+    Batches of `batch_size` at multiples of it have samples of similar length. A short last batch is not sorted. Finding
+    a position costs one window. The very first batch of a run has the longest sample, so that a lack of memory shows at
+    once.
 
     Attributes:
-        order: the shuffled order that it starts from.
+        order: the underlying shuffled order.
         lengths: of every sample, by id.
         batch_size: samples of a batch.
     """
@@ -76,7 +76,7 @@ class Bucketed:
         return np.concatenate(parts)[start - first : stop - first]
 
     def _window(self) -> int:
-        """Return the positions of a window, a multiple of the batch size."""
+        """Return the size of a window, a multiple of the batch size."""
         num_batches = self.size // self.batch_size
         return self.batch_size * max(1, min(_WINDOW_BATCHES, num_batches // _FEWEST_WINDOWS))
 
@@ -98,7 +98,7 @@ class Bucketed:
         return np.concatenate([batches[order].ravel(), rest])
 
     def _bring_longest(self, ids: Ids, first: int) -> None:
-        """Exchange the first sample of the first epoch for the longest one, in the part of it that is given."""
+        """Swap the first sample of the first epoch with the longest one, within the given ids."""
         longest, place = self._longest
         if first <= place < first + len(ids):
             ids[place - first] = self.order.ids(0, 0, 1)[0]
@@ -113,15 +113,15 @@ class Bucketed:
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Shuffled ids in which those of one batch have like lengths, for a `DataLoader(sampler=...)`.
+    """Shuffled ids with similar lengths within a batch, for a `DataLoader(sampler=...)`.
 
-    A loader of loopwright takes its order as a plan: resumable anywhere at no cost. Iterated by anything else, it
-    yields the epoch that `set_epoch` said.
+    loopwright's loaders use its order as a plan: resumable anywhere at no cost. Otherwise it yields the epoch of
+    `set_epoch`.
 
     Args:
         lengths: of every sample.
         batch_size: samples of a batch.
-        seed: of the order; None takes that of the run.
+        seed: of the order; None uses the run's seed.
     """
 
     def __init__(self, lengths: npt.ArrayLike, batch_size: int, seed: int | None = None) -> None:
@@ -135,7 +135,7 @@ class LengthGroupedSampler(Sampler[int]):
         return Bucketed(Shuffled(len(self.lengths), seed if self.seed is None else self.seed), self.lengths, batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch iterating yields."""
+        """Set the epoch to iterate over."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -159,17 +159,17 @@ def sample_lengths(
 ) -> npt.NDArray[np.int64]:
     """Return the length of every sample of a dataset, in order.
 
-    It is what the function says, or the length column, or how long the main input is. If samples have to be read for
-    it, each is read once, with a progress bar if that takes long.
+    It comes from the function, the length column, or the length of the main input. Samples are read at most once, with
+    a progress bar if that takes long.
 
     Args:
         dataset: map-style.
-        column: of the lengths, where samples have one.
+        column: of the lengths, if samples have one.
         main_input: whose length counts otherwise.
         function: from a sample to its length.
-        cache: a file that keeps what was read, in a folder that exists. It is believed if it has as many lengths as the
-            dataset has samples, and some samples that are read again have these lengths.
-        watch: yields what it is given, and shows how far that is; None is a bar on a terminal.
+        cache: a cache file in an existing folder. It is valid if it has one length per sample, and some samples that
+            are read again match.
+        watch: wraps an iterable to show progress; None is a bar on a terminal.
 
     Raises:
         DataError: samples have neither.
@@ -212,7 +212,6 @@ def _measure(sample: Any, column: str, main_input: str) -> Callable[[Any], int]:
 
 
 def _read_lengths(cache: Path, dataset: Any, measure: Callable[[Any], int]) -> npt.NDArray[np.int64] | None:
-    """Return the lengths in a file, or None if they are not those of the dataset."""
     size = len(dataset)
     try:
         content = cache.read_bytes()
@@ -229,12 +228,7 @@ def _read_lengths(cache: Path, dataset: Any, measure: Callable[[Any], int]) -> n
 
 
 def default_lengths(longest: int, most: int = _NUM_BUCKETS) -> tuple[int, ...]:
-    """Return the lengths to pad to: close together up to 128 tokens, wider apart up to the longest, or to 1024.
-
-    Args:
-        longest: tokens that a sample has at most.
-        most: how many lengths there may be.
-    """
+    """Return up to `most` lengths to pad to: dense up to 128 tokens, sparser up to the longest or 1024."""
     longest = min(longest, _LONGEST_BUCKET)
     step = 16
     while (fine := _multiples(step, 0, min(longest, _FINE_UP_TO))) and len(fine) > max(most * 2 // 3, 1):
@@ -246,13 +240,12 @@ def default_lengths(longest: int, most: int = _NUM_BUCKETS) -> tuple[int, ...]:
 
 
 def _multiples(step: int, above: int, up_to: int) -> list[int]:
-    """Return the multiples of a step in a range, and its end."""
     inner = [value for value in range(step, up_to, step) if value > above]
     return [*inner, up_to] if up_to > above else inner
 
 
 def bucket_length(length: int, lengths: Sequence[int]) -> int:
-    """Return the next of some ascending lengths; a length beyond them all stays as it is."""
+    """Return the next of some ascending lengths; a length beyond all of them is unchanged."""
     place = bisect_left(lengths, length)
     return lengths[place] if place < len(lengths) else length
 
@@ -260,13 +253,13 @@ def bucket_length(length: int, lengths: Sequence[int]) -> int:
 def chosen_lengths(
     setting: str | Sequence[Any], longest: int | None, *, may_graph: bool, most: int = _NUM_BUCKETS
 ) -> tuple[int, ...] | None:
-    """Return the bucket lengths that the setting `length_buckets` means; None pads to the longest of each batch.
+    """Return the bucket lengths of the setting `length_buckets`; None pads to the longest sample of each batch.
 
     Args:
         setting: "auto", "off", or the lengths.
-        longest: tokens that a sample has at most; None if that is not known.
-        may_graph: whether updates may be CUDA graphs, which is when "auto" has lengths.
-        most: how many lengths "auto" may have.
+        longest: tokens of the longest sample; None if unknown.
+        may_graph: whether updates may be CUDA graphs; only then "auto" has lengths.
+        most: the maximum number of lengths for "auto".
 
     Raises:
         ConfigError: it is something else.
@@ -287,14 +280,13 @@ def chosen_lengths(
 class PlannedShapes:
     """The shapes of the batches of a collator that pads to bucket lengths: `batch in shapes`.
 
-    A batch has a planned shape if everything that the collator pads has one of its lengths, and all other sizes are
-    those of the first batch of the data: as many classes, as many choices. The number of samples is not looked at: the
-    first batch may have one less, where bad samples are skipped. What is padded the collator says itself, by
-    `padded_dimensions`. Of one that does not say it, that is the second dimension of every tensor that has one.
+    A batch has a planned shape if everything padded has a bucket length, and all other sizes (classes, choices) match
+    the first batch. The number of samples is ignored, as the first batch may lack skipped ones. The collator's
+    `padded_dimensions` lists the padded dimensions; the default is the second dimension of every tensor.
 
     Args:
         collate: a collator with `bucket_lengths`.
-        first: the first batch of the data; None if it cannot be read, and then only lengths are looked at.
+        first: the first batch of the data; None if it cannot be read, and then only lengths are checked.
     """
 
     def __init__(self, collate: Any, first: Any) -> None:
@@ -306,16 +298,13 @@ class PlannedShapes:
         sizes, lengths = self._split(batch)
         if not self._lengths.issuperset(lengths.values()):
             return False
-        # A mask may be left out of a batch that needs none.
+        # A batch that needs no mask may leave it out.
         return self._sizes is None or all(
             self._sizes[place] == size if place in self._sizes else place in lengths for place, size in sizes.items()
         )
 
     def _split(self, batch: Any) -> tuple[dict[Any, Any], dict[Any, int]]:
-        """Return the sizes and the type of every tensor, and the lengths, by place in the batch.
-
-        Sizes are without the length, and without the samples where they are the first dimension.
-        """
+        """Return the sizes and dtype of every tensor, without samples and length, and the lengths, by place."""
         tell = self._padded_dimensions if isinstance(batch, Mapping) else None
         dimensions = {} if tell is None else tell(batch)
         rows = num_rows(batch)
@@ -336,15 +325,15 @@ class PlannedShapes:
 
 
 def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:
-    """Whether the updates of a run with these `TrainingArguments` may be CUDA graphs, as far as they say."""
+    """Whether the updates of a run with these `TrainingArguments` may be CUDA graphs."""
     is_allowed = training.step_mode in ("auto", "graph") and not training.torch_compile and not training.fp16
     return is_allowed and device.type == "cuda" and num_processes == 1
 
 
 def with_buckets(collate: Any, lengths: tuple[int, ...] | None) -> Any:
-    """Return a collator that pads to these lengths: a copy, so that evaluations pad no more than they need.
+    """Return a copy of a collator that pads to these lengths, so that evaluations pad no more than necessary.
 
-    A collator that has no such attribute, or has lengths of its own, is returned as it is.
+    A collator without that attribute, or with its own lengths, is returned unchanged.
     """
     if lengths is None or not hasattr(collate, "bucket_lengths") or collate.bucket_lengths:
         return collate

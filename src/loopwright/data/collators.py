@@ -1,16 +1,15 @@
 """Collators with the names and fields of transformers': from a list of samples to a batch.
 
-They need neither transformers nor a tokenizer of its kind: anything with `pad`, or with `pad_token_id`, will do.
-Samples may be dicts, dataclasses or objects with attributes, and are never changed. Labels may be called "label",
-"label_ids" or "labels" and come out as "labels"; text is left out.
+They need neither transformers nor its tokenizers: anything with `pad`, or with `pad_token_id`, works. Samples may be
+dicts, dataclasses or objects with attributes, and are never modified. Labels may be called "label", "label_ids" or
+"labels" and come out as "labels"; text is left out.
 
 Example:
     collator = DataCollatorWithPadding(tokenizer)
     batch = collator([{"input_ids": [5, 6, 7], "label": 1}, {"input_ids": [8], "label": 0}])
 
-What is random (the masks of `DataCollatorForLanguageModeling`) is drawn from the global generators. loopwright's
-loaders seed these from (seed, epoch, position) before every micro-batch, so that each evaluation sees the same masks,
-and a resumed run those of the run that was not interrupted.
+The random masks of `DataCollatorForLanguageModeling` are drawn from the global generators. loopwright's loaders seed
+these from (seed, epoch, position) before every micro-batch, so that evaluations and resumed runs see the same masks.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     is ready for a multi-label loss). "label_ids" become "labels" with integers as int64.
 
     Raises:
-        DataError: the values of a name differ in shape; it says which name and what shapes.
+        DataError: the values of a name differ in shape; the message has the name and the shapes.
     """
     kind = checked_kind(return_tensors)
     columns = to_columns(features)
     batch: dict[str, Any] = {}
     label, label_ids = columns.pop("label", None), columns.pop("label_ids", None)
     if "labels" in columns:
-        pass  # has its name already
+        pass  # already under its final name
     elif label is not None:
         batch["labels"] = _stack_single_labels(label, kind)
     elif label_ids is not None:
@@ -88,11 +87,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
 @dataclass
 class DefaultDataCollator(Collator):
-    """`default_data_collator` as an object.
-
-    Attributes:
-        return_tensors: "pt" or "np".
-    """
+    """`default_data_collator` as an object."""
 
     return_tensors: str = "pt"
 
@@ -105,18 +100,17 @@ class DefaultDataCollator(Collator):
 
 @dataclass
 class DataCollatorWithFlattening(DefaultDataCollator):
-    """Joins all samples of a batch to one row without padding, for models that tell sequences apart by position ids.
+    """Joins all samples of a batch into one row without padding, for models that separate sequences by position ids.
 
-    A batch has "input_ids" and "labels" of the shape (1, tokens), and what is asked for below. Labels are those of the
-    samples ("labels", by no other name) or else their ids. The first of each sample is `separator_id`, since nothing of
-    its own comes before it.
+    A batch has "input_ids" and "labels" of shape (1, tokens), and the options below. Labels are the samples' "labels"
+    or else their ids. The first label of each sample is `separator_id`, since no token of the sample precedes it.
 
     Attributes:
         return_tensors: "pt" or "np".
-        return_position_ids: give "position_ids", which begin anew with each sample.
+        return_position_ids: add "position_ids", which restart with each sample.
         separator_id: the label of the first token of each sample.
-        return_flash_attn_kwargs: give "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k".
-        return_seq_idx: give "seq_idx", the number of the sample each token is of.
+        return_flash_attn_kwargs: add "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k".
+        return_seq_idx: add "seq_idx", the sample number of each token.
         position_ids_start: the first position; models like RoBERTa begin with 2.
     """
 
@@ -129,7 +123,7 @@ class DataCollatorWithFlattening(DefaultDataCollator):
     def __call__(
         self, features: Sequence[Any], return_tensors: str | None = None, separator_id: int | None = None
     ) -> Batch:
-        """Return the row of these samples, of this kind and with this separator if told here."""
+        """Return the row of these samples; the arguments override the collator's own."""
         if separator_id is None:
             return super().__call__(features, return_tensors)
         return replace(self, separator_id=separator_id)(features, return_tensors)
@@ -164,7 +158,7 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 
 
 class PaddingCollator(BucketCollator):
-    """What the collators that pad have in common; each has these fields, in the order of transformers'."""
+    """The common base of the padding collators; each has these fields, in transformers' order."""
 
     tokenizer: Any
     padding: Any
@@ -177,7 +171,7 @@ class PaddingCollator(BucketCollator):
             warnings.warn(
                 f"max_length={self.max_length} has no effect with padding={self.padding!r}: nothing is truncated here. "
                 "Pass padding='max_length', or leave it out and truncate with the tokenizer.",
-                stacklevel=3,  # whoever makes the collator
+                stacklevel=3,  # the creator of the collator
             )
 
     def _padded(self, columns: Columns, kind: str) -> Batch:
@@ -187,9 +181,9 @@ class PaddingCollator(BucketCollator):
 
 @dataclass
 class DataCollatorWithPadding(PaddingCollator):
-    """Pads what a tokenizer made to the same length, and stacks everything else.
+    """Pads tokenized samples to the same length, and stacks everything else.
 
-    A batch is of the type that the tokenizer's `pad` returns, so that `batch.to(device)` goes on working.
+    A batch has the type that the tokenizer's `pad` returns, so that `batch.to(device)` keeps working.
 
     Attributes:
         tokenizer: something with `pad`, or with `pad_token_id`.
@@ -216,14 +210,14 @@ class DataCollatorWithPadding(PaddingCollator):
 
 @dataclass
 class DataCollatorForTokenClassification(PaddingCollator):
-    """Pads what a tokenizer made, and labels that there is one of for each token.
+    """Pads tokenized samples, and their labels for each token.
 
     Attributes:
         tokenizer: something with `pad`, or with `pad_token_id`.
         padding: True or "longest", "max_length", False or "do_not_pad".
         max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
         pad_to_multiple_of: lengths are rounded up to it.
-        label_pad_token_id: what labels are filled up with, on the same side.
+        label_pad_token_id: pads the labels, on the same side.
         return_tensors: "pt" or "np".
     """
 
@@ -248,13 +242,13 @@ class DataCollatorForTokenClassification(PaddingCollator):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name; labels are as long as the tokens."""
+        """Return the padded dimension of each value of a batch, by name; labels are as long as the tokens."""
         return {**super().padded_dimensions(batch), "labels": 1}
 
 
 @dataclass
 class DataCollatorForSeq2Seq(PaddingCollator):
-    """Pads inputs and labels, each to lengths of their own, and makes the decoder's inputs if the model can.
+    """Pads inputs and labels to separate lengths, and creates the decoder's inputs if the model can.
 
     Attributes:
         tokenizer: something with `pad`, or with `pad_token_id`.
@@ -262,7 +256,7 @@ class DataCollatorForSeq2Seq(PaddingCollator):
         padding: True or "longest", "max_length", False or "do_not_pad".
         max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
         pad_to_multiple_of: lengths are rounded up to it.
-        label_pad_token_id: what labels are filled up with.
+        label_pad_token_id: pads the labels.
         return_tensors: "pt" or "np".
     """
 
@@ -289,7 +283,7 @@ class DataCollatorForSeq2Seq(PaddingCollator):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name; that of the labels is their own."""
+        """Return the padded dimension of each value of a batch, by name; labels have their own length."""
         return {**super().padded_dimensions(batch), "labels": 1, "decoder_input_ids": 1}
 
     def _padded_labels(self, labels: list[Any]) -> list[Any]:
@@ -309,8 +303,8 @@ class DataCollatorForSeq2Seq(PaddingCollator):
 class DataCollatorForMultipleChoice(PaddingCollator):
     """Pads the choices of all samples to the same length: (samples, choices, tokens).
 
-    In a sample, what the tokenizer made is a list with one entry for each choice; the label is the right one's number.
-    Every sample must have the same number of choices. A batch is a dict.
+    The tokenized values of a sample are lists with one entry per choice; the label is the index of the right one. Every
+    sample must have the same number of choices. A batch is a dict.
 
     Attributes:
         tokenizer: something with `pad`, or with `pad_token_id`.
@@ -338,7 +332,7 @@ class DataCollatorForMultipleChoice(PaddingCollator):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name: the one behind the choices."""
+        """Return the padded dimension of each value of a batch, by name: the one after the choices."""
         return {name: dimension + 1 for name, dimension in super().padded_dimensions(batch).items()}
 
 
@@ -389,6 +383,5 @@ def _as_float32(labels: Any) -> Any:
 
 
 def _joined(rows: list[list[int]], dtype: Any, kind: str) -> Any:
-    """Return the rows after one another, as one row."""
     row = np.array([[item for values in rows for item in values]], dtype=dtype)
     return torch.from_numpy(row) if kind == "pt" else row

@@ -1,7 +1,6 @@
-"""From a list of samples to columns, and from columns to tensors or arrays: what all collators share.
+"""From samples to columns, and from columns to tensors or arrays: shared by all collators.
 
-A column is the list of what each sample holds under one name. Nothing here changes a sample: values are read, and
-what is made is new.
+A column is the list of all samples' values under one name. Nothing here modifies a sample.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from loopwright.errors import ConfigError, DataError
 Batch = MutableMapping[str, Any]
 Columns = dict[str, list[Any]]
 
-IGNORED = -100  # the label that losses leave out
+IGNORED = -100  # the label that losses ignore
 
 _LABEL_NAMES = ("labels", "label", "label_ids")
 _PADDED_ALONG = ("attention_mask", "token_type_ids", "special_tokens_mask")
 _MOST_SHOWN = 8
-_UNLIMITED = 10**20  # a tokenizer that knows no limit says a number beyond this
+_UNLIMITED = 10**20  # a tokenizer without a limit reports a number beyond this
 
 
 class Collator(ABC):
-    """What is called with a list of samples and returns a batch.
+    """Called with a list of samples, it returns a batch.
 
-    A subclass may override `torch_call` or `numpy_call`, as with transformers'.
+    A subclass may override `torch_call` or `numpy_call`, as in transformers.
     """
 
     return_tensors: str
 
     def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Batch:
-        """Return the batch of these samples, of the kind the collator was made for unless told here."""
+        """Return the batch of these samples; the argument overrides the collator's own kind."""
         kind = checked_kind(self.return_tensors if return_tensors is None else return_tensors)
         return self.torch_call(features) if kind == "pt" else self.numpy_call(features)
 
@@ -56,22 +55,18 @@ class Collator(ABC):
 
 
 class BucketCollator(Collator):
-    """A collator that pads, to the longest sample of a batch or to the next of a few lengths.
+    """A collator that pads to the longest sample of a batch or to the next bucket length.
 
     Attributes:
-        bucket_lengths: ascending; set it, and "longest" pads to the next of these, further only if a sample is longer.
-            It is no field, so that a collator is made with the arguments of transformers'.
+        bucket_lengths: ascending; if set, "longest" pads to the next of these, or further for a longer sample. Not a
+            field, so that the constructor has the arguments of transformers.
     """
 
     bucket_lengths: Sequence[int] | None = None
     tokenizer: Any
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length that was padded, by name.
-
-        Asked with batches of this collator, to tell lengths from other sizes: which shapes are planned for CUDA graphs,
-        and which sizes a compiled model takes as they come.
-        """
+        """Return the padded dimension of each value of a batch, by name: for planned shapes and compiled models."""
         return {name: 1 for name in padded_names(self.tokenizer) if name in batch}
 
 
@@ -81,7 +76,7 @@ class BucketCollator(Collator):
 def to_columns(features: Sequence[Any]) -> Columns:
     """Return the columns of samples: mappings, dataclasses, or objects with attributes.
 
-    Columns of text, and those that are None in every sample, are left out: they cannot become tensors.
+    Columns of text, or with only None, are left out: they cannot become tensors.
 
     Raises:
         DataError: there are no samples, they have no names, or not all have the same ones.
@@ -107,10 +102,7 @@ def to_columns(features: Sequence[Any]) -> Columns:
 
 
 def take_labels(columns: Columns) -> list[Any] | None:
-    """Take the labels out of the columns and return them; None if there are none.
-
-    They may be called "labels", "label" or "label_ids"; of several the first in this order counts.
-    """
+    """Remove and return the labels ("labels", else "label", else "label_ids") of the columns; None without any."""
     found = [columns.pop(name, None) for name in _LABEL_NAMES]
     return next((values for values in found if values is not None), None)
 
@@ -121,7 +113,7 @@ def _as_mapping(feature: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(feature) and not isinstance(feature, type):
         return {field.name: getattr(feature, field.name) for field in dataclasses.fields(feature)}
     fields = getattr(feature, "__dict__", None)
-    if not fields:  # none, or empty, as those of a tensor
+    if not fields:  # none, or empty, as for a tensor
         raise DataError(
             f"samples must be dicts, dataclasses or objects with attributes, got {type(feature).__name__}. "
             "Return {'name': value, ...} from the dataset, or pass a collator of your own."
@@ -151,11 +143,7 @@ def _is_text(value: Any) -> bool:
 
 
 def checked_kind(return_tensors: str) -> str:
-    """Return "pt" or "np" as it was given.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return "pt" or "np"; raise a ConfigError for anything else."""
     if return_tensors not in ("pt", "np"):
         raise ConfigError(f"return_tensors must be 'pt' (torch tensors) or 'np' (numpy arrays), got {return_tensors!r}")
     return return_tensors
@@ -164,11 +152,10 @@ def checked_kind(return_tensors: str) -> str:
 def stack(name: str, values: Any, kind: str) -> Any:
     """Return one tensor ("pt") or array ("np") of a column's values: tensors, arrays, numbers, lists of them.
 
-    Tensors and arrays keep their dtype. Python's integers become int64, its floats torch's default dtype or numpy's
-    float64.
+    Tensors and arrays keep their dtype. Python integers become int64, floats torch's default dtype or float64.
 
     Raises:
-        DataError: the values differ in shape, or are no numbers.
+        DataError: the values differ in shape, or are not numbers.
     """
     is_python = not isinstance(values[0], (Tensor, np.ndarray, np.generic))
     try:
@@ -192,7 +179,7 @@ def stack(name: str, values: Any, kind: str) -> Any:
 
 
 def stack_labels(labels: Any, kind: str) -> Any:
-    """Return one tensor or array of labels; integers of any size become int64, which is what losses take."""
+    """Return one tensor or array of labels; integers of any size become int64, as losses expect."""
     stacked = stack("labels", labels, kind)
     if isinstance(stacked, Tensor):
         is_integer = not (stacked.is_floating_point() or stacked.is_complex() or stacked.dtype == torch.bool)
@@ -231,7 +218,7 @@ class Padding(NamedTuple):
 
     Attributes:
         strategy: "longest", "max_length" or "do_not_pad".
-        max_length: what "max_length" pads to; the tokenizer's `model_max_length` if it is None.
+        max_length: the length of "max_length"; None is the tokenizer's `model_max_length`.
         multiple: lengths are rounded up to it.
         lengths: ascending; "longest" pads to the next of these, and to a multiple only beyond them all.
     """
@@ -242,11 +229,7 @@ class Padding(NamedTuple):
     lengths: Sequence[int] | None = None
 
     def length(self, rows: Sequence[Any], tokenizer: Any) -> int:
-        """Return how long these rows become, if they are padded at all.
-
-        Raises:
-            ConfigError: no length is known.
-        """
+        """Return the length to pad these rows to; raise a ConfigError if none is known."""
         if self.strategy == "longest":
             return self.bucketed(max(map(len, rows)))
         length = self.max_length if self.max_length is not None else getattr(tokenizer, "model_max_length", None)
@@ -255,21 +238,17 @@ class Padding(NamedTuple):
         return self.rounded(length)
 
     def rounded(self, length: int) -> int:
-        """Return the length, or the next one that the multiple divides."""
+        """Return the length, rounded up to the multiple."""
         return length if self.multiple is None else -(-length // self.multiple) * self.multiple
 
     def bucketed(self, length: int) -> int:
-        """Return the next of the lengths to pad to, or the rounded length if there are none as long."""
+        """Return the next bucket length, or the rounded length beyond all of them."""
         is_within = bool(self.lengths) and length <= self.lengths[-1]  # type: ignore[index] # there is one
         return bucket_length(length, self.lengths or ()) if is_within else self.rounded(length)
 
 
 def checked_strategy(padding: Any) -> str:
-    """Return how to pad as "longest", "max_length" or "do_not_pad", from what transformers accepts.
-
-    Raises:
-        ConfigError: it is none of these, nor True or False.
-    """
+    """Return "longest", "max_length" or "do_not_pad" for a transformers argument; raise a ConfigError for others."""
     if isinstance(padding, bool):
         return "longest" if padding else "do_not_pad"
     name = getattr(padding, "value", padding)
@@ -279,16 +258,15 @@ def checked_strategy(padding: Any) -> str:
 
 
 def padded_batch(tokenizer: Any, columns: Columns, padding: Padding, kind: str) -> Batch:
-    """Return the columns padded as the tokenizer does it, and stacked; the columns are left as they are.
+    """Return the columns padded by the tokenizer's rules, and stacked; the columns stay unchanged.
 
-    A tokenizer (or feature extractor) with a `pad` of its own is asked, since it knows what it makes. For any other
-    the ids, attention mask, token types and special tokens mask are padded here. An attention mask is made if there
-    is none and the tokenizer's models take one. Numbers and tables are not padded.
+    The tokenizer's or feature extractor's own `pad` is used if there is one. Otherwise ids, attention mask, token types
+    and special tokens mask are padded here. A missing attention mask is added if the tokenizer's models take one.
+    Numbers and tables are not padded.
 
     Args:
         tokenizer: needs `pad`, or else `pad_token_id`.
         columns: of the samples, without labels.
-        padding: how.
         kind: "pt" or "np".
 
     Raises:
@@ -321,7 +299,7 @@ def padded_batch(tokenizer: Any, columns: Columns, padding: Padding, kind: str) 
 
 
 def pad_lists(values: Sequence[Any], length: int, fill: Any, side: str) -> list[list[Any]]:
-    """Return each sequence as a new list, filled up to the length on this side; longer ones stay as long."""
+    """Return each sequence as a new list, padded to the length on this side; longer ones keep their length."""
     rows = [as_list(value) for value in values]
     if side == "left":
         return [[fill] * (length - len(row)) + row for row in rows]
@@ -329,27 +307,27 @@ def pad_lists(values: Sequence[Any], length: int, fill: Any, side: str) -> list[
 
 
 def padding_side(tokenizer: Any) -> str:
-    """Return on which side the tokenizer pads, "right" if it does not say."""
+    """Return the side the tokenizer pads on, "right" by default."""
     return str(getattr(tokenizer, "padding_side", "right"))
 
 
 def main_name(tokenizer: Any) -> str:
-    """Return the name of what the tokenizer makes first, by whose length everything is padded."""
+    """Return the name of the tokenizer's main input, whose length decides the padding."""
     return str(next(iter(getattr(tokenizer, "model_input_names", None) or ()), "input_ids"))
 
 
 def padded_names(tokenizer: Any) -> set[str]:
-    """Return the names of what is padded to the length of a batch, where it is there: all but labels."""
+    """Return the names of the values padded to the length of a batch: all but labels."""
     return {*(getattr(tokenizer, "model_input_names", None) or ()), main_name(tokenizer), *_PADDED_ALONG}
 
 
 def has_length(value: Any) -> bool:
-    """Return whether this is a sequence of some kind, and not a single number."""
+    """Return whether this is a sequence, and not a single number."""
     return value.ndim > 0 if isinstance(value, (Tensor, np.ndarray)) else isinstance(value, (list, tuple))
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a new list of what a sequence, a tensor or an array holds."""
+    """Return the items of a sequence, a tensor or an array as a new list."""
     return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
 
 
@@ -374,7 +352,7 @@ def _pad_here(tokenizer: Any, sequences: Columns, padding: Padding) -> dict[str,
 
 
 def _checked_pad_token(tokenizer: Any, ids: list[Any], padding: Padding) -> Padding:
-    """Return how to pad: not at all where nothing is short, so that a tokenizer without a pad token will do."""
+    """Return how to pad: not at all if nothing is short, so that a tokenizer without a pad token works."""
     if padding.strategy == "do_not_pad":
         return padding
     if getattr(tokenizer, "pad_token_id", None) is not None:
@@ -396,7 +374,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _integers_as_lists(values: list[Any]) -> list[Any]:
-    """Return token columns as lists, which is what tokenizers pad; vectors of floats stay what they are."""
+    """Return token columns as lists, as tokenizers expect; float vectors stay unchanged."""
     first = values[0]
     is_float = isinstance(first, Tensor) and first.is_floating_point()
     if is_float or (isinstance(first, np.ndarray) and first.dtype.kind not in "biu"):

@@ -1,4 +1,4 @@
-"""Defaults for DataLoaders, and the small tools around them."""
+"""Defaults for DataLoaders, and helpers around them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _OF_A_READY_LOADER = ("batch_size", "num_workers", "pin_memory", "worker_init_fn
 
 
 def default_num_workers(dataset: Any) -> int:
-    """Return how many workers a loader over this dataset gets unless told otherwise.
+    """Return the default number of workers of a loader over this dataset.
 
-    None for datasets that are tensors or lists in memory (fetching is cheaper than sending) and for
-    iterable ones (each worker would read the whole stream); else the CPUs this process may use,
-    shared among the processes of the node.
+    0 for tensors or lists in memory (fetching is cheaper than sending) and for iterable datasets (each worker would
+    read the whole stream); else the available CPUs, shared among the processes of the node.
     """
     inner = dataset
     while isinstance(inner, Subset):
@@ -58,10 +57,10 @@ def default_loader_kwargs(dataset: Any, batch_size: int, shuffle: bool) -> dict[
 
 
 def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments that the DataLoader of a dataset is made with, from the defaults and what the caller gave.
+    """Return the arguments of the DataLoader of a dataset, from the defaults and the caller's arguments.
 
-    `sampler`, `batch_sampler` and iterable datasets remove the defaults that torch would refuse beside them. Of a
-    dataset that is itself a DataLoader they are the loader's own.
+    `sampler`, `batch_sampler` and iterable datasets remove conflicting defaults. A DataLoader as the dataset keeps its
+    own.
     """
     if isinstance(dataset, DataLoader):
         return {name: getattr(dataset, name) for name in _OF_A_READY_LOADER}
@@ -79,33 +78,24 @@ def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] 
         kwargs.pop("persistent_workers", None)
         kwargs.pop("prefetch_factor", None)
     elif isinstance(dataset, IterableDataset) and "persistent_workers" not in given:
-        kwargs["persistent_workers"] = False  # a living worker would not learn of the next epoch
+        kwargs["persistent_workers"] = False  # a persistent worker would not learn of the next epoch
     return kwargs
 
 
 def create_loader(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None, collate_fn: Any) -> Any:
-    """Make the DataLoader of a dataset from `loader_kwargs`; one that is ready is returned as it is."""
+    """Create the DataLoader of a dataset from `loader_kwargs`; an existing loader is returned unchanged."""
     if isinstance(dataset, DataLoader):
         return dataset
     return DataLoader(dataset=dataset, **{"collate_fn": collate_fn, **loader_kwargs(dataset, defaults, given)})
 
 
 def without_preparation(loader: Any, given: Any) -> Any:
-    """Return a loader, or the one it was made of where accelerate has prepared it: it would share out samples too.
-
-    Args:
-        loader: after the run was prepared, maybe by a hook of the user's own.
-        given: before.
-    """
+    """Return a loader, or the `given` one if accelerate has prepared it: it would shard samples too."""
     return given if type(loader).__module__.partition(".")[0] == "accelerate" else loader
 
 
 def without_sharing(source: Any, num_processes: int) -> Any:
-    """Return a DataLoader without its own sharing out among processes, which is done by the loader around it.
-
-    Raises:
-        ConfigError: its sampler shares out in a way that cannot be undone.
-    """
+    """Return a DataLoader without its own sharding by process; raise a ConfigError if its sampler cannot be undone."""
     batch_sampler = getattr(source, "batch_sampler", None)
     samplers = [getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     sharing = [one for one in samplers if getattr(one, "num_replicas", 1) > 1]
@@ -122,24 +112,20 @@ def without_sharing(source: Any, num_processes: int) -> Any:
     )
     loader = copy.copy(source)
     batches = BatchSampler(whole, batch_sampler.batch_size, batch_sampler.drop_last)
-    # A loader refuses another sampler once it is made; this is a copy that nothing has iterated.
+    # A loader refuses another sampler once it exists; this is a copy that was never iterated.
     loader.__dict__.update(sampler=whole, batch_sampler=batches)
     return loader
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Prepare a loader worker: python's and numpy's generators follow from its torch seed."""
+    """Prepare a loader worker: seed python's and numpy's generators from its torch seed."""
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
 
 def limit_of_environment() -> int | None:
-    """Return the batches per epoch that the environment allows, None for all; asked when a trainer is made.
-
-    Raises:
-        ConfigError: the variable holds neither a whole number nor "none".
-    """
+    """Return the environment's limit of batches per epoch, None for no limit; ConfigError for an invalid value."""
     given = os.environ.get(LIMIT_BATCHES_ENV_VAR, "").strip()
     if given.lower() in ("", "none"):
         return None
@@ -156,7 +142,7 @@ class DataLoaderSlice:
 
     Attributes:
         dl: the loader.
-        slice_size: how many batches at most.
+        slice_size: the maximum number of batches.
     """
 
     def __init__(self, dl: Any, slice_size: int) -> None:
@@ -170,7 +156,7 @@ class DataLoaderSlice:
     def __len__(self) -> int:
         try:
             return min(self.slice_size, len(self.dl))
-        except TypeError:  # a stream has no length; a loader over one says so when it is asked
+        except TypeError:  # a stream has no length; a loader over one raises when asked
             return self.slice_size
 
     def __getattr__(self, name: str) -> Any:
@@ -180,13 +166,12 @@ class DataLoaderSlice:
 
 
 class LimitBatches:
-    """Limit every trainer that is made inside the block to a few batches per epoch, for its life.
+    """Limit every trainer created inside the block to a few batches per epoch, for its lifetime.
 
     Blocks may be nested; the innermost counts.
 
     Example:
-        with LimitBatches(2):
-            trainer = Trainer(model, loss_func, optimizer)
+        with LimitBatches(2): trainer = Trainer(model, loss_func, optimizer)
     """
 
     def __init__(self, num_batches: int) -> None:

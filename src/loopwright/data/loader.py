@@ -1,8 +1,7 @@
-"""Loaders that can start anywhere: from a position in an epoch to windows of micro-batches.
+"""Loaders that can start anywhere in an epoch, and yield windows of micro-batches.
 
-`adopt` takes any DataLoader (the default one, one with a sampler or batch_sampler of the user's, a
-ready-made one) or any other iterable of batches, and returns a `Loader` that yields the same
-samples as windows, one per update:
+`adopt` takes any DataLoader (default, with the user's sampler or batch_sampler, or ready-made) or other iterable of
+batches, and returns a `Loader` that yields the same samples as windows, one per update:
 
 * `OrderedLoader` for map-style datasets. The order is computed, not drawn; fetching is seeded by
   position; resume costs nothing (an own sampler's ids are drawn again, but nothing is fetched).
@@ -47,17 +46,17 @@ from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrain
 from loopwright.keys import KeyStream, key
 
 _END = object()
-_MOST_TRIED = 8  # micro-batches, for one without a bad sample
+_MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
 class Piece(NamedTuple):
     """One micro-batch as this process runs it.
 
     Attributes:
-        batch: what the dataset and collate function made, on the host.
-        key: what it was fetched under; follows from its position in the epoch.
-        rows: samples that count; 0 for a pad, which a process runs to keep step with the others.
-        moved: the batch with its tensors on the device, where they were copied ahead (`data.prefetch`).
+        batch: the collated samples, on the host.
+        key: the key of its fetch; follows from its position in the epoch.
+        rows: samples that count; 0 for a pad, which a process runs to stay in step with the others.
+        moved: the batch with its tensors on the device, if they were prefetched (`data.prefetch`).
     """
 
     batch: Any
@@ -66,19 +65,19 @@ class Piece(NamedTuple):
     moved: Any = None
 
     def on(self, device: torch.device) -> Any:
-        """Return the batch on the device; what was not copied ahead is copied now."""
+        """Return the batch on the device; it is copied now unless it was prefetched."""
         return to_device(self.batch if self.moved is None else self.moved, device)
 
 
 class Window(NamedTuple):
-    """What one update consumes.
+    """The micro-batches of one update.
 
     Attributes:
         pieces: the micro-batches that this process runs.
-        samples: positions of the epoch that it consumes, over all processes.
-        is_counted: samples may have been left out, so that what there is is the rows of the pieces of all processes.
-        whole: the micro-batches as they were before they were cut into parts (`data.cutting`); None if they are whole.
-        numbers: for each piece the micro-batch that it is a part of; None if they are whole.
+        samples: samples of the epoch that it consumes, over all processes.
+        is_counted: samples may have been skipped, so the real count is the sum of all pieces' rows.
+        whole: the micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
+        numbers: for each piece the index of its micro-batch; None if not cut.
     """
 
     pieces: list[Piece]
@@ -89,17 +88,17 @@ class Window(NamedTuple):
 
     @property
     def num_batches(self) -> int:
-        """How many micro-batches it has, each counted once however many parts it is run in."""
+        """The number of micro-batches, however many parts each has."""
         return len(self.pieces if self.whole is None else self.whole)
 
     def number_of(self, index: int) -> int:
-        """Return which micro-batch the piece of this index is, or is a part of."""
+        """Return the micro-batch of the piece at this index."""
         return index if self.numbers is None else self.numbers[index]
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What an input allows: how its order comes about and what a resume costs."""
+    """The guarantees of an input: how its order is determined and the cost of a resume."""
 
     order: str
     resume: str
@@ -111,14 +110,14 @@ REPLAYED = Guarantee("your loader's, started under (seed, epoch)", "skipped batc
 
 
 class Loader(ABC):
-    """The micro-batches of an epoch that this process runs, in windows, from any position on.
+    """This process's micro-batches of an epoch, in windows, from any position.
 
     Attributes:
-        device: where iterating it directly puts the batches.
-        guarantee: what can be promised about order and resume.
-        bad_samples: what is done about samples that cannot be read, "raise" or "skip".
-        skipped: the ids that were skipped so far, each with the epoch of the first time and the error. This is state
-            of a run: a resumed one sets it before it asks for windows. Ids of earlier epochs are not tried again.
+        device: the device of the batches when iterated directly.
+        guarantee: the guarantees about order and resume.
+        bad_samples: how to handle unreadable samples, "raise" or "skip".
+        skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
+            resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
     """
 
     guarantee: Guarantee
@@ -140,15 +139,15 @@ class Loader(ABC):
 
     @abstractmethod
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
-        """Yield the windows of an epoch after `position` samples of it (over all processes)."""
+        """Yield the windows of an epoch after `position` samples (over all processes)."""
 
     @abstractmethod
     def _num_global_batches(self) -> int | None:
-        """Return the micro-batches of an epoch over all processes before any limit, if that is known."""
+        """Return the micro-batches per epoch over all processes before any limit, if known."""
 
     @property
     def num_batches(self) -> int | None:
-        """Micro-batches that this process runs per epoch, if that is known."""
+        """Micro-batches per epoch of this process, if known."""
         total = self._num_global_batches()
         if total is None:
             return None
@@ -157,7 +156,7 @@ class Loader(ABC):
 
     @property
     def num_updates(self) -> int | None:
-        """Updates per epoch, if that is known."""
+        """Updates per epoch, if known."""
         return None if self.num_batches is None else -(-self.num_batches // self.share.accumulation)
 
     def __len__(self) -> int:
@@ -166,7 +165,7 @@ class Loader(ABC):
         return self.num_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch iterating it directly yields; `windows` is told each time."""
+        """Set the epoch for direct iteration; `windows` takes its own."""
         self._direct_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -176,26 +175,26 @@ class Loader(ABC):
                 yield to_device(piece.batch, self.device)
 
     def samples_of(self, epoch: int, window_index: int) -> list[tuple[int, list[int]]] | None:
-        """Return (position, ids) of every micro-batch of a window, over all processes; None if ids are not known.
+        """Return (position, ids) of every micro-batch of a window, over all processes; None if ids are unknown.
 
-        Nothing is read. `window_index` counts the windows of the epoch from 0; after its end the list is empty.
+        Nothing is read. `window_index` counts from 0; after the end of the epoch the list is empty.
         """
         return None
 
     @property
     def collate_fn(self) -> Callable[..., Any] | None:
-        """What makes a batch of samples, if the source says so."""
+        """The function that collates samples, if the source has one."""
         collate_fn: Callable[..., Any] | None = getattr(getattr(self, "source", None), "collate_fn", None)
         return collate_fn
 
     def first_batch(self) -> Any:
-        """Return the first micro-batch of the data, read here and now; None if that cannot be done without a trace."""
+        """Return the first micro-batch of the data, read now; None if reading it would have side effects."""
         return None
 
     def agree_on_skipped(self) -> Skipped:
-        """Make what was skipped the same on all processes, and return it; every process must call it.
+        """Merge the skipped ids of all processes, and return them; every process must call it.
 
-        `windows` does so when an epoch begins. Call it before the ids are saved.
+        `windows` does so at the start of an epoch. Call it before the ids are saved.
         """
         for others in gather_objects(self.skipped):
             for index, (epoch, text) in others.items():
@@ -205,7 +204,7 @@ class Loader(ABC):
         return self.skipped
 
     def close(self) -> None:
-        """End the workers; the next epoch starts new ones."""
+        """Stop the workers; the next epoch starts new ones."""
         self._workers.close()
 
     def _global_limit(self) -> int | None:
@@ -213,7 +212,7 @@ class Loader(ABC):
 
 
 class OrderedLoader(Loader):
-    """A loader over a map-style dataset whose order is computed (a plan) or drawn ahead (a sampler)."""
+    """A loader over a map-style dataset with a computed order (a plan) or one drawn ahead (a sampler)."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class OrderedLoader(Loader):
             multiprocessing_context=source.multiprocessing_context,
             prefetch_factor=source.prefetch_factor,
             persistent_workers=source.persistent_workers,
-            # Of its own, so that starting an epoch draws nothing from the global generator.
+            # Its own, so that starting an epoch draws nothing from the global generator.
             generator=torch.Generator(),
         )
         self._workers = WorkerWatch(self._loader)
@@ -275,7 +274,7 @@ class OrderedLoader(Loader):
             first = fetched.popleft()
             pieces = [piece(batch, first.key, first.rows)]
             while len(pieces) < first.pieces:
-                batch = next(batches)  # before its note is read: fetching it may be what writes the note
+                batch = next(batches)  # before its note is read: fetching it may write the note
                 other = fetched.popleft()
                 pieces.append(piece(batch, other.key, other.rows))
             yield Window(pieces, first.samples, is_counted)
@@ -290,9 +289,9 @@ class OrderedLoader(Loader):
         return self._shared_out(window)
 
     def first_batch(self) -> Any:
-        """Return the first micro-batch of the first epoch; what it is trained on is read again.
+        """Return the first micro-batch of the first epoch; training reads it again.
 
-        Where bad samples are skipped, it is the first that can be read whole, or the last of a few that were tried.
+        If bad samples are skipped, it is the first complete one, or the last of a few tries.
         """
         keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
         for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
@@ -303,7 +302,7 @@ class OrderedLoader(Loader):
         return read.batch if isinstance(read, Readable) else read
 
     def _fetched_by_loader(self, done: int) -> Iterator[Any]:
-        """Yield the batches of what is fed; after a loss that begins with what was not delivered (after `done`)."""
+        """Yield the batches of the feed; after a loss of workers, from the first undelivered one (after `done`)."""
         with self._workers.reading():
             batches = iter(self._loader)
         try:
@@ -314,7 +313,7 @@ class OrderedLoader(Loader):
             self._workers.leave(batches)
 
     def _counted_piece(self, epoch: int, read: Readable, fetch_key: int, rows: int) -> Piece:
-        if rows and read.errors:  # what is wrong with a pad is told by the process that counts it
+        if rows and read.errors:  # errors of a pad are reported by the process that counts it
             note_skipped(self.skipped, read.errors, epoch)
             check_budget(self.skipped, self.dataset)
         return Piece(read.batch, fetch_key, read.rows if rows else 0)
@@ -342,7 +341,7 @@ class OrderedLoader(Loader):
         return full + (1 if rest and not self.drop_last else 0)
 
     def _global_micro_batches(self, epoch: int, position: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield (position, ids) of every micro-batch of the epoch from a position on, within the limit."""
+        """Yield (position, ids) of every micro-batch of the epoch from a position, within the limit."""
         limit = self._global_limit()
         if self.batch_size is None:
             start = 0
@@ -352,7 +351,7 @@ class OrderedLoader(Loader):
                     yield start, list(ids)
                 start += len(ids)
             return
-        plan = self._find_plan()  # not kept: a resumed run sets the seed that it was begun with
+        plan = self._find_plan()  # not cached: a resumed run sets its original seed
         if plan is not None:
             batches = plan_batches(plan, epoch, position, self.batch_size)
         else:
@@ -367,7 +366,7 @@ class OrderedLoader(Loader):
             position += len(ids)
 
     def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[MicroBatch]:
-        """Yield what this process fetches, and note in `fetched` what each is part of."""
+        """Yield the micro-batches that this process fetches, and record their windows in `fetched`."""
         share = self.share
         keys = KeyStream(self.seed, epoch, purpose=self._purpose)
         given_up = frozenset(index for index, (first, _) in self.skipped.items() if first < epoch)
@@ -382,7 +381,7 @@ class OrderedLoader(Loader):
                 yield MicroBatch(ids, fetch_key, epoch, start, left_out)
 
     def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], int]:
-        """Return this process's micro-batches of a window, and how many of them are its own; the rest are pads."""
+        """Return this process's micro-batches of a window, and how many are its own; the rest are pads."""
         share = self.share
         window = self._shared_out(window)
         first = share.rank * share.accumulation
@@ -390,13 +389,13 @@ class OrderedLoader(Loader):
         return mine + window[:1] * share.num_pads(len(mine), len(window)), len(mine)
 
     def _shared_out(self, window: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
-        """Return a window as the processes run it: short ones of an evaluation are split evenly over all."""
+        """Return a window as the processes run it: short ones of an evaluation are split evenly."""
         is_split = self._even_tail and 0 < len(window) < self.share.processes
         return _split_evenly(window, self.share.processes) if is_split else window
 
 
 class ReplayLoader(Loader):
-    """A loader over any iterable of batches, each counted as it comes."""
+    """A loader over any iterable of batches, in the given order."""
 
     guarantee = REPLAYED
 
@@ -439,7 +438,7 @@ class ReplayLoader(Loader):
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield (position, rows, batch) of every batch of an epoch, whatever becomes of the workers."""
+        """Yield (position, rows, batch) of every batch of an epoch, even if workers are lost."""
         return self._workers.persevere(lambda done: itertools.islice(self._read(epoch), done, None))
 
     def _read(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
@@ -464,7 +463,7 @@ class ReplayLoader(Loader):
             self._workers.leave(batches)
 
     def _own_place(self, start: int) -> int:
-        """Return what stands for a position in the key of a micro-batch."""
+        """Return the position for the key of a micro-batch."""
         return start
 
     def _num_global_batches(self) -> int | None:
@@ -484,21 +483,21 @@ def adopt(
     limit: int | None = None,
     bad_samples: str = "raise",
 ) -> Loader:
-    """Return a Loader that yields what this DataLoader, or other iterable of batches, would.
+    """Return a Loader with the batches of this DataLoader, or other iterable of batches.
 
     Args:
-        source: as `create_train_dataloader` or `create_eval_dataloader` returned it.
+        source: the result of `create_train_dataloader` or `create_eval_dataloader`.
         seed: of the run.
         share: this process's part.
         device: where batches are used.
         evaluation: no accumulation; the last window is split evenly over the processes.
-        limit: micro-batches per process and epoch: so many times the processes in all. If the accumulation
-            does not divide it, the first processes run more of the last window than the others.
-        bad_samples: "raise" makes a sample that cannot be read a DataError that names it; "skip" leaves it out of its
-            micro-batch and goes on (see `Loader.skipped`).
+        limit: micro-batches per process and epoch. If the accumulation does not divide it, the first processes run more
+            of the last window than the others.
+        bad_samples: "raise" turns an unreadable sample into a DataError that names it; "skip" drops it from its
+            micro-batch (see `Loader.skipped`).
 
     Raises:
-        ConfigError: bad_samples is neither, or "skip" for training where the ids of samples cannot be known.
+        ConfigError: bad_samples is neither, or "skip" for training without known sample ids.
     """
     if bad_samples not in ("raise", "skip"):
         raise ConfigError(f"bad_samples must be 'raise' or 'skip', got {bad_samples!r}")
@@ -507,25 +506,24 @@ def adopt(
     if isinstance(source, (OrderedLoader, ReplayLoader)):
         source = source.source
     if isinstance(getattr(source, "dl", None), Loader):
-        share = Share(0, 1, share.accumulation)  # a slice of a loader of ours holds this process's part already
+        share = Share(0, 1, share.accumulation)  # a slice of our loader already has this process's part only
     ordered = (
         type(source) is DataLoader
         and not isinstance(source.dataset, IterableDataset)
         and source.batch_sampler is not None
     )
     if evaluation and not ordered:
-        bad_samples = "raise"  # only training has to know which ones were left out
+        bad_samples = "raise"  # only training needs to know which ones were skipped
     kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
     if not ordered:
-        from loopwright.data.split_streams import SplitLoader, is_split  # which is made from this module
+        from loopwright.data.split_streams import SplitLoader, is_split  # imports this module
 
         kind = SplitLoader if is_split(source, share) else ReplayLoader
     return kind(source, seed, share, device, evaluation, limit, bad_samples)
 
 
 class _Fetched(NamedTuple):
-    """What the process that reads a micro-batch has to know of it: its own key and rows, and its window's
-    number of pieces here and of samples everywhere."""
+    """A micro-batch being read: its key and rows, and its window's number of pieces here and of samples everywhere."""
 
     key: int
     rows: int
@@ -536,7 +534,7 @@ class _Fetched(NamedTuple):
 class _Feed:
     """The batch sampler handed to DataLoader: the micro-batches of the current epoch.
 
-    Iterated again, after workers were lost, it begins with those that were taken but not delivered.
+    Iterated again after a loss of workers, it restarts with those taken but not delivered.
     """
 
     def __init__(self) -> None:
@@ -556,7 +554,7 @@ class _Feed:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Run a block that reads something of the user's; an error in it becomes one that names what was read."""
+    """Run a block that reads the user's data; an error in it becomes one that names the source."""
     try:
         yield
     except (LoopwrightError, StopTrainingError):
@@ -566,7 +564,7 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:
-    """Split a window's samples into contiguous parts whose sizes differ by at most one."""
+    """Split a window's samples into contiguous parts with sizes that differ by at most one."""
     start = window[0][0]
     ids = list(itertools.chain.from_iterable(ids for _, ids in window))
     size, extra = divmod(len(ids), parts)

@@ -1,8 +1,8 @@
-"""Language modelling: which tokens are asked for, what stands in their place, and the collator that does it.
+"""Language modelling: which tokens are predicted, what replaces them, and the collator.
 
 Everything random comes from a `Draws`: torch's or numpy's global generator, which loopwright's loaders seed before
-every micro-batch, or a generator of one's own. The numbers are drawn in the order in which transformers draws them,
-so that the same seed gives the same masks.
+every micro-batch, or your own generator. The numbers are drawn in transformers' order, so that the same seed gives the
+same masks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from loopwright.data.columns import (
 )
 from loopwright.errors import ConfigError, DataError
 
-_CONTINUATION = "##"  # with which WordPiece begins a token that goes on with a word
+_CONTINUATION = "##"  # WordPiece's prefix of a token that continues a word
 
 
 class Recipe(NamedTuple):
     """How to mask.
 
     Attributes:
-        probability: of a token, or a word, to be asked for.
-        mask_share: of those asked for, how many become the mask token.
-        random_share: of those asked for, how many become any token of the vocabulary. The rest stay.
+        probability: of a token, or a word, to be predicted.
+        mask_share: the fraction of these that become the mask token.
+        random_share: the fraction of these that become a random token. The rest stay.
         mask_id: of the mask token.
         vocabulary_size: random tokens are below it.
     """
@@ -58,10 +58,10 @@ class Draws(Protocol):
     """A source of random numbers."""
 
     def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each place whether its chance came true."""
+        """Return for each position whether its chance came true."""
 
     def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these places, in order."""
+        """Return a random token for each of these positions, in order."""
 
 
 class TorchDraws:
@@ -71,12 +71,12 @@ class TorchDraws:
         self._generator = generator
 
     def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each place whether its chance came true."""
+        """Return for each position whether its chance came true."""
         drawn = torch.bernoulli(torch.from_numpy(probabilities.astype(np.float32)), generator=self._generator)
         return drawn.numpy().astype(np.bool_)
 
     def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these places; as many are drawn as there are places in all."""
+        """Return a random token for each of these positions; one is drawn for every position of the batch."""
         drawn: NDArray[np.int64] = torch.randint(vocabulary_size, places.shape, generator=self._generator).numpy()
         return drawn[places]
 
@@ -88,12 +88,12 @@ class NumpyDraws:
         self._generator = generator
 
     def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each place whether its chance came true."""
+        """Return for each position whether its chance came true."""
         draw = np.random.binomial if self._generator is None else self._generator.binomial
         return np.asarray(draw(1, probabilities)).astype(np.bool_)
 
     def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these places, in order."""
+        """Return a random token for each of these positions, in order."""
         draw: Any = np.random.randint if self._generator is None else self._generator.integers
         drawn: NDArray[np.int64] = draw(0, vocabulary_size, size=np.count_nonzero(places), dtype=np.int64)
         return drawn
@@ -106,14 +106,12 @@ def mask_tokens(
     recipe: Recipe,
     draws: Draws,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return new ids with some tokens masked, and labels: the ids of those that are asked for, -100 elsewhere.
+    """Return new ids with some tokens masked, and labels: the ids of the predicted tokens, -100 elsewhere.
 
     Args:
         ids: (samples, tokens).
-        is_special: tokens that are never asked for: special ones and padding.
-        is_word_start: the first token of each word, to ask for whole words; None to ask for single tokens.
-        recipe: how many, and what becomes of them.
-        draws: where random numbers come from.
+        is_special: tokens that are never predicted: special ones and padding.
+        is_word_start: the first token of each word, for whole words; None for single tokens.
     """
     is_candidate = ~is_special if is_word_start is None else is_word_start
     is_asked = draws.chances(np.where(is_candidate, recipe.probability, 0.0))
@@ -124,7 +122,7 @@ def mask_tokens(
     is_masked = draws.chances(np.full(ids.shape, recipe.mask_share)) & is_asked
     masked = np.where(is_masked, recipe.mask_id, ids)
     if recipe.mask_share < 1 and recipe.random_share > 0:
-        # Of those that are left; a share of all of them may come out a little above 1.
+        # Of the remaining ones; the fraction may slightly exceed 1.
         share = min(1.0, recipe.random_share / (1 - recipe.mask_share))
         is_random = draws.chances(np.full(ids.shape, share)) & is_asked & ~is_masked
         masked[is_random] = draws.tokens(recipe.vocabulary_size, is_random)
@@ -132,7 +130,7 @@ def mask_tokens(
 
 
 def _over_words(is_asked: NDArray[np.bool_], is_word_start: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for each token whether the first one of its word is asked for."""
+    """Return for each token whether the first one of its word is predicted."""
     places = np.where(is_word_start, np.arange(is_word_start.shape[1]), 0)
     start: NDArray[np.intp] = np.maximum.accumulate(places, axis=1)
     return np.take_along_axis(is_asked, start, axis=1)
@@ -142,11 +140,7 @@ def _over_words(is_asked: NDArray[np.bool_], is_word_start: NDArray[np.bool_]) -
 
 
 def words_as_offsets(word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return offsets (samples, tokens, 2) in which the tokens of a word touch, and those of two words do not.
-
-    Args:
-        word_ids: (samples, tokens); which word of its text a token is part of.
-    """
+    """Return offsets (samples, tokens, 2) in which tokens touch only within a word, from the word id of each token."""
     ends = np.broadcast_to(2 * np.arange(word_ids.shape[1]) + 1, word_ids.shape)
     starts = ends - 1
     goes_on = np.zeros(word_ids.shape, dtype=np.bool_)
@@ -155,14 +149,14 @@ def words_as_offsets(word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def word_starts_from_offsets(offsets: NDArray[np.int64], is_special: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which tokens begin a word: those with a gap before them in the text, or after a special token.
+    """Return which tokens begin a word: after a gap in the text, or after a special token.
 
     Args:
-        offsets: (samples, tokens, 2); where each token begins and ends in its text.
+        offsets: (samples, tokens, 2); start and end of each token in its text.
         is_special: (samples, tokens).
 
     Raises:
-        DataError: the offsets are not those of the tokens.
+        DataError: the offsets do not match the tokens.
     """
     if offsets.shape != (*is_special.shape, 2):
         raise DataError(
@@ -175,11 +169,7 @@ def word_starts_from_offsets(offsets: NDArray[np.int64], is_special: NDArray[np.
 
 
 def word_starts_from_tokens(ids: NDArray[np.int64], is_special: NDArray[np.bool_], tokenizer: Any) -> NDArray[np.bool_]:
-    """Return which tokens begin a word: those that WordPiece did not write with ##.
-
-    Raises:
-        ConfigError: the tokenizer's vocabulary has no ##, so that its tokens do not tell.
-    """
+    """Return which tokens begin a word: those without WordPiece's ##; ConfigError for other vocabularies."""
     if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "convert_ids_to_tokens")):
         raise _no_words(tokenizer)
     unique, places = np.unique(ids, return_inverse=True)
@@ -214,28 +204,27 @@ class DataCollatorForLanguageModeling(BucketCollator):
     """Pads samples and makes the labels of a language model, masked or causal.
 
     Masked (`mlm=True`): some tokens become labels; of these most become the mask token, some a random token, and the
-    rest stay. Special tokens and padding are never asked for. Causal (`mlm=False`): labels are the ids, with -100 for
+    rest stay. Special tokens and padding are never predicted. Causal (`mlm=False`): labels are the ids, with -100 for
     padding and for nothing else; an end-of-sequence token counts even if it is also the pad token.
 
-    Samples are mappings, or lists of ids. Labels that they have are replaced. A "special_tokens_mask" is used if there
-    is one.
+    Samples are mappings, or lists of ids. Their labels are replaced. A "special_tokens_mask" is used if present.
 
     Without `seed`, masks come from the global generators, which loopwright seeds before every micro-batch. With it,
-    they follow from the number of batches that this collator made before in this process: a resumed run and a second
-    evaluation get others.
+    they follow from the number of earlier batches in this process, so they change in a resumed run or a second
+    evaluation.
 
     Attributes:
         tokenizer: something with `pad` or `pad_token_id`; for masks with `mask_token_id` and a length, and
             `all_special_ids` if samples have no special tokens mask.
         mlm: masked, not causal.
-        whole_word_mask: ask for whole words: by the samples' "word_ids" (as encoding.word_ids() gives them), else
-            their "offset_mapping", else WordPiece's ##. Each of a word's tokens is replaced on its own.
-        mlm_probability: of a token, or a word, to be asked for.
-        mask_replace_prob: of those, how many become the mask token.
-        random_replace_prob: of those, how many become a random token.
+        whole_word_mask: predict whole words: by the samples' "word_ids" (from encoding.word_ids()), else their
+            "offset_mapping", else WordPiece's ##. Each of a word's tokens is replaced separately.
+        mlm_probability: of a token, or a word, to be predicted.
+        mask_replace_prob: the fraction of these that become the mask token.
+        random_replace_prob: the fraction of these that become a random token.
         pad_to_multiple_of: lengths are rounded up to it.
         return_tensors: "pt" or "np".
-        seed: of a generator of its own, plus the number of the loader's worker.
+        seed: of its own generator, plus the number of the loader's worker.
     """
 
     tokenizer: Any
@@ -259,12 +248,12 @@ class DataCollatorForLanguageModeling(BucketCollator):
     def torch_mask_tokens(
         self, inputs: Tensor, special_tokens_mask: Any = None, offset_mapping: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return masked ids and labels; called for every batch of tensors if `mlm`. `inputs` is not changed."""
+        """Return masked ids and labels, leaving `inputs` unchanged; called for every batch of tensors if `mlm`."""
         masked, labels = self._mask(inputs.numpy(force=True), special_tokens_mask, offset_mapping, "pt")
         return torch.from_numpy(masked), torch.from_numpy(labels)
 
     def numpy_mask_tokens(self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None) -> Any:
-        """Return masked ids and labels; called for every batch of arrays if `mlm`. `inputs` is not changed."""
+        """Return masked ids and labels, leaving `inputs` unchanged; called for every batch of arrays if `mlm`."""
         return self._mask(np.asarray(inputs), special_tokens_mask, offset_mapping, "np")
 
     def _collate(self, features: Sequence[Any], kind: str) -> Batch:
@@ -291,7 +280,7 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return batch
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
-        """Return which dimension of each value of a batch is a length, by name; labels are as long as the tokens."""
+        """Return the padded dimension of each value of a batch, by name; labels are as long as the tokens."""
         return {**super().padded_dimensions(batch), "labels": 1}
 
     def _mask(self, ids: Any, special: Any, offsets: Any, kind: str) -> tuple[Any, Any]:
@@ -320,10 +309,10 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return np.isin(ids, list(special_ids))
 
     def _find_padding(self, batch: Batch, lengths: list[int], has_mask: bool) -> Any:
-        """Return where padding is: what the attention mask says, or else what was filled up.
+        """Return the positions of padding, from the attention mask or else from the lengths.
 
-        Samples without a mask may have been padded before; their pad tokens are padding too, unless it is the
-        end-of-sequence token.
+        Samples without a mask may already be padded; their pad tokens count too, unless it is the end-of-sequence
+        token.
         """
         ids = np.asarray(batch["input_ids"])
         if has_mask and batch["attention_mask"].shape == ids.shape:
@@ -336,7 +325,7 @@ class DataCollatorForLanguageModeling(BucketCollator):
         return is_padding
 
     def _padded_offsets(self, word_ids: Any, offsets: Any, width: int) -> Any:
-        """Return where each token of the batch is in its text, from word ids if there are any; None if unknown."""
+        """Return each token's place in its text, from word ids if there are any; None if unknown."""
         side = padding_side(self.tokenizer)
         if word_ids is not None:
             rows = [[-1 if word is None else int(word) for word in as_list(value)] for value in word_ids]
@@ -349,7 +338,7 @@ class DataCollatorForLanguageModeling(BucketCollator):
         if self.seed is None:
             return TorchDraws(None) if kind == "pt" else NumpyDraws(None)
         worker = get_worker_info()
-        # A worker that was forked has a copy of what the main process drew from: it must not go on with that.
+        # A forked worker has a copy of the main process's generator, which it must not continue.
         place = (kind, None if worker is None else worker.id)
         if place not in self._own_draws:
             seed = self.seed + (0 if worker is None else worker.id)

@@ -1,11 +1,11 @@
 """The order of samples, as a pure function of (seed, epoch, position).
 
-Nothing here knows about torch, workers, processes or the clock, so the same run can be continued
-from any position, on any number of workers and processes, by one integer.
+It is independent of torch, workers, processes and the clock, so one integer is enough to resume a run from any
+position, on any number of workers and processes.
 
-`Permutation` is a keyed Feistel network with cycle walking: it finds the sample at a position
-without building the whole permutation (no memory, no start-up cost, at any size). Its outputs are
-pinned by golden vectors: they never change between versions.
+`Permutation` is a keyed Feistel network with cycle walking: it finds the sample at a position without building the
+whole permutation (no memory, no start-up cost, at any size). Its outputs are pinned by golden vectors: they never
+change between versions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _Words = npt.NDArray[np.uint64]
 # splitmix64's two multipliers (Steele, Lea, Flood 2014), here as the Feistel round function's mixer.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_ROUNDS = 8  # even, so that the halves have their own widths again at the end
+_ROUNDS = 8  # even, so that the halves end up with their own widths
 _SMALLEST_BITS = 6  # tiny domains have too few Feistel networks to look random
-_CHUNK = 16_384  # positions computed at once: numpy's cost per call is shared by that many samples
+_CHUNK = 16_384  # positions computed at once, to amortise numpy's cost per call
 
 
 class Permutation:
@@ -44,7 +44,7 @@ class Permutation:
         return self._walked(positions, self._network)
 
     def positions_of(self, ids: npt.ArrayLike) -> Ids:
-        """Return the positions at which these ids stand, in the same shape: the inverse."""
+        """Return the positions of these ids, in the same shape: the inverse."""
         return self._walked(ids, self._inverse_network)
 
     def _walked(self, values: npt.ArrayLike, network: Callable[[_Words], _Words]) -> Ids:
@@ -52,7 +52,7 @@ class Permutation:
         if given.size and (given.min() < 0 or given.max() >= self.size):
             raise IndexError(f"positions {given.min()} to {given.max()} are not all in a permutation of {self.size}")
         found = network(given.astype(np.uint64).ravel())
-        # Cycle walking: what falls outside range(size) goes through again until it falls inside.
+        # Cycle walking: values outside range(size) go through again until they fall inside.
         outside = np.flatnonzero(found >= np.uint64(self.size))
         while outside.size:
             found[outside] = network(found[outside])
@@ -79,7 +79,7 @@ class Permutation:
 
 
 def _mixed(half: _Words, round_key: np.uint64, bits: np.uint64) -> _Words:
-    """Return the round function of the network: so many bits that depend on all of a half and of the key."""
+    """Return the round function: bits that depend on all of a half and of the key."""
     mixed = (half + round_key) * _MIX_1
     mixed ^= mixed >> np.uint64(32)
     mixed *= _MIX_2
@@ -87,7 +87,7 @@ def _mixed(half: _Words, round_key: np.uint64, bits: np.uint64) -> _Words:
 
 
 class Plan(Protocol):
-    """An order of samples: which ids stand at which positions of an epoch."""
+    """An order of samples: the id at each position of an epoch."""
 
     @property
     def size(self) -> int:
@@ -127,15 +127,15 @@ class Shuffled:
 
 
 class MicroBatch(list[int]):
-    """The ids of one micro-batch, with what is needed to fetch it the same way anywhere.
+    """The ids of one micro-batch, with everything needed to fetch it the same way anywhere.
 
     A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`.
 
     Attributes:
         key: seeds the generators of the process that fetches it; follows from its position.
-        epoch: which it is part of.
+        epoch: its epoch.
         position: of its first sample in the epoch.
-        left_out: those of its ids that are not to be read.
+        left_out: the ids to skip.
     """
 
     __slots__ = ("epoch", "key", "left_out", "position")
@@ -154,7 +154,7 @@ class MicroBatch(list[int]):
 
 
 def plan_batches(plan: Plan, epoch: int, start: int, batch_size: int) -> Iterator[list[int]]:
-    """Yield the ids of an epoch from a position on, a batch at a time; the last may be short."""
+    """Yield the ids of an epoch from a position, a batch at a time; the last may be short."""
     chunk = max(_CHUNK // batch_size, 1) * batch_size
     for chunk_start in range(start, plan.size, chunk):
         ids = plan.ids(epoch, chunk_start, chunk).tolist()
@@ -166,10 +166,10 @@ def plan_batches(plan: Plan, epoch: int, start: int, batch_size: int) -> Iterato
 class Share:
     """Which micro-batches of the global sequence one process runs.
 
-    The micro-batches of an epoch are numbered 0 .. M-1 over all processes. An update takes a window
-    of `processes * accumulation` of them; a process runs a contiguous part of each window. None of
-    this changes which samples an update sees. Of a short window a process may have fewer than others, or none; then
-    it runs one that is not counted (a pad), or with `is_even` as many of those as it takes to run no fewer.
+    The micro-batches of an epoch are numbered 0 .. M-1 over all processes. An update takes a window of `processes *
+    accumulation` of them; a process runs a contiguous part of each window. None of this changes the samples of an
+    update. In a short window a process may have fewer than others, or none; then it runs one uncounted pad, or with
+    `is_even` enough pads to run no fewer.
     """
 
     rank: int = 0
@@ -187,16 +187,16 @@ class Share:
         return (index % self.window) // self.accumulation
 
     def num_updates(self, num_batches: int) -> int:
-        """Return the updates of an epoch of so many micro-batches; its last window may be short."""
+        """Return the updates of an epoch of this many micro-batches; its last window may be short."""
         return -(-num_batches // self.window)
 
     def num_local_batches(self, num_batches: int) -> int:
-        """Return how many micro-batches this process runs, pads included."""
+        """Return the number of micro-batches of this process, pads included."""
         full, rest = divmod(num_batches, self.window)
         mine = min(max(rest - self.rank * self.accumulation, 0), self.accumulation)
         return full * self.accumulation + mine + self.num_pads(mine, rest)
 
     def num_pads(self, num_own: int, num_in_window: int) -> int:
-        """Return how many micro-batches this process runs of a window besides its own, uncounted, to keep step."""
+        """Return the number of pads that this process runs in a window to stay in step."""
         wanted = min(num_in_window, self.accumulation if self.is_even else 1)
         return max(wanted - num_own, 0)

@@ -1,9 +1,8 @@
-"""Several short sequences in one row, each of which sees only itself: no token is spent on padding.
+"""Several short sequences in one row, each attending only to itself, to avoid padding.
 
-`PackedDataset` puts samples together so that few tokens of a row stay empty; which ones follows from the lengths alone,
-so the order of a run is still a function of (seed, epoch, position), over rows. `PackingCollator` makes the rows:
-positions begin anew with each sequence, and the attention mask is block-diagonal, so a sequence gets the logits that it
-would get in a row of its own.
+`PackedDataset` groups samples into nearly full rows by their lengths alone, so the order of a run is still a function
+of (seed, epoch, position), over rows. `PackingCollator` makes the rows: positions restart with each sequence, and the
+attention mask is block-diagonal, so a sequence gets the same logits as in its own row.
 
 Example:
     packed = PackedDataset(dataset, sample_lengths(dataset), capacity=512)
@@ -24,18 +23,18 @@ from torch import Tensor
 from loopwright.data.columns import IGNORED, Batch, as_list
 from loopwright.errors import ConfigError, DataError
 
-NO_SEQUENCE = -1  # the number of the sequence that padding is of
+NO_SEQUENCE = -1  # the sequence number of padding
 
 
 def packed_groups(lengths: Sequence[int] | npt.NDArray[np.int64], capacity: int) -> list[list[int]]:
-    """Return which samples share a row, longest first, each into the fullest row that still has room for it.
+    """Return the samples of each row by best fit: longest first, each into the fullest row with room for it.
 
     Args:
-        lengths: of the samples; longer ones are cut by the collator, and have a row of their own.
+        lengths: of the samples; longer ones are truncated by the collator, and get their own row.
         capacity: tokens of a row.
 
     Returns:
-        The ids of each row; every id once. The same lengths give the same rows.
+        The ids of each row; every id once, and deterministic.
     """
     if capacity < 1:
         raise ConfigError(f"the capacity of a row must be at least 1 token, got {capacity}")
@@ -57,7 +56,7 @@ def packed_groups(lengths: Sequence[int] | npt.NDArray[np.int64], capacity: int)
 
 
 class PackedDataset:
-    """Rows of several samples of a dataset; an item is the list of them.
+    """Rows of several samples of a dataset; an item is a list of samples.
 
     Args:
         dataset: map-style.
@@ -84,16 +83,16 @@ class PackedDataset:
 class PackingCollator:
     """Makes a batch of rows of the same width from lists of samples.
 
-    A batch has "input_ids", "labels", "position_ids" and "sequence_ids" of the shape (rows, capacity), and by default
-    the "attention_mask" of `block_diagonal_mask`. Every batch has the same shapes, so an update can be one CUDA graph.
+    A batch has "input_ids", "labels", "position_ids" and "sequence_ids" of shape (rows, capacity), and by default the
+    "attention_mask" of `block_diagonal_mask`. Every batch has the same shapes, so an update can be one CUDA graph.
 
     Args:
-        capacity: tokens of a row; samples are cut to it.
-        pad_id: fills up rows.
-        is_shifted: the labels of a sample stand where they are asked for already. Otherwise the model shifts them, and
-            the first of each sample is -100: nothing of its own comes before it.
-        makes_mask: give the mask, for models that are called with the batch. Without it whoever runs the model makes it
-            on the device, where it need not be copied to.
+        capacity: tokens of a row; samples are truncated to it.
+        pad_id: pads rows.
+        is_shifted: the labels are already shifted. Otherwise the model shifts them, and the first of each sample is
+            -100, since nothing precedes it.
+        makes_mask: add the mask, for models that are called with the batch. Otherwise the caller creates it on the
+            device, which saves the copy.
     """
 
     def __init__(self, capacity: int, pad_id: int = 0, *, is_shifted: bool = False, makes_mask: bool = True) -> None:
@@ -103,7 +102,7 @@ class PackingCollator:
         self._makes_mask = makes_mask
 
     def __call__(self, rows: Sequence[Sequence[Mapping[str, Any]]]) -> Batch:
-        """Return the batch; a row is the list of its samples, which have "input_ids", and "labels" if others."""
+        """Return the batch; a row is a list of samples with "input_ids", and "labels" if they differ."""
         shape = (len(rows), self._capacity)
         batch = {
             "input_ids": np.full(shape, self._pad_id, np.int64),
@@ -123,12 +122,12 @@ class PackingCollator:
 def joined(
     samples: Sequence[Mapping[str, Any]], capacity: int, *, is_shifted: bool = False
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return samples one after the other as a row: input_ids, labels, position_ids and sequence_ids.
+    """Return samples joined into a row: input_ids, labels, position_ids and sequence_ids.
 
     Args:
-        samples: with "input_ids", and "labels" if these are others.
-        capacity: tokens of the row; a sample that is longer is cut.
-        is_shifted: labels stand where they are asked for already; otherwise the first of each sample becomes -100.
+        samples: with "input_ids", and "labels" if they differ.
+        capacity: tokens of the row; a longer sample is truncated.
+        is_shifted: the labels are already shifted; otherwise the first of each sample becomes -100.
 
     Raises:
         DataError: they do not fit into the row.
@@ -153,14 +152,14 @@ def joined(
 
 
 def block_diagonal_mask(sequence_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return what to add to attention scores: 0 where a token may look, at itself and earlier ones of its sequence.
+    """Return the additive attention mask: 0 for the token itself and earlier tokens of its sequence.
 
     Args:
         sequence_ids: (rows, tokens), the number of each token's sequence in its row.
-        dtype: that of the model.
+        dtype: the model's dtype.
 
     Returns:
-        A tensor of the shape (rows, 1, tokens, tokens), as models of transformers take it for "eager" and "sdpa".
+        A tensor of shape (rows, 1, tokens, tokens), as transformers' models take it for "eager" and "sdpa".
     """
     width = sequence_ids.shape[1]
     is_same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]

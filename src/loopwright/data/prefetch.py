@@ -1,11 +1,10 @@
-"""Batches on the device before they are needed: copied one update ahead, beside what the device computes.
+"""Prefetch batches to the device: copied one update ahead, in parallel with the computation.
 
-Only for CUDA. On any other device `prefetched` returns the iterator that it was given. Small windows (token ids, rows
-of a table) are not worth a stream of their own: they are copied when their turn comes, without waiting.
+Only for CUDA; on other devices `prefetched` returns its iterator unchanged. Small windows (token ids, rows of a table)
+are not worth a separate stream: they are copied at their turn, without waiting.
 
-What is ahead is not state: a window counts when the loop has trained on it, so a run that is resumed reads it again,
-under the same keys. An error in reading a window is raised when its turn comes, not an update earlier. A window that
-does not fit beside the one in use is copied when its turn comes, too.
+Prefetched windows are not state: a resumed run reads them again, under the same keys. An error in reading a window is
+raised at its turn, not an update earlier. A window that does not fit into memory is copied at its turn, too.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from loopwright.data.loader import Window
 from loopwright.engine.memory import forget_frames, is_out_of_memory
 from loopwright.engine.nested import iter_tensors, map_tensors
 
-# Copying so much takes a device about 10 us; a stream, an event and their bookkeeping take the host 30 us.
+# Copying this much takes a device about 10 us; a stream, an event and their bookkeeping take the host 30 us.
 _SMALL_BYTES = 256 * 1024
 
 
 class Copier(Protocol):
-    """Copies batches to a device beside what it computes."""
+    """Copies batches to a device in parallel with its computation."""
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
-        """Begin to copy batches; return them as they will be, and something to wait for. Never waits for the device.
+        """Begin to copy batches; return the copies and a ticket to wait for, without a device sync.
 
-        None instead of a batch leaves it to be copied when its turn comes.
+        None in place of a batch means that it is copied at its turn.
         """
 
     def await_copies(self, moved: list[Any], ticket: Any) -> None:
-        """Let what the device is given from now on wait for the copies; called before they are used."""
+        """Make later work on the device wait for the copies; called before they are used."""
 
 
 class CudaCopier:
-    """Copies from pinned memory on a stream of its own.
+    """Copies from pinned memory on its own stream.
 
     Args:
         device: a CUDA device.
-        small: windows of up to so many bytes are not copied ahead.
+        small: windows of up to this many bytes are not prefetched.
     """
 
     def __init__(self, device: torch.device, small: int = _SMALL_BYTES) -> None:
@@ -52,7 +51,7 @@ class CudaCopier:
         self._stream = torch.cuda.Stream(device)
 
     def start(self, batches: list[Any]) -> tuple[list[Any], Any]:
-        """Pin what is not pinned yet, and copy it on the stream."""
+        """Pin unpinned tensors, and copy them on the stream."""
         if sum([tensor.nbytes for tensor in iter_tensors(batches)]) <= self._small:
             return [None] * len(batches), None
         with torch.cuda.stream(self._stream):
@@ -62,7 +61,7 @@ class CudaCopier:
         return moved, done
 
     def await_copies(self, moved: list[Any], ticket: Any) -> None:
-        """Order the current stream after the copies; their memory is not used again before it is through with it."""
+        """Order the current stream after the copies; their memory is not reused before it is done with it."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ticket)
         for tensor in iter_tensors(moved):
@@ -71,7 +70,7 @@ class CudaCopier:
 
     def _copied(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
-            return tensor  # a dataset that lives on a device
+            return tensor  # a dataset on a device
         return _pinned(tensor).to(self._device, non_blocking=True)
 
 
@@ -80,14 +79,11 @@ def prefetched(
 ) -> Iterator[Window]:
     """Return the windows of an epoch, each with its batches on the device as `Piece.moved`.
 
-    While the loop works on a window, the next one has been read and is being copied. Tensors in tuples, lists,
-    mappings, dataclasses and named tuples are copied; a batch with a `.to` of its own is left to `Piece.on`, but for
-    those that a tokenizer makes.
+    While the loop works on a window, the next one is being copied. Tensors in tuples, lists, mappings, dataclasses and
+    named tuples are copied; a batch with its own `.to` is left to `Piece.on`, except a tokenizer's.
 
     Args:
-        windows: as a loader yields them.
-        device: where they are used.
-        create_copier: makes what copies; by default a `CudaCopier` for CUDA devices, and nothing for others.
+        create_copier: creates the copier; by default a `CudaCopier` on CUDA, none elsewhere.
     """
     if create_copier is None:
         if device.type != "cuda":
@@ -102,7 +98,7 @@ def _ahead(windows: Iterator[Window], copier: Copier) -> Iterator[Window]:
         (window, ticket), error = coming, None
         try:
             coming = _started(windows, copier)
-        except Exception as raised:  # noqa: BLE001 - raised again below, when its turn comes
+        except Exception as raised:  # noqa: BLE001 - raised again below, at its turn
             error = raised
         moved = [piece.moved for piece in window.pieces]
         if any(batch is not None for batch in moved):
@@ -122,14 +118,14 @@ def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        forget_frames(error)  # they hold what was copied so far
+        forget_frames(error)  # they hold the copies so far
         return window, None
     pieces = [piece._replace(moved=batch) for piece, batch in zip(window.pieces, moved, strict=True)]
     return window._replace(pieces=pieces), ticket
 
 
 def _moves_itself(batch: Any) -> bool:
-    """Whether a batch may hold more than can be seen from outside: then only its own `.to` knows what to copy."""
+    """Whether a batch may contain more than is visible: then only its own `.to` knows what to copy."""
     return not isinstance(batch, (Tensor, UserDict)) and callable(getattr(batch, "to", None))
 
 

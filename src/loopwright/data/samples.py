@@ -1,7 +1,7 @@
-"""Reading the samples of a micro-batch, and what is done about those that cannot be read.
+"""Read the samples of a micro-batch, and handle unreadable ones.
 
-`Reader` seeds the generators of the process it runs in, fetches the samples and makes a batch of them. A sample
-that raises is an error that says which one it was. `SkippingReader` leaves such samples out instead, and tells.
+`Reader` seeds the generators of its process, fetches the samples and collates them. A sample that raises becomes an
+error that names it. `SkippingReader` skips such samples instead, and reports them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Skipped = dict[int, tuple[int, str]]  # id: the epoch in which it was first skip
 
 _logger = logging.getLogger("loopwright")
 
-_PASSED_ON = (LoopwrightError, StopTrainingError)  # these say themselves what they mean
+_PASSED_ON = (LoopwrightError, StopTrainingError)  # these are already clear
 _NEVER_SKIPPED = (*_PASSED_ON, MemoryError)
 _MOST_STAND_INS = 10
 _MOST_NAMED = 20
@@ -30,8 +30,7 @@ class Reader:
     """Reads micro-batches of a dataset, each under generators seeded by its position.
 
     Attributes:
-        dataset: what is read: by its `__getitems__` if it has one, else sample by sample.
-        make_batch: makes a batch of a list of samples.
+        dataset: read by its `__getitems__` if it has one, else sample by sample.
     """
 
     def __init__(self, dataset: Any, make_batch: Callable[[list[Any]], Any]) -> None:
@@ -39,11 +38,7 @@ class Reader:
         self.make_batch = make_batch
 
     def __call__(self, micro_batch: MicroBatch) -> Any:
-        """Return the batch of these samples.
-
-        Raises:
-            DataError: it says which sample could not be read, or which ones are no batch together.
-        """
+        """Return the batch of these samples; raise a DataError that names those that cannot be read or collated."""
         seed_generators(micro_batch.key)
         dataset = self.dataset
         fetch: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
@@ -73,7 +68,7 @@ class Reader:
     def _raise_for_culprit(
         self, fetch: Callable[[list[int]], list[Any]], micro_batch: MicroBatch, error: Exception
     ) -> NoReturn:
-        """Raise what was wrong with a fetch of many: the first sample that raises alone, or else all of them."""
+        """Raise the error of a failed bulk fetch: for the first sample that fails alone, or else for all of them."""
         seed_generators(micro_batch.key)
         for offset, index in enumerate(micro_batch):
             try:
@@ -86,12 +81,12 @@ class Reader:
 
 
 class Readable(NamedTuple):
-    """What could be read of a micro-batch.
+    """The readable part of a micro-batch.
 
     Attributes:
-        batch: of the samples that could be read; of a stand-in if none could.
-        rows: how many could be read.
-        errors: id and error of each that could not.
+        batch: of the readable samples, or of a stand-in.
+        rows: the number of readable samples.
+        errors: id and error of each unreadable sample.
     """
 
     batch: Any
@@ -100,10 +95,10 @@ class Readable(NamedTuple):
 
 
 class SkippingReader(Reader):
-    """A reader that leaves out samples that cannot be read."""
+    """A reader that skips unreadable samples."""
 
     def __call__(self, micro_batch: MicroBatch) -> Readable:
-        """Return the batch of those samples that can be read, and what was wrong with the others."""
+        """Return the batch of the readable samples, and the errors of the others."""
         seed_generators(micro_batch.key)
         wanted = [index for index in micro_batch if plain_id(index) not in micro_batch.left_out]
         samples, errors = self._read_many(wanted, micro_batch.key)
@@ -119,7 +114,7 @@ class SkippingReader(Reader):
                 return fetch(list(ids)), []
             except _NEVER_SKIPPED:
                 raise
-            except Exception:  # noqa: BLE001 - whatever it is: below each sample that raises is told
+            except Exception:  # noqa: BLE001 - whatever it is: below each sample that raises is reported
                 seed_generators(fetch_key)
         samples: list[Any] = []
         errors: list[tuple[int, str]] = []
@@ -128,7 +123,7 @@ class SkippingReader(Reader):
                 samples.append(self._read_one(index))
             except _NEVER_SKIPPED:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is: it is told, and the sample left out
+            except Exception as error:  # noqa: BLE001 - whatever it is: it is reported, and the sample skipped
                 errors.append((plain_id(index), f"{type(error).__name__}: {error}"))
         return samples, errors
 
@@ -137,7 +132,7 @@ class SkippingReader(Reader):
         return self.dataset[index] if fetch is None else fetch([index])[0]
 
     def _stand_in_for(self, micro_batch: MicroBatch) -> Any:
-        """Return one of the samples that follow in the dataset: something to run that counts nothing."""
+        """Return one of the following samples of the dataset, to run without counting it."""
         last, errors = plain_id(micro_batch[-1]), "its ids are no integers"
         if isinstance(last, int):
             for index in range(last + 1, last + 1 + _MOST_STAND_INS):
@@ -155,16 +150,16 @@ class SkippingReader(Reader):
 
 
 class SeededDataset:
-    """A dataset as DataLoader's workers see it: whole batches are read from it, by a reader.
+    """A dataset as DataLoader's workers see it: a reader reads whole batches from it.
 
-    Everything else is the dataset's own: a `worker_init_fn` finds and sets its attributes through this.
+    Everything else is delegated: a `worker_init_fn` can get and set the dataset's attributes.
     """
 
     def __init__(self, reader: Reader) -> None:
         object.__setattr__(self, "_loopwright_reader", reader)
 
     def __getitems__(self, micro_batch: MicroBatch) -> Any:
-        """Return the batch of a micro-batch; DataLoader's own collate function has nothing left to do."""
+        """Return the batch of a micro-batch; DataLoader's own collate function is a no-op."""
         return self._loopwright_reader(micro_batch)
 
     def __getitem__(self, index: Any) -> Any:
@@ -174,7 +169,7 @@ class SeededDataset:
         return len(self._loopwright_reader.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        # Not yet there while it is unpickled; and how to pickle this is no business of the dataset's.
+        # Missing while it is unpickled; and pickling is not delegated to the dataset.
         if name == "_loopwright_reader" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._loopwright_reader.dataset, name)
@@ -184,7 +179,7 @@ class SeededDataset:
 
 
 def note_skipped(skipped: Skipped, errors: list[tuple[int, str]], epoch: int) -> None:
-    """Take up the errors of a micro-batch that is about to be used, and tell of each id once."""
+    """Record the errors of a micro-batch about to be used, and report each id once."""
     for index, text in errors:
         if index not in skipped:
             skipped[index] = (epoch, text)
@@ -192,11 +187,7 @@ def note_skipped(skipped: Skipped, errors: list[tuple[int, str]], epoch: int) ->
 
 
 def check_budget(skipped: Skipped, dataset: Any) -> None:
-    """Refuse to go on without more than 1 % of a dataset's samples (10 of a small one).
-
-    Raises:
-        DataError: it tells the first few, and why they could not be read.
-    """
+    """Raise a DataError, with the first few errors, if more than 1 % of a dataset (10 of a small one) was skipped."""
     budget = max(_LEAST_BUDGET, len(dataset) // 100 if isinstance(dataset, Sized) else 0)
     if len(skipped) > budget:
         first = "; ".join(f"{index}: {text}" for index, (_, text) in list(skipped.items())[:3])
@@ -207,12 +198,12 @@ def check_budget(skipped: Skipped, dataset: Any) -> None:
 
 
 def unchanged(batch: Any) -> Any:
-    """Return a batch as it is: the collate function of a DataLoader over a `SeededDataset`."""
+    """Return a batch unchanged: the collate function of a DataLoader over a `SeededDataset`."""
     return batch
 
 
 def plain_id(index: Any) -> int:
-    """Return an id as a plain integer where it is one (a numpy or torch number), so that it can be looked up."""
+    """Return a numpy or torch integer as a plain one, so that it can be looked up."""
     try:
         return operator.index(index)
     except TypeError:

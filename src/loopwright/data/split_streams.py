@@ -1,7 +1,7 @@
-"""Streams that give every process something else: each process reads its own part, and none of it is lost.
+"""Streams split by process: each process reads its own part completely.
 
-A dataset or loader says that it is one by an attribute, `is_split_by_process = True`. That a dataset of the `datasets`
-library went through `split_dataset_by_node` is seen without it.
+A dataset or loader declares this by an attribute, `is_split_by_process = True`. `split_dataset_by_node` of the
+`datasets` library is recognised without it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from loopwright.keys import KeyStream
 
 
 def is_split(source: Any, share: Share) -> bool:
-    """Return whether a loader yields on each process that process's own part of a stream.
-
-    Raises:
-        ConfigError: it is split among another number of processes than there are.
-    """
+    """Return whether a loader yields each process its own part; raise a ConfigError if split for another world size."""
     dataset = getattr(source, "dataset", None)
     if share.processes == 1:
         return False
@@ -38,10 +34,10 @@ def is_split(source: Any, share: Share) -> bool:
 
 
 class SplitLoader(ReplayLoader):
-    """A loader over a stream of which every process reads its own part, counted over all of them.
+    """A loader over a stream split by process, counted over all of them.
 
-    The parts may be of any lengths: an epoch ends when the last one does, and a process whose part is over runs pads.
-    The processes tell each other once per update how many samples they have.
+    The parts may have any lengths: an epoch ends with the longest, and processes that are done run pads. The processes
+    exchange their sample counts once per update.
     """
 
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
@@ -68,7 +64,7 @@ class SplitLoader(ReplayLoader):
                 yield Window(mine + pads, samples)
 
     def _own_place(self, start: int) -> int:
-        """Return a number that no micro-batch of another process has, for one that starts here in this part."""
+        """Return a position for the key of a micro-batch that no other process uses."""
         return start * self.share.processes + self.share.rank
 
     def _num_global_batches(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Samplers and loaders of the user's: iterated under seeds of the epoch, and left as they were."""
+"""The user's samplers and loaders: iterated under seeds of the epoch, and left unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STREAM_CHUNK = 1024
 
 
 def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> Iterator[Any]:
-    """Iterate a sampler under generators of its own, seeded by the epoch, whatever else is drawn meanwhile."""
+    """Iterate a sampler under separate generators seeded by the epoch, independent of other draws."""
     set_epoch_of(epoch, *parts_of(source))
     own = OwnGenerators(source, epoch)
     states: dict[str, Any] | None = None
@@ -41,8 +41,7 @@ def keyed_stream(source: Any, seed: int, epoch: int, device: torch.device) -> It
 
 
 class OwnGenerators:
-    """The torch generators that a sampler or loader was given: they give a sequence of their own for every epoch,
-    by their seed, and are left as they were."""
+    """The torch generators of a sampler or loader: a new sequence per epoch, by their seed, and restored afterwards."""
 
     def __init__(self, source: Any, epoch: int) -> None:
         found = [getattr(part, "generator", None) for part in parts_of(source)]
@@ -52,7 +51,7 @@ class OwnGenerators:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Run a block that draws from them, each time from where the last one ended."""
+        """Run a block that draws from them, continuing from the end of the last one."""
         outside = [generator.get_state() for generator in self._generators]
         for index, generator in enumerate(self._generators):
             if self._states is None:
@@ -74,7 +73,7 @@ def parts_of(source: Any) -> list[Any]:
 
 
 def set_epoch_of(epoch: int, *parts: Any) -> None:
-    """Tell the epoch to each of these that wants to know, once."""
+    """Call `set_epoch` once on each of these that has it."""
     for part in {id(part): part for part in parts}.values():
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""The one door to Pillow, and to what else images need of the extra `vision`: nothing is imported before it is used."""
+"""The only importer of Pillow and the other packages of the extra `vision`, all lazily."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from loopwright.errors import InputError
 
 
 def pillow(module: str = "Image", purpose: str = "work with images") -> Any:
-    """Return a module of Pillow; called whenever one is used.
-
-    Raises:
-        InputError: Pillow is not installed ("install.extra"); its fix is the line that installs it.
-    """
+    """Return a module of Pillow; raise an InputError ("install.extra") with the install command if it is missing."""
     return vision_module(f"PIL.{module}", "pillow", purpose)
 
 
 def vision_module(module: str, package: str, purpose: str) -> Any:
-    """Return a module of a package of the extra `vision`; `purpose` says what needs it.
-
-    Raises:
-        InputError: the package is not installed ("install.extra"); its fix is the line that installs it.
-    """
+    """Return a module of the extra `vision`; raise an InputError ("install.extra") with its `purpose` if missing."""
     try:
         import_module(module.partition(".")[0])
     except ImportError as error:

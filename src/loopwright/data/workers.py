@@ -1,8 +1,8 @@
-"""The worker processes of loaders: how they begin, how a dead or hung one is noticed, and how it is replaced.
+"""Worker processes of loaders: start them, detect dead or hung ones, and replace them.
 
-torch tells of a dead worker by an exception from a signal handler, wherever the main process happens to be. Here
-nothing is raised until a batch is waited for: `WatchedWorkers` looks after its workers once a second while it
-waits, and `WorkerWatch` starts new ones where the lost ones stood. What they had read is read again.
+torch reports a dead worker by an exception from a signal handler, anywhere in the main process. Here nothing is raised
+until a batch is waited for: `WatchedWorkers` polls its workers once a second while it waits, and `WorkerWatch` replaces
+lost ones. Undelivered batches are read again.
 """
 
 from __future__ import annotations
@@ -37,18 +37,14 @@ _logger = logging.getLogger("loopwright")
 _IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _POLL_SECONDS = 1.0
-_GRACE_SECONDS = 2.0  # for workers to end by themselves once nobody wants their batches
-_PATIENCE_SECONDS = 600.0  # without a batch, unless the loader has a timeout of its own
+_GRACE_SECONDS = 2.0  # for workers to exit once nobody wants their batches
+_PATIENCE_SECONDS = 600.0  # without a batch, unless the loader has its own timeout
 _MOST_REPLACEMENTS = 3
 _REPLACEMENTS_SECONDS = 3600.0
 
 
 class WorkersLost(DataError):
-    """The workers of a loader are gone; its `WorkerWatch` replaces them.
-
-    Attributes:
-        is_hang: they were alive, but sent nothing.
-    """
+    """The workers of a loader died, or hung (`is_hang`); its `WorkerWatch` replaces them."""
 
     def __init__(self, cause: str, is_hang: bool = False) -> None:
         super().__init__(cause)
@@ -56,10 +52,10 @@ class WorkersLost(DataError):
 
 
 class WorkerInit:
-    """What a worker does first: leave signals to the main process, end when it ends, then what the user asked for.
+    """A worker's setup: leave signals to the main process, exit when it exits, then the user's own function.
 
-    A job scheduler signals whole process groups. Were the workers to end by it, the main process could not finish
-    its update and save.
+    A job scheduler signals whole process groups. If workers exited on the signal, the main process could not finish its
+    update and save.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, is_of_main_thread: bool) -> None:
@@ -79,7 +75,7 @@ class WorkerInit:
         parent = multiprocessing.parent_process()
         if parent is None or sys.platform == "win32":
             return
-        # The kernel's signal comes when the parent's *thread* ends, and a fork server's child has another parent.
+        # The kernel sends it when the parent's *thread* ends, and a fork server's child has another parent.
         if sys.platform == "linux" and self._is_of_main_thread and os.getppid() == parent.pid:
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != parent.pid:  # it ended just before
@@ -89,7 +85,7 @@ class WorkerInit:
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
-    """torch's iterator over workers, which raises WorkersLost when a batch is waited for that cannot come."""
+    """torch's iterator over workers, which raises WorkersLost when a batch cannot arrive any more."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._owner = os.getpid()
@@ -101,18 +97,18 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
                 super().__init__(loader)
         finally:
             loader.worker_init_fn = given
-        # Not known to torch's handler, should a loader of somebody else's have set it.
+        # Hidden from torch's handler, in case another loader has installed it.
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
         self._patience = self._timeout or _PATIENCE_SECONDS
         workers: list[Any] = self._workers
         for worker in workers:
-            # They ignore SIGTERM, by which torch and multiprocessing end workers that do not answer.
+            # They ignore SIGTERM, which torch and multiprocessing send to unresponsive workers.
             worker._popen.terminate = worker._popen.kill
         self._inbox = _Inbox(self._worker_result_queue, workers, self._patience)
 
     def _get_data(self) -> Any:
-        """Return the next result of any worker; torch calls it when it has none in hand."""
+        """Return the next result of any worker; torch calls it when it has none ready."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -141,7 +137,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return None
 
     def _abandon(self) -> None:
-        """Kill the workers, and touch nothing that they may have locked."""
+        """Kill the workers, without touching anything they may have locked."""
         self._shutdown = True
         if self._pin_memory:
             self._pin_memory_thread_done_event.set()
@@ -152,12 +148,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._let_go()
 
     def _shutdown_workers(self) -> None:
-        """End the workers in order, or by force where one does not answer; torch calls it, and `WorkerWatch.close`."""
+        """Stop the workers gracefully, or kill one that does not respond; called by torch and `WorkerWatch.close`."""
         if getattr(self, "_shutdown", True) or os.getpid() != self._owner or _utils.python_exit_status is not False:
             return
         last_resort = threading.Timer(_GRACE_SECONDS, _kill, args=(self._workers,))
         last_resort.daemon = True
-        with suppress(RuntimeError):  # no thread can be started when the interpreter ends
+        with suppress(RuntimeError):  # no thread can start while the interpreter exits
             last_resort.start()
         try:
             super()._shutdown_workers()
@@ -171,10 +167,10 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
 
 class WorkerWatch:
-    """Watches over the workers that a DataLoader starts, and replaces those that die or hang.
+    """Watches the workers of a DataLoader, and replaces those that die or hang.
 
-    The DataLoader is changed only while something is read from it. One without workers, one that makes iterators
-    of its own, and any other iterable is left alone.
+    The DataLoader is patched only during reads. One without workers or with its own iterators, and any other iterable,
+    is left alone.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -189,7 +185,7 @@ class WorkerWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Run a block that starts or advances an iteration of the DataLoader; workers it starts are watched."""
+        """Run a block that starts or advances an iteration of the DataLoader; its workers are watched."""
         loader = self._loader
         if loader is None or not self._is_watched:
             yield
@@ -201,11 +197,7 @@ class WorkerWatch:
             del loader._get_iterator
 
     def persevere(self, start: Callable[[int], Iterator[T]]) -> Iterator[T]:
-        """Yield what `start(0)` yields; where workers are lost, go on with `start(how many were yielded)`.
-
-        Raises:
-            DataError: workers were lost too often.
-        """
+        """Yield from `start(0)`; after losing workers, from `start(number yielded)`; DataError if too often."""
         done = 0
         while True:
             try:
@@ -217,13 +209,13 @@ class WorkerWatch:
                 self._note(lost)
 
     def leave(self, iterator: Any) -> None:
-        """End the workers of an iteration that is over, or was broken off, unless they live on to the next."""
-        # Left to the garbage collector, their queues may go first, and with these the word that they should end.
+        """Stop the workers of a finished or aborted iteration, unless they are persistent."""
+        # If left to the garbage collector, their queues may go first, and with them the message to exit.
         if isinstance(iterator, WatchedWorkers) and self._loader is not None and self._loader._iterator is not iterator:
             iterator._shutdown_workers()
 
     def close(self) -> None:
-        """End the workers; the next iteration starts new ones."""
+        """Stop the workers; the next iteration starts new ones."""
         if self._loader is None:
             return
         kept, self._loader._iterator = self._loader._iterator, None
@@ -259,13 +251,13 @@ class WorkerWatch:
 
 
 class _Inbox:
-    """Receives what workers send, and gives up on a message whose sender dies or hangs in the middle of it.
+    """Receives messages from workers, and gives up on one whose sender dies or hangs midway.
 
-    It takes the place of a queue's `get`, in the thread that calls that. Tensors come in two parts, a message and a
-    visit to the process that made them, so that even what seems to be there may never come.
+    It replaces a queue's `get`, in the calling thread. Tensors arrive as a message plus a request to their sender, so
+    even a received message may never complete.
 
     Attributes:
-        has_timed_out: workers were killed because one hung while it sent.
+        has_timed_out: workers were killed because one hung while sending.
     """
 
     def __init__(self, results: Any, workers: list[Any], patience: float) -> None:
@@ -284,10 +276,10 @@ class _Inbox:
         threading.Thread(target=self._watch, name="loopwright-workers", daemon=True).start()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Return the next message; queue.Empty if there is none, or if a worker was lost while it sent."""
+        """Return the next message; queue.Empty if there is none, or a worker was lost while sending."""
         if not self._results._poll(timeout if block else 0):
             raise queue.Empty
-        if self._is_broken:  # what is left in the pipe is no message any more
+        if self._is_broken:  # the rest of the pipe is not a message any more
             time.sleep(_POLL_SECONDS)
             raise queue.Empty
         self._receiving_since = time.monotonic()
@@ -305,14 +297,14 @@ class _Inbox:
             self._receiving_since = None
 
     def close(self) -> None:
-        """Let the queue go, and the thread that watches."""
+        """Release the queue and the watching thread."""
         self._is_closed.set()
-        # Both refer to what they are set on, which would outlive its use.
+        # Both refer to the object they are set on, which would keep it alive.
         vars(self._results).pop("get", None)
         vars(self._pipe).pop("_recv", None)
 
     def _read(self, handle: int, size: int) -> bytes:
-        """Return what is in the pipe, up to `size` bytes, or wait for it while there is hope."""
+        """Return up to `size` bytes from the pipe; wait for them while workers are alive."""
         while True:
             try:
                 return os.read(handle, size)
@@ -322,7 +314,7 @@ class _Inbox:
                     raise queue.Empty from None
 
     def _is_loss_near(self) -> bool:
-        """Whether a worker was lost; one that ends just now is absent a little before it is gone."""
+        """Whether a worker was lost; one that is exiting disappears slightly before it is gone."""
         ended = connection.wait([worker.sentinel for worker in self._workers], _POLL_SECONDS)
         for worker in self._workers:
             if worker.sentinel in ended:
@@ -338,7 +330,7 @@ class _Inbox:
 
 
 def _has_loss(workers: list[Any]) -> bool:
-    """Whether a worker ended otherwise than in order, or none is left."""
+    """Whether a worker did not exit cleanly, or none is left."""
     codes = [worker.exitcode for worker in workers]
     return None not in codes or any(codes)
 
@@ -363,7 +355,7 @@ def _end_after(parent: Any) -> None:
 
 @contextmanager
 def _no_death_handler() -> Iterator[None]:
-    """Run a block in which torch takes its SIGCHLD handler for set, and so sets none."""
+    """Run a block in which torch believes that its SIGCHLD handler is installed, and so installs none."""
     handling = _utils.signal_handling
     if handling._SIGCHLD_handler_set or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Demo data that needs no network and no download, for the nine text tasks and the five of images.
+"""Demo data without network or download, for the nine text tasks and the five image tasks.
 
     from loopwright.demos import IMAGE_TASKS, TASKS, find_minilm, load_demo, write_demo
 
@@ -18,18 +18,18 @@ Columns and files, by task:
     translation            source, target                                csv
 
 The texts are the docstrings of the running Python's own standard library (`stdlib_docs`) and generated dates (`dates`);
-`dates.written_dates` gives more of these, without end. Training and validation share no function name (language
+`dates.written_dates` generates more of these endlessly. Training and validation share no function name (language
 modelling: no module; areas: no paragraph; dates: no day). Nothing here imports torch.
 
-Images are written only, as ordinary files (`images`), for `IMAGE_TASKS`:
+Images are only written as files (`images`), for `IMAGE_TASKS`:
 
     image-classification, masked-image-modeling    train/<digit>/0000.png, validation/...        1,437 and 360
     semantic-segmentation                          train/images, train/masks, validation/...     800 and 120
     object-detection, instance-segmentation        train.json, validation.json (COCO), images    1,000 and 120
 
 The digits are scikit-learn's, the scenes of segmentation and detection are digits on its two photos; training and
-validation share no digit and no half of a photo. `write_demo("image-classification", folder, variant="fashion")` takes
-Fashion-MNIST instead, where Debian's package of it is installed.
+validation share no digit and no half of a photo. `write_demo("image-classification", folder, variant="fashion")` uses
+Fashion-MNIST instead, if Debian's package is installed.
 """
 
 from __future__ import annotations

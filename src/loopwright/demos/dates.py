@@ -1,6 +1,6 @@
-"""Written dates and their ISO form, without end: the demo of translation.
+"""Endless written dates and their ISO form: the demo of translation.
 
-The names of days and months are spelled out here, since those of `calendar` follow the locale.
+The names of days and months are spelled out here, since `calendar` follows the locale.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ FORMS: tuple[Callable[[date], str], ...] = (
 
 
 def written_dates(seed: int, is_validation: bool) -> Iterator[Row]:
-    """Yield rows of `source`, a date in one of eight written forms, and `target`, the same day in ISO form; endless.
+    """Yield endless rows of `source`, a date in one of eight written forms, and `target`, its ISO form.
 
-    The days of validation are never those of training, whatever the seeds.
+    Validation and training never share a day, whatever the seeds.
     """
     keys = KeyStream(seed, purpose="dates")
     for index in count():
@@ -59,7 +59,7 @@ def written_dates(seed: int, is_validation: bool) -> Iterator[Row]:
 
 
 def date_rows() -> tuple[list[Row], list[Row]]:
-    """Return the rows of seed 0 that the demo uses."""
+    """Return the rows of seed 0 for the demo."""
     train, validation = (
         list(islice(written_dates(0, is_validation), num_rows))
         for num_rows, is_validation in zip(_NUM_ROWS, (False, True), strict=True)

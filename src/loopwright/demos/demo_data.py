@@ -1,4 +1,4 @@
-"""What a demo is made of, and the choices that make it the same on every run: by hash, never by chance."""
+"""Demo rows, and selection by hash, so that every run gets the same ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class DemoData:
-    """The rows of a demo: both splits, what they were made from, and under which licence.
+    """The rows of a demo: both splits, their source and licence.
 
     Attributes:
-        task: the task they are for.
         train: the rows to train on.
-        validation: rows that have nothing to do with those: other functions, modules or days.
-        source: what they were made from.
+        validation: rows from other functions, modules or days.
         licence: the licence of their texts.
     """
 
@@ -32,31 +30,30 @@ class DemoData:
 
     @property
     def columns(self) -> list[str]:
-        """Return the names of the columns, in their order."""
+        """Return the names of the columns, in order."""
         return list(self.train[0])
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all rows: the same on two machines only if they have the same data."""
+        """Return a digest of all rows, equal only for equal data."""
         rows = {"train": self.train, "validation": self.validation}
         return sha256(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
 
 def rank(purpose: str, text: str) -> int:
-    """Return a number from 0 to 2**64 - 1 that follows from the two texts and from nothing else."""
+    """Return a number from 0 to 2**64 - 1 determined by the two texts only."""
     return int.from_bytes(blake2b(f"{purpose}\n{text}".encode(), digest_size=8).digest(), "big")
 
 
 def shuffled(items: Iterable[Item], purpose: str, key: Callable[[Item], str]) -> list[Item]:
-    """Return the items in an order that follows from their keys only, which should differ from item to item."""
+    """Return the items in an order determined by their keys only, which should be distinct."""
     return sorted(items, key=lambda item: (rank(purpose, key(item)), key(item)))
 
 
 def is_held_out(name: str, share: float) -> bool:
-    """Return whether a function, module or page is for validation.
+    """Return whether a function, module or page is held out for validation.
 
-    All demos ask with the same names, so that a function of the validation of one is in the training of none that holds
-    out as large a share.
+    All demos use the same names, so a validation function of one is in no training set with the same share or more.
     """
     return rank("held out", name) < share * 2**64
 
@@ -64,13 +61,13 @@ def is_held_out(name: str, share: float) -> bool:
 def split_by_name(
     named: list[tuple[str, Row]], share: float, most: tuple[int, int], key: str
 ) -> tuple[list[Row], list[Row]]:
-    """Return rows for training and for validation, mixed and at most so many, by the names they are held out by.
+    """Return shuffled rows for training and validation, split by name, with limits.
 
     Args:
-        named: the rows, each with a name; rows of one name go to one side.
-        share: the share of names to hold out.
-        most: how many rows to keep for training and for validation.
-        key: a column whose values differ from row to row.
+        named: the rows, each with a name; rows of one name stay together.
+        share: the fraction of names to hold out.
+        most: the maximum number of rows for training and for validation.
+        key: a column with distinct values.
     """
     train = [row for name, row in named if not is_held_out(name, share)]
     validation = [row for name, row in named if is_held_out(name, share)]
@@ -78,7 +75,7 @@ def split_by_name(
 
 
 def mixed(rows: list[Row], key: str) -> list[Row]:
-    """Return the rows in an order that follows from this column."""
+    """Return the rows in an order determined by this column."""
     return shuffled(rows, "rows", lambda row: str(row[key]))
 
 

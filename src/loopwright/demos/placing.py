@@ -1,4 +1,4 @@
-"""The files of a demo in their folder: each whole or not at all, and never over what somebody changed."""
+"""The files of a demo in their folder: written atomically, and never over user changes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,12 @@ from loopwright.run_folder import DamagedFileError, fsync_folder, read_json, wri
 NOTES = "demo.json"
 
 Files = Mapping[str, bytes]
-# What data files and folders are called, without their endings.
+# Names of data files and folders, without their endings.
 _DATA = {"train", "validation", "test", "images", "id2label"}
 
 
 def check_folder(folder: Path, task: str) -> None:
-    """Refuse a folder with data that is not that of an earlier demo of the same task, unchanged since.
-
-    Called before anything is made.
-
-    Raises:
-        DataError: there is such data, which is named.
-    """
+    """Raise a DataError if a folder contains data other than an unchanged earlier demo of the task."""
     try:
         notes = read_json(folder / NOTES)
     except DamagedFileError:
@@ -47,20 +41,16 @@ def check_folder(folder: Path, task: str) -> None:
 
 
 def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
-    """Write the files of a demo, and `demo.json` with these notes and the digests of what is written beside it.
+    """Write the files of a demo, and `demo.json` with these notes and the digests of the files.
 
-    Called after `check_folder`: what is in the way is replaced.
+    Called after `check_folder`: existing files are replaced.
 
-    A folder of files appears under its name when it is whole. Where it is there already, it stays as it is. Its files
-    are not synced one by one: what a power cut takes from them is noticed by their digest at the next call.
+    A folder of files appears atomically; an existing one is kept. Its files are not synced one by one: the digest
+    reveals damage from a power cut at the next call.
 
     Args:
-        folder: where to; it is made if it is missing.
-        files: contents by path from the folder on, with "/" between the parts.
-        notes: what else to note.
-
-    Raises:
-        OSError: the files cannot be written.
+        folder: created if missing.
+        files: contents by path relative to the folder, with "/" between the parts.
     """
     entries: dict[str, dict[str, bytes]] = {}
     for name, content in files.items():
@@ -68,7 +58,7 @@ def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
         entries.setdefault(entry, {})[rest] = content
     digests = {entry: digest_of(contents) for entry, contents in entries.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    # The notes come first: a folder that has them may be written to again, also after a crash in between.
+    # The notes come first: a folder that has them may be written again, even after a crash in between.
     write_json(folder / NOTES, {**notes, "sha256": digests})
     for entry, contents in entries.items():
         if "" in contents:
@@ -78,7 +68,7 @@ def place_files(folder: Path, files: Files, notes: Mapping[str, Any]) -> None:
 
 
 def digest_of(contents: Files) -> str:
-    """Return the sha256 of one content, given under the name "", or that of all names and contents of a folder."""
+    """Return the sha256 of one content, under the name "", or of all names and contents of a folder."""
     if "" in contents:
         return sha256(contents[""]).hexdigest()
     listing = (f"{name} {sha256(content).hexdigest()}\n" for name, content in sorted(contents.items()))
@@ -86,7 +76,7 @@ def digest_of(contents: Files) -> str:
 
 
 def digest_on_disk(path: Path) -> str | None:
-    """Return the digest of a file or folder as `digest_of` makes it; None if there is neither."""
+    """Return the digest of a file or folder, as from `digest_of`; None if it is missing."""
     if path.is_file():
         return sha256(path.read_bytes()).hexdigest()
     if not path.is_dir():
@@ -96,7 +86,7 @@ def digest_on_disk(path: Path) -> str | None:
 
 
 def _place_folder(final: Path, contents: Files) -> None:
-    """Put a folder with these files in place of what an earlier call wrote there, by renaming."""
+    """Replace the folder of an earlier call by one with these files, by renaming."""
     aside = final.with_name(f".tmp-{final.name}-{os.urandom(4).hex()}")
     old = aside.with_name(f"{aside.name}-old")
     try:

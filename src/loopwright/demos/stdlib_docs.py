@@ -1,12 +1,11 @@
 """The documentation of the running Python's own standard library, read from its sources.
 
-The files are parsed, never imported, so that `python -OO`, missing system libraries and side effects of imports do
-not matter. Only modules that every Python from 3.10 to 3.13 has are read; one that is missing here is skipped. The
-texts are under the licence of Python (PSF), and already on the machine.
+The files are parsed, never imported, so that `python -OO`, missing system libraries and side effects of imports do not
+matter. Only modules that every Python from 3.10 to 3.13 has are read; one that is missing here is skipped. The texts
+are under the licence of Python (PSF), and already on the machine.
 
-Parsing takes some seconds of one core. `load` keeps the result in the user's cache folder, under a name made of
-Python's version and of the contents of the sources; a cache file that does not hold what was written to it is made
-again. Set `LOOPWRIGHT_NO_CACHE` to any text to neither read nor write one.
+Parsing takes some seconds of one core. `load` caches the result in the user's cache folder, keyed by Python's version
+and the contents of the sources; a damaged cache file is rebuilt. Set `LOOPWRIGHT_NO_CACHE` to any text to disable it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from loopwright.run_folder import write_atomically
 LICENCE = "Python Software Foundation License Version 2 (documentation of the Python standard library)"
 NO_CACHE_VARIABLE = "LOOPWRIGHT_NO_CACHE"
 
-# In each of 3.10, 3.11, 3.12 and 3.13; without what some systems pack apart (tkinter, idlelib), tests and tables.
+# In each of 3.10, 3.11, 3.12 and 3.13; without separately packaged modules (tkinter, idlelib), tests and tables.
 _MODULES = """
 _collections_abc _compression _markupbase _py_abc _pydatetime _pydecimal _pyio _strptime _threading_local _weakrefset
 abc argparse ast asyncio base64 bdb bisect bz2 calendar cmd code codecs codeop collections colorsys compileall
@@ -45,16 +44,16 @@ ssl stat statistics string stringprep struct subprocess symtable sysconfig tabna
 threading timeit token tokenize trace traceback tracemalloc tty turtle types typing unittest urllib uuid venv warnings
 wave weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
 """
-# Where the Python source of a module lies under another name (in some versions), the name its users know.
+# The public name of modules whose Python source has another name (in some versions).
 _PUBLIC_NAMES = {"_pydatetime": "datetime", "_pydecimal": "decimal", "_pyio": "io", "_strptime": "time"}
 _SKIPPED_FOLDERS = {"__pycache__", "test", "tests"}
 _TOPICS = Path("pydoc_data", "topics.py")
 
-# Raised whenever the same sources would give other docs, so that no cache of an older reader is used.
+# Increased whenever the same sources would give other docs, to invalidate older caches.
 _FORMAT = 1
 _LEAST_TEXTS = 1000
 
-# What would end a line, a field or a file for one reader and not for another.
+# Characters that some readers treat as the end of a line, a field or a file.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _logger = logging.getLogger("loopwright")
@@ -62,7 +61,7 @@ _logger = logging.getLogger("loopwright")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function, and the source text of its default value, or None if it has none."""
+    """A parameter of a function, and the source text of its default value, if any."""
 
     name: str
     default: str | None
@@ -70,15 +69,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Doc:
-    """One docstring: where it was found, and what it describes. Functions with a default value are there also without.
+    """One docstring, its location and its subject. Functions with a default value need no docstring.
 
     Attributes:
-        module: the module, by the name its users know: "email.message".
+        module: the public name of the module: "email.message".
         name: the name inside the module: "Message.get_payload"; empty for the module itself.
         kind: what is described.
-        parameters: those of a function, without the `self` or `cls` of a method and without `*args` and `**kwargs`.
-        text: the docstring, with its indentation, outer blank lines and control characters removed; empty if there
-            is none.
+        parameters: of a function, without `self`, `cls`, `*args` and `**kwargs`.
+        text: the docstring without indentation, outer blank lines and control characters; may be empty.
     """
 
     module: str
@@ -94,7 +92,7 @@ class Doc:
 
     @property
     def signature(self) -> str:
-        """Return name and parameters as they would be called: "get_payload(i=None, decode=False)"."""
+        """Return name and parameters in the form of a call: "get_payload(i=None, decode=False)"."""
         parts = [part.name if part.default is None else f"{part.name}={part.default}" for part in self.parameters]
         return f"{self.short_name}({', '.join(parts)})"
 
@@ -106,8 +104,8 @@ class StdlibDocs:
     Attributes:
         docs: the docstrings, and functions with a default value but without a docstring.
         topics: the pages of the language reference that `help("topics")` lists.
-        python: the version of Python that they belong to.
-        sources: a fingerprint of the files they were read from.
+        python: their version of Python.
+        sources: a fingerprint of the source files.
     """
 
     docs: tuple[Doc, ...]
@@ -117,11 +115,7 @@ class StdlibDocs:
 
 
 def load() -> StdlibDocs:
-    """Return the docs of the running Python; called by every demo that uses them.
-
-    Raises:
-        DataError: this Python came without the sources of its standard library.
-    """
+    """Return the docs of the running Python; raise a DataError if it has no sources of its standard library."""
     folder = Path(sysconfig.get_path("stdlib"))
     home = cache_folder()
     if home is None:
@@ -137,14 +131,11 @@ def load() -> StdlibDocs:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for files that can be made again: `loopwright` under `$XDG_CACHE_HOME`, or `~/.cache`.
-
-    None if caches are switched off, or the user has no home.
-    """
+    """Return `loopwright` under `$XDG_CACHE_HOME` or `~/.cache`; None if caching is disabled or there is no home."""
     if os.environ.get(NO_CACHE_VARIABLE):
         return None
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # By the XDG specification a relative path is to be ignored.
+    # The XDG specification says to ignore a relative path.
     if os.path.isabs(base):
         return Path(base) / "loopwright"
     home = os.path.expanduser("~")
@@ -152,18 +143,11 @@ def cache_folder() -> Path | None:
 
 
 def read_sources(folder: str | Path) -> StdlibDocs:
-    """Parse the sources of a standard library, without any cache; called when there is none to be used.
-
-    Args:
-        folder: the folder of the standard library, of the running Python's version.
-
-    Raises:
-        DataError: there are no sources in it, or hardly any.
-    """
+    """Parse the sources of a standard library folder, without a cache; raise a DataError if it has hardly any."""
     root = Path(folder)
     docs: list[Doc] = []
     with warnings.catch_warnings():
-        # About escapes in other people's files.
+        # About escapes in foreign files.
         warnings.simplefilter("ignore")
         for path, module in _sources(root):
             docs += _docs_of_module(module, ast.parse(path.read_bytes()))
@@ -175,11 +159,7 @@ def read_sources(folder: str | Path) -> StdlibDocs:
 
 
 def fingerprint_sources(folder: str | Path) -> str:
-    """Return a digest of the names and contents of all files that `read_sources` reads, and of how it reads them.
-
-    Raises:
-        DataError: there are no sources in the folder.
-    """
+    """Return a digest of all files that `read_sources` reads, and of its version; raise a DataError without sources."""
     root = Path(folder)
     digest = hashlib.sha256(f"format {_FORMAT}\n".encode())
     paths = [path for path, _ in _sources(root)]
@@ -201,7 +181,7 @@ def _no_sources(root: Path, num_texts: int) -> DataError:
 
 
 def _sources(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files to read and their modules' public names, in an order that is the same on every machine."""
+    """Yield the files to read and their modules' public names, in the same order on every machine."""
     for top in _MODULES.split():
         package = root / top
         if package.is_dir():
@@ -222,7 +202,7 @@ def _docs_of_module(module: str, tree: ast.Module) -> Iterator[Doc]:
 
 
 def _docs_of_body(module: str, prefix: str, owner: ast.AST) -> Iterator[Doc]:
-    """Yield the docs of the classes and functions of a body, also of those under `if` and `try`."""
+    """Yield the docs of the classes and functions of a body, including those under `if` and `try`."""
     for node in ast.iter_child_nodes(owner):
         if isinstance(node, ast.ClassDef):
             name = f"{prefix}{node.name}"
@@ -255,7 +235,7 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, is_method: boo
 
 
 def _read_topics(root: Path) -> dict[str, str]:
-    """Return the pages of `help()`, the dictionary in `pydoc_data/topics.py`; empty if there is no such file."""
+    """Return the pages of `help()` from `pydoc_data/topics.py`; empty without that file."""
     path = root / _TOPICS
     if not path.is_file():
         return {}
@@ -267,7 +247,7 @@ def _read_topics(root: Path) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------- the cache file
-# The first line is an object with the digest of all bytes after it; then the topics, then one doc per line.
+# The first line is an object with the digest of all following bytes; then the topics, then one doc per line.
 
 
 def _write_cache(path: Path, found: StdlibDocs) -> None:
@@ -289,7 +269,6 @@ def _write_cache(path: Path, found: StdlibDocs) -> None:
 
 
 def _read_cache(path: Path, version: str, sources: str) -> StdlibDocs | None:
-    """Return what the cache holds, or None if there is none or it does not hold what was written to it."""
     try:
         first, _, body = path.read_bytes().partition(b"\n")
     except OSError:

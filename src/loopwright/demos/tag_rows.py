@@ -15,16 +15,16 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _EXCEPTION = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception|Warning)|KeyboardInterrupt|StopIteration|StopAsyncIteration|SystemExit)\b"
 )
-# The quoted ones have no blanks inside, so that an apostrophe here and one there are no quotes.
+# Quoted ones contain no spaces, so that two apostrophes are not mistaken for quotes.
 _VALUE = re.compile(r"""\b(?:None|True|False)\b|(?<!\w)(?:'[^'\s]{1,20}'|"[^"\s]{1,20}")(?!\w)""")
-# Parameters that are common words of English too: whether such a word is one cannot be told from the signature.
+# Parameters that are also common English words: the signature does not show whether one is meant.
 _AMBIGUOUS = {"a", "an", "as", "at", "by", "for", "of", "on", "to"}
 
 
 def tag_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows of `tokens` and `ner_tags` (IOB2 with PARAM, EXC and VALUE); held out by the function's name.
 
-    Each row is the beginning of a docstring, whole paragraphs without examples, with something to find in it.
+    Each row is the beginning of a docstring, complete paragraphs without examples, with at least one tag.
     """
     sides: tuple[dict[str, Row], dict[str, Row]] = ({}, {})
     for doc in found.docs:
@@ -37,22 +37,22 @@ def tag_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
             tags = [_tag(token.start(), spans) for token in tokens]
             row = {"tokens": [token.group() for token in tokens], "ner_tags": tags}
             sides[is_held_out(doc.short_name, _SHARE)].setdefault(text, row)
-    # A text that two functions share, by different names, is for validation only.
+    # A text shared by functions of different names is for validation only.
     train = {text: row for text, row in sides[0].items() if text not in sides[1]}
     return _choose(train, _MOST[0]), _choose(sides[1], _MOST[1])
 
 
 def _choose(rows: dict[str, Row], most: int) -> list[Row]:
-    """Return so many of the rows, mixed. Those with exceptions are few, so all of them are taken."""
+    """Return up to this many shuffled rows, including all of the rare ones with exceptions."""
     texts = shuffled(rows, "tags", str)
     texts.sort(key=lambda text: "B-EXC" not in rows[text]["ner_tags"])
     return mixed([rows[text] for text in texts[:most]], "tokens")
 
 
 def find_spans(text: str, doc: Doc) -> list[tuple[int, int, str]]:
-    """Return start, end and kind of each parameter, exception and value in a text about a function, by position.
+    """Return start, end and kind of each parameter, exception and value in a function's text, by position.
 
-    They do not overlap, and start and end where words do. A parameter in quotes is a parameter.
+    They do not overlap, and align with words. A parameter in quotes is a parameter.
     """
     spans: list[tuple[int, int, str]] = []
     names = sorted({part.name for part in doc.parameters})
@@ -66,7 +66,7 @@ def find_spans(text: str, doc: Doc) -> list[tuple[int, int, str]]:
 
 
 def _beginning(text: str) -> str:
-    """Return as many paragraphs from the start as fit, up to the first example; the first one always."""
+    """Return the first paragraphs that fit, up to the first example; at least one."""
     kept: list[str] = []
     for paragraph in text.split("\n\n"):
         if kept and (">>>" in paragraph or len(_TOKEN.findall("\n".join([*kept, paragraph]))) > _MOST_TOKENS):

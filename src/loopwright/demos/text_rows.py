@@ -1,4 +1,4 @@
-"""Rows of running text: paragraphs and their areas, texts for language models, notes and what is left of them."""
+"""Rows of running text: paragraphs and their areas, texts for language models, notes and their summaries."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ AREAS = {
     "xml": ("xml",),
 }
 
-# Per area, of which the smallest has about 125 different paragraphs.
+# Per area; the smallest has about 125 distinct paragraphs.
 _MOST_OF_AN_AREA, _VALIDATION_OF_AN_AREA = 140, 25
 _SHARE_OF_MODULES = 0.06
 
 _NUM_SUMMARIES = (8000, 250)
 _SHARE_OF_SENTENCES, _SHARE_OF_DAYS = 0.15, 0.1
-# A module that notes are about has at least so many sentences to quote, for training and for validation.
+# The minimum of quotable sentences of a module, for training and for validation.
 _LEAST_SENTENCES = (8, 2)
 _SENTENCE = re.compile(r"[A-Z][\w ,'-]*\.")
 _FIRST_DAY, _LAST_DAY = date(2000, 1, 1).toordinal(), date(2029, 12, 31).toordinal()
@@ -40,9 +40,9 @@ _PUT_OFF = ("It was put off until {}.", "It was moved to {}.", "Then {} was chos
 
 
 def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of `text`, the first paragraph of a docstring, and `label`, the one of twelve areas it is from.
+    """Return rows of `text`, the first paragraph of a docstring, and `label`, one of twelve areas.
 
-    No paragraph occurs twice, and one that two areas have is left out.
+    No paragraph occurs twice, and one shared by two areas is left out.
     """
     homes = {module: area for area, modules in AREAS.items() for module in modules}
     areas: dict[str, set[str]] = defaultdict(set)
@@ -67,7 +67,7 @@ def area_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
     """Return rows of `text`: whole docstrings and pages of `help()`, held out by module and by page.
 
-    A text that occurs twice is kept where it comes first, so that none is on both sides.
+    Only the first occurrence of a text is kept, so that none is on both sides.
     """
     homes: dict[str, str] = {}
     for doc in found.docs:
@@ -83,10 +83,10 @@ def language_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
-    """Return rows of `document`, notes about the review of a module, and `summary`: whether and when it took place.
+    """Return rows of `document`, notes about a module's review, and `summary`: whether and when it took place.
 
-    The notes quote a docstring of the module, which does not matter, and name up to three days, of which the last
-    counts. Validation quotes other docstrings and names other days.
+    The notes quote an irrelevant docstring of the module, and name up to three days, of which the last counts.
+    Validation uses other docstrings and days.
     """
     quotes: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     homes: dict[str, str] = {}
@@ -110,7 +110,7 @@ def summary_rows(found: StdlibDocs) -> tuple[list[Row], list[Row]]:
 
 
 def _notes(module: str, quotes: dict[str, tuple[list[str], list[str]]], number: int, is_validation: bool) -> Row:
-    """Return the notes about one review, and their summary; they follow from the number."""
+    """Return the notes about one review, and their summary, determined by the number."""
     draws = count()
 
     def draw(num_choices: int) -> int:

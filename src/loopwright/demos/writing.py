@@ -33,28 +33,24 @@ _FROM_DOCS: dict[str, Callable[[StdlibDocs], tuple[list[Row], list[Row]]]] = {
     "sentence-embedding": pair_rows,
 }
 TASKS = (*_FROM_DOCS, _TRANSLATION)
-# These have images, which `write_demo` writes; there are no rows of them to load.
+# These have images, which `write_demo` writes; they have no rows to load.
 IMAGE_TASKS = (
     *("image-classification", "semantic-segmentation", "object-detection", "instance-segmentation"),
     "masked-image-modeling",
 )
 VARIANTS = {"image-classification": ("fashion",), "masked-image-modeling": ("fashion",)}
 
-# Their texts are of one line. The others are of many, or have columns of lists or objects, so they become JSON lines.
+# Their texts have one line. The others have many, or columns of lists or objects, so they become JSON lines.
 _CSV_TASKS = {"text-classification", "multiple-choice", "sentence-embedding", "translation"}
 
 
 def load_demo(task: str) -> DemoData:
-    """Return the demo data of a task of text; called by `write_demo`, and by who wants rows instead of files.
+    """Return the demo data of a text task as rows.
 
-    The same Python gives the same rows on every machine; another version gives slightly others.
-
-    Args:
-        task: one of `TASKS`.
+    The same Python gives the same rows on every machine; other versions differ slightly.
 
     Raises:
-        DataError: there is no such demo, it is one of images, or this Python came without the sources of its standard
-            library.
+        DataError: there is no such demo, it has images, or this Python has no sources of its standard library.
     """
     if task == _TRANSLATION:
         train, validation = date_rows()
@@ -76,24 +72,23 @@ def write_demo(
 ) -> dict[str, Path]:
     """Write the demo data of a task as `train` and `validation` files that the command line reads.
 
-    Beside them comes `demo.json`: the source, the licence, the number of rows, and the fingerprint. Called for a demo
-    on the command line; calling it again writes the same files.
+    It also writes `demo.json`: the source, the licence, the number of rows, and the fingerprint. Idempotent.
 
     Args:
         task: one of `TASKS` or `IMAGE_TASKS`.
-        folder: where to; it is made if it is missing.
+        folder: created if missing.
         variant: other data for the same task: "fashion" (Fashion-MNIST) for image-classification and
-            masked-image-modeling; None for the usual data. It is never chosen by what happens to be installed, so that
-            a demo shows the same everywhere.
-        source: for "fashion", the folder of its four gz files; None for where Debian's package puts them.
+            masked-image-modeling; None for the usual data. It never depends on installed packages, so a demo is the
+            same everywhere.
+        source: for "fashion", the folder of its four gz files; None for Debian's location.
 
     Returns:
         The paths of "train", "validation" and "notes". For images the first two are folders (image-classification,
-        masked-image-modeling, semantic-segmentation) or COCO files with `images` beside them.
+        masked-image-modeling, semantic-segmentation) or COCO files next to `images`.
 
     Raises:
         ConfigError: the task has no such variant.
-        DataError: as `load_demo`; or the folder holds other files of these names, which stay as they are.
+        DataError: as `load_demo`; or the folder has other files of these names, which stay unchanged.
         InputError: Pillow is needed and not installed.
         OSError: the files cannot be written.
     """
@@ -112,7 +107,6 @@ def write_demo(
 
 
 def _text_demo(task: str) -> tuple[dict[str, bytes], dict[str, str], dict[str, Any]]:
-    """Return the files of a demo of rows, which of them holds which split, and the notes."""
     demo = load_demo(task)
     kind = "csv" if task in _CSV_TASKS else "jsonl"
     splits = {split: f"{split}.{kind}" for split in ("train", "validation")}
@@ -131,8 +125,7 @@ def _text_demo(task: str) -> tuple[dict[str, bytes], dict[str, str], dict[str, A
 def _image_demo(
     task: str, variant: str | None, source: str | Path | None
 ) -> tuple[dict[str, bytes], dict[str, str], dict[str, Any]]:
-    """Return the files of a demo of images, which file or folder holds which split, and the notes."""
-    # Only here: who writes rows of text needs neither numpy nor Pillow.
+    # Imported lazily: text demos need neither numpy nor Pillow.
     from loopwright.demos.images.image_files import make_image_files, package_versions
 
     made = make_image_files(task, variant or "digits", source)

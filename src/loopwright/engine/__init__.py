@@ -1,4 +1,4 @@
-"""Device, precision and processes: accelerate and torch.distributed behind one door."""
+"""Device, precision and processes: accelerate and torch.distributed behind one interface."""
 
 from loopwright.engine.engine import Engine, create_accelerator, forget_precision
 

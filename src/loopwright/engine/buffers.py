@@ -1,4 +1,4 @@
-"""The buffers of a model as they were at the last update boundary, to go back to."""
+"""Copies of a model's buffers at the last update boundary, for a rollback."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Batch norm moves its buffers without counting it as a change of theirs (`_version`): small ones are always copied.
-# Larger ones are masks and tables, which hardly ever change, and copying them at every update would cost.
+# Batch norm changes its buffers without a new `_version`, so small buffers are always copied. Larger ones are masks and
+# tables, which rarely change, and would be expensive to copy at every update.
 _ALWAYS_COPIED_NUMBERS = 65536
 
 
 class BufferShadow:
-    """Copies of the buffers of modules (running means and the like), renewed where they may have changed.
+    """Copies of the buffers of modules (such as running means), refreshed where they may have changed.
 
-    A forward pass moves such buffers at once, while an update that is given up must leave no trace.
+    A forward pass changes such buffers at once, but an abandoned update must leave no trace.
 
     Args:
-        modules: the model, and a loss function of the run's; anything else has no buffers.
+        modules: the model, and the loss function of the run; anything else has no buffers.
     """
 
     def __init__(self, *modules: Any) -> None:
-        # The dicts that hold them: looking for buffers again at every update would cost more than copying them.
+        # The dicts that hold them: searching for buffers at every update would cost more than copying them.
         holders = [part._buffers for module in modules if isinstance(module, nn.Module) for part in module.modules()]
         self._kept = [
             _Kept(holder, name) for holder in holders for name, buffer in holder.items() if buffer is not None
@@ -58,14 +58,14 @@ class BufferShadow:
 
 @dataclass
 class _Kept:
-    """One buffer: where it is, and what it was.
+    """One buffer and its saved values.
 
     Attributes:
         holder: the module's buffers by name.
         name: of this one.
         copy: its values when it was kept.
-        seen: the tensor that was copied; held, so that no later one can be taken for it.
-        version: how often that had been changed, as torch counts it.
+        seen: the copied tensor, kept alive so that its id is not reused.
+        version: its `_version` at that time.
     """
 
     holder: dict[str, Tensor | None]
@@ -75,7 +75,7 @@ class _Kept:
     version: int = 0
 
     def is_current(self, buffer: Tensor) -> bool:
-        """Whether the buffer is for certain what it was when it was kept."""
+        """Whether the buffer is certain to be unchanged."""
         is_told = buffer.numel() > _ALWAYS_COPIED_NUMBERS
         return is_told and buffer is self.seen and buffer._version == self.version
 

@@ -1,4 +1,4 @@
-"""Models compiled by torch.compile: once for all lengths of their inputs and numbers of rows, not once for each."""
+"""Models compiled by torch.compile once for all input lengths and batch sizes, not once for each."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 
 def compile_model(model: nn.Module, collate: Any = None, **options: Any) -> None:
-    """Compile what a model does when it is called; `model._compiled_call_impl = None` undoes it.
+    """Compile the call of a model; `model._compiled_call_impl = None` undoes it.
 
-    Lengths that a collator pads to are taken as they come, from the first batch on, and so are rows: the last batch may
-    be short. Without that, torch compiles for the first shape alone, and again when it sees another one.
+    Padded lengths and batch sizes are dynamic from the first batch on, since the last batch may be short. Otherwise
+    torch compiles for the first shape alone, and again for the second.
 
     Args:
-        model: is changed in place.
-        collate: of the training data. It has to have `padded_dimensions`, which says by name what dimension of an input
-            is a length; of any other one nothing is known, and nothing is marked.
+        model: changed in place.
+        collate: of the training data. Its `padded_dimensions` maps each input to the dimension that is a length;
+            without it nothing is marked.
         options: of `torch.compile`.
     """
     model.compile(**options)
@@ -35,10 +35,7 @@ def compile_model(model: nn.Module, collate: Any = None, **options: Any) -> None
 
 
 def mark_sizes(inputs: Mapping[str, Any], dimensions: Mapping[str, int]) -> None:
-    """Tell torch.compile which dimensions of inputs are rows and lengths; called before each call of a compiled model.
-
-    Where a model needs a fixed size all the same, it is compiled for it: a mark is no promise.
-    """
+    """Mark the rows and lengths of inputs as dynamic for torch.compile; called before each call of the model."""
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             differing = {0, dimensions.get(name, 0)}

@@ -1,8 +1,7 @@
-"""The engine: accelerate behind one door.
+"""The engine: accelerate behind one interface.
 
-It places the model, wraps it for precision and processes, runs backward, unscales and clips, and
-undoes the wrapping at the end. Data and losses are not its business: loopwright shards and weighs
-them itself.
+It places and wraps the model for precision and processes, runs backward, unscales and clips, and unwraps at the end.
+loopwright shards data and weights losses itself.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ def create_accelerator(
     sharding: Any = None,
     ddp_options: Mapping[str, Any] | None = None,
 ) -> Accelerator:
-    """Make a fresh Accelerator.
+    """Create a new Accelerator.
 
     Args:
-        mixed_precision: "no", "fp16", "bf16", "fp8"; None follows accelerate's configuration.
-        use_cpu: stay on the CPU, whatever else there is.
-        sharding: how to split the model over the processes; None follows accelerate's configuration.
-        ddp_options: options of DistributedDataParallel, where it is what wraps the model.
+        mixed_precision: "no", "fp16", "bf16", "fp8"; None uses accelerate's configuration.
+        use_cpu: stay on the CPU even if there is an accelerator.
+        sharding: how to split the model over the processes; None uses accelerate's configuration.
+        ddp_options: options of DistributedDataParallel, if that wraps the model.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-    # Where torchrun started this and there is no accelerator, accelerate must be told: it would join the process
-    # group, and still take each process for the only one.
+    # Under torchrun without an accelerator, accelerate needs this: it would join the process group, and still treat
+    # each process as the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
     patience = InitProcessGroupKwargs(init_method=joining_method(), timeout=collective_timeout())
-    with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read while it is made
+    with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
         handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
         make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=handlers)
         return create_sharding(make, sharding)
@@ -74,7 +73,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def forget_precision() -> None:
-    """Let the next Accelerator have another precision than an earlier one: accelerate alone keeps one per process."""
+    """Allow the next Accelerator another precision: accelerate keeps one per process."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state()
@@ -82,11 +81,7 @@ def forget_precision() -> None:
 
 
 def check_reduction(reduction: str, model: Any) -> None:
-    """Refuse an exact sum of gradients for a model whose updates depend on the number of processes in other ways.
-
-    Raises:
-        ConfigError: it names the modules.
-    """
+    """Refuse exact gradient sums for modules that depend on the number of processes; the ConfigError names them."""
     if reduction != "exact" or not isinstance(model, nn.Module):
         return
     names = [
@@ -102,15 +97,13 @@ def check_reduction(reduction: str, model: Any) -> None:
 
 
 class Engine:
-    """What the loop needs from device, precision and processes, for one run.
+    """The loop's interface to device, precision and processes, for one run.
 
     Attributes:
-        parameters: everything that gets gradients: the model's parameters, and those that only the optimizer holds
-            (of a loss function, say).
-        num_averaged: by how many the processes' gradients are divided when they are shared: all of them, or 1 for
-            an exact sum.
-        before_sharing: called before the backward pass at the end of which gradients are shared: what it begins to
-            send is there when they are.
+        parameters: everything with gradients: the model's parameters, and those that only the optimizer holds, such as
+            a loss function's.
+        num_averaged: the divisor of the processes' summed gradients: the world size, or 1 for an exact sum.
+        before_sharing: called before the backward pass that shares gradients, so that its own communication overlaps.
     """
 
     def __init__(self, accelerator: Accelerator, reduction: str = "fast") -> None:
@@ -154,13 +147,13 @@ class Engine:
             self._sharded = model
         else:
             if isinstance(model, nn.Module):
-                # An exact sum is made here, from whole gradients: the wrapper that averages them is left out.
+                # An exact sum is built here from whole gradients, without the wrapper that averages them.
                 model = self.accelerator.prepare_model(model, evaluation_mode=self._tree is not None)
                 if self._tree is not None:
                     broadcast_from_first([*model.parameters(), *model.buffers()])
             if isinstance(optimizer, torch.optim.Optimizer):
                 if optimizer.state:
-                    # Casts an earlier run's state to wherever the parameters are now.
+                    # Moves an earlier run's state to the parameters' current device and dtype.
                     optimizer.load_state_dict(optimizer.state_dict())
                 if self._needs_wrapping:
                     optimizer = self.accelerator.prepare_optimizer(optimizer)
@@ -169,10 +162,7 @@ class Engine:
         return model, optimizer
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Take over a model and an optimizer that accelerate has wrapped without `prepare`; others are known already.
-
-        Called when a run is prepared: the hook for that may be the user's own.
-        """
+        """Adopt a model and an optimizer that a user's `prepare` hook wrapped; a no-op for those already known."""
         if self.parameters or not isinstance(model, nn.Module):
             return
         self._optimizer = optimizer
@@ -185,9 +175,9 @@ class Engine:
                 self._forwards.append((module, _ABSENT if is_of_class else forward))
 
     def follow_scheduler(self, optimizer: Any) -> None:
-        """Let a wrapped optimizer step through what a scheduler has put around the `step` of the one inside.
+        """Let a wrapped optimizer call the `step` that a scheduler has patched on the inner one.
 
-        Called once the scheduler is made. Without it an fp16 run is told that its scheduler came before its optimizer.
+        Called once the scheduler exists. Otherwise fp16 runs warn that the scheduler stepped before the optimizer.
         """
         inner = self.unwrap_optimizer(optimizer)
         if inner is not optimizer and hasattr(optimizer, "_optimizer_original_step_method"):
@@ -200,8 +190,8 @@ class Engine:
         """Undo `prepare`: the bare model, its own forward, and the optimizer as the user made it."""
         model = self.unwrap(model)
         for module, forward in self._forwards:
-            # accelerate's own way back binds a compiled model's forward to the wrong object.
-            # And its mark stays, by which it would leave the model of the next run as it is: without autocast.
+            # accelerate's own undo binds a compiled model's forward to the wrong object. Its marker also stays, so it
+            # would skip the model of the next run, which then runs without autocast.
             for name in ("_original_forward", "forward", "_is_accelerate_prepared"):
                 module.__dict__.pop(name, None)
             if forward is not _ABSENT:
@@ -210,7 +200,7 @@ class Engine:
         return model, self.unwrap_optimizer(optimizer)
 
     def unwrap(self, model: Any, keep_torch_compile: bool = True) -> Any:
-        """Return the model without its distributed wrapper; its forward stays under autocast while the run lasts.
+        """Return the model without its distributed wrapper; its forward stays under autocast during the run.
 
         Args:
             model: as `prepare` returned it.
@@ -230,43 +220,39 @@ class Engine:
 
     @staticmethod
     def unwrap_optimizer(optimizer: Any) -> Any:
-        """Return the optimizer that the user made."""
+        """Return the user's own optimizer."""
         while hasattr(optimizer, "accelerator_state"):
             optimizer = optimizer.optimizer
         return optimizer
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward, with loss scaling where the precision needs it."""
+        """Run backward, with loss scaling if the precision needs it."""
         if self._shares_next and self.before_sharing is not None:
             self.before_sharing()
         self._shares_next = False
         if self._needs_wrapping:
             self.accelerator.backward(loss)
         else:
-            # accelerate's backward divides by its own accumulation count first: one more kernel per call.
+            # accelerate's backward first divides by its own accumulation count: one more kernel per call.
             loss.backward()
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients there are; of sharded ones this process's part."""
+        """Return all gradients; for sharded ones the local part."""
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
     def begin_gradients(self, is_pad: bool) -> None:
-        """Start the gradients of an update; called before its first micro-batch.
-
-        Args:
-            is_pad: this process has no micro-batch of its own in it: what it computes does not count.
-        """
+        """Start the gradients of an update before its first micro-batch; those of a pad (`is_pad`) do not count."""
         if self._tree is not None:
             self._tree.begin(self.parameters, is_pad)
 
     def finish_gradients(self) -> None:
-        """Share the gradients that no wrapper shares: of parameters that only the optimizer holds, or all of them."""
+        """Share the gradients that no wrapper shares: those only the optimizer holds, or all of them."""
         if self._tree is not None:
             self._tree.add_gradients()
             self._tree.finish()
         elif self.is_distributed:
             if self._sharded is not None:
-                broadcast_from_first(self._sharded.buffers())  # nothing else keeps running means and the like equal
+                broadcast_from_first(self._sharded.buffers())  # nothing else keeps buffers such as running means equal
             for parameter in self._only_in_optimizer:
                 if parameter.grad is not None:
                     parameter.grad = sum_on_device(parameter.grad) / self.num_processes
@@ -278,7 +264,7 @@ class Engine:
         """
         parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
         if self.accelerator.scaler is not None:
-            # Not accelerate's own unscaling: it asks process-wide state, which another trainer may have changed.
+            # Not accelerate's own unscaling, which reads process-wide state that another trainer may have changed.
             self.accelerator.scaler.unscale_(self.unwrap_optimizer(self._optimizer))
         if value is not None:
             nn.utils.clip_grad_value_(parameters, value)
@@ -289,11 +275,11 @@ class Engine:
         return nn.utils.clip_grad_norm_(parameters, norm)
 
     def step_was_skipped(self, optimizer: Any) -> bool:
-        """Whether the loss scaler refused the last optimizer step."""
+        """Whether the loss scaler skipped the last optimizer step."""
         return bool(getattr(optimizer, "step_was_skipped", False))
 
     def share_gradients(self, model: Any, is_shared: bool) -> None:
-        """Say whether the next backward shares its gradients with the other processes (only a window's last does).
+        """Set whether the next backward syncs gradients with the other processes (only a window's last one does).
 
         Called before every micro-batch.
         """
@@ -309,8 +295,8 @@ class Engine:
 
     @contextmanager
     def independent_forward(self, model: Any) -> Iterator[None]:
-        """Run a block in which forward passes of the processes need not match (evaluation)."""
-        # DDP broadcasts buffers in every forward, also in evaluation: with uneven batches that hangs. Once is enough.
+        """Run a block in which forward passes of the processes need not match, such as an evaluation."""
+        # DDP broadcasts buffers in every forward, even in evaluation, which hangs with uneven batches. Once is enough.
         sync = getattr(model, "require_forward_param_sync", None)
         if sync is not None:
             broadcast_from_first(model.buffers())

@@ -1,11 +1,11 @@
-"""Whole updates as CUDA graphs: what is captured, with which inputs, and how it is replayed.
+"""Whole updates as CUDA graphs: their capture, inputs and replay.
 
-An update of one micro-batch is one graph: forward, backward, clipping and the optimizer. An update of several is a
-graph per micro-batch, which adds to gradients that stay in place, and one more for clipping and the optimizer; so each
-micro-batch still gets its own seed. All graphs share one pool of memory. What changes from update to update is read
-from buffers that are filled before a replay: the batch, the weights of its losses, the learning rates.
+An update of one micro-batch is one graph: forward, backward, clipping and the optimizer. An update of several has one
+graph per micro-batch, which accumulates into fixed gradients, and one for clipping and the optimizer; so each
+micro-batch keeps its own seed. All graphs share one memory pool. Batch, loss weights and learning rates are copied into
+static buffers before each replay.
 
-`UpdateGraphs` knows nothing of CUDA: a `Capturer` records and replays. Tests on the CPU give it one of their own.
+`UpdateGraphs` is independent of CUDA: a `Capturer` records and replays. CPU tests pass their own.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _WARM_UPS = 2
 
 
 class NotCapturableError(LoopwrightError):
-    """Updates cannot be recorded; the text says why, to be logged once."""
+    """Updates cannot be recorded; the message gives the reason, to be logged once."""
 
 
 class NotYetCapturableError(NotCapturableError):
-    """This update cannot be recorded, later ones can: the optimizer makes its state in its first step."""
+    """This update cannot be recorded, but later ones can: the optimizer creates its state in its first step."""
 
 
 class Capturer(Protocol):
-    """Records what a function does to the device, to do it again."""
+    """Records the device work of a function, to replay it."""
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run a function as it will be recorded."""
+        """Run a function the way it will be recorded."""
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Record a function without running it; return what repeats it, and what it returned."""
+        """Record a function without running it; return a function that replays it, and its result."""
 
 
 class CudaCapturer:
-    """Records on a stream of its own; all recordings share a pool of memory."""
+    """Records on its own stream; all recordings share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -54,7 +54,7 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run a function on the stream that records."""
+        """Run a function on the recording stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function()
@@ -64,7 +64,7 @@ class CudaCapturer:
         """Record a function as a graph."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Of this thread only: a loader's pinning thread and a checkpoint's writer may call CUDA meanwhile.
+            # Only for this thread: a loader's pinning thread and a checkpoint writer may call CUDA meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = function()
         except BaseException:
@@ -73,23 +73,19 @@ class CudaCapturer:
         return graph.replay, result
 
     def _recover(self) -> None:
-        """Undo what a recording that was broken off leaves behind in torch."""
+        """Reset the torch state that an aborted recording leaves behind."""
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
-        # The generator would refuse to draw ever after, and the allocator would take the recording to be under way:
-        # memory that several streams have used would then never be free again.
+        # Otherwise the generator would refuse to draw, and the allocator would assume a recording in progress and never
+        # free memory used by several streams.
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
-        with contextlib.suppress(RuntimeError):  # it was not begun
+        with contextlib.suppress(RuntimeError):  # it had not begun
             torch._C._cuda_endAllocateToPool(index, self._pool)
         torch.cuda.synchronize(self._device)
 
 
 def signature(value: Any) -> Hashable:
-    """Return what two batches must have in common to be inputs of one graph: structure, shapes, types, other values.
-
-    Raises:
-        NotCapturableError: a value is neither a tensor nor a plain one.
-    """
+    """Return a key shared by all batches that fit one graph; raise NotCapturableError for values of other kinds."""
     parts: list[Hashable] = []
 
     def note(leaf: Any) -> Any:
@@ -109,7 +105,7 @@ def signature(value: Any) -> Hashable:
 
 
 class StaticInputs:
-    """Buffers on the device in the structure of a value, to be filled again and again. Floats become buffers too."""
+    """Reusable device buffers in the structure of a value. Floats become buffers too."""
 
     def __init__(self, value: Any, device: torch.device) -> None:
         self.value = map_leaves(value, lambda leaf: _buffer(leaf, device))
@@ -117,7 +113,7 @@ class StaticInputs:
         self._numbers: dict[int, float] = {}
 
     def fill(self, value: Any) -> None:
-        """Copy a value of the same signature into the buffers; never waits for the device."""
+        """Copy a value of the same signature into the buffers, without a device sync."""
         leaves: list[Any] = []
         map_leaves(value, lambda leaf: leaves.append(leaf) if isinstance(leaf, (Tensor, float)) else None)
         targets, sources = [], []
@@ -143,8 +139,6 @@ def _buffer(leaf: Any, device: torch.device) -> Any:
 
 @dataclass
 class _Recorded:
-    """One graph: its inputs, what repeats it, and what it writes."""
-
     inputs: StaticInputs
     replay: Callable[[], None]
     output: Any
@@ -152,16 +146,15 @@ class _Recorded:
 
 @dataclass
 class Step:
-    """What an update does, as the graphs see it.
+    """An update, as the graphs see it.
 
     Attributes:
-        micro_batch: forward and backward on inputs; returns what is to be read after a replay.
+        micro_batch: forward and backward on inputs; returns the outputs to read after a replay.
         apply: clips and steps the optimizer; returns the gradient's norm, or None.
-        begin: called before anything is recorded, to wait for what else uses the device.
-        restore: puts back the buffers of the model after a warm-up.
-        parameters: everything that gets gradients.
-        optimizer: whose learning rates are read from buffers.
-        device: where all this happens.
+        begin: called before any recording, to wait for other work on the device.
+        restore: restores the buffers of the model after a warm-up.
+        parameters: everything with gradients.
+        optimizer: its learning rates are read from buffers.
     """
 
     micro_batch: Callable[[Any], Any]
@@ -175,13 +168,7 @@ class Step:
 
 @dataclass
 class UpdateGraphs:
-    """The graphs of a run, made when a planned shape comes for the first time.
-
-    Attributes:
-        step: what is recorded.
-        capturer: what records it.
-        norm: the gradient's norm of the last update, where it is clipped.
-    """
+    """The graphs of a run, recorded when a planned shape first appears; `norm` is the last update's gradient norm."""
 
     step: Step
     capturer: Capturer
@@ -196,19 +183,19 @@ class UpdateGraphs:
     _has_collected: bool = False
 
     def __len__(self) -> int:
-        """Return how many graphs there are."""
+        """Return the number of graphs."""
         return len(self._whole) + len(self._parts) + (self._apply is not None)
 
     def replay(self, inputs: list[Any], before: Callable[[int], None], after: Callable[[int, Any], None]) -> None:
         """Run an update.
 
         Args:
-            inputs: of its micro-batches: what `Step.micro_batch` takes, of any device; floats may change too.
+            inputs: one argument of `Step.micro_batch` per micro-batch, on any device; floats may change too.
             before: called with the index of each micro-batch before it is replayed, to seed it.
-            after: called with the index and the output of each, which the next replay writes over.
+            after: called with the index and the output of each, which the next replay overwrites.
 
         Raises:
-            NotCapturableError: it cannot be recorded; nothing has changed.
+            NotCapturableError: it cannot be recorded; nothing was changed.
         """
         keys = [signature(value) for value in inputs]
         graphs = [self._find(key, value, is_alone=len(inputs) == 1) for key, value in zip(keys, inputs, strict=True)]
@@ -228,7 +215,7 @@ class UpdateGraphs:
             self.norm = self._apply.output
 
     def forget_if_changed(self) -> None:
-        """Drop graphs that were recorded for other settings of the optimizer, or for other weights being trained."""
+        """Drop graphs recorded for other optimizer settings or other trainable weights."""
         options = [
             [value for name, value in group.items() if name not in ("params", "lr")]
             for group in self.step.optimizer.param_groups
@@ -291,19 +278,19 @@ class UpdateGraphs:
 
     @contextlib.contextmanager
     def _no_trace(self) -> Iterator[None]:
-        """Run a block that warms up and records; afterwards weights, buffers, gradients and generators are as before.
+        """Run a block that warms up and records; restore buffers, gradients and generators afterwards.
 
-        Recording runs nothing, and warming up steps no optimizer, so weights and its state are never touched.
+        Recording runs nothing and warming up steps no optimizer, so weights and optimizer state stay untouched.
         """
         self.step.begin()
         if not self._has_collected:
             self._has_collected = True
-            gc.collect()  # a backward pass that somebody has dropped in a cycle would take part, on its own stream
+            gc.collect()  # frees autograd graphs in cycles, which would be recorded on their own streams
         with preserved_generators(self.step.device):
             try:
                 yield
             except RuntimeError as error:
-                first: BaseException = error  # of a recording that was broken off, CUDA's last error says nothing
+                first: BaseException = error  # after an aborted recording, CUDA's last error is meaningless
                 while isinstance(first.__context__, RuntimeError):
                     first = first.__context__
                 lines = str(first).strip().splitlines()
@@ -347,7 +334,7 @@ class UpdateGraphs:
 
     @contextlib.contextmanager
     def _rates_from_buffers(self) -> Iterator[None]:
-        """Let the optimizer read its learning rates from buffers, as long as it is recorded."""
+        """Let the optimizer read its learning rates from buffers while it is recorded."""
         groups = self.step.optimizer.param_groups
         kept = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
@@ -364,7 +351,7 @@ class UpdateGraphs:
 
 @contextlib.contextmanager
 def single_precision_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Run a block in which the learning rates are what a buffer of a graph would hold: rounded to float32."""
+    """Run a block with learning rates rounded to float32, as a graph's buffer holds them."""
     kept = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
@@ -377,7 +364,6 @@ def single_precision_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _state_entries(optimizer: torch.optim.Optimizer) -> dict[Any, set[str]]:
-    """Return which entries the state of each parameter has."""
     return {
         parameter: {name for name, value in state.items() if value is not None}
         for parameter, state in optimizer.state.items()
@@ -386,7 +372,7 @@ def _state_entries(optimizer: torch.optim.Optimizer) -> dict[Any, set[str]]:
 
 
 def _host_states(device: torch.device) -> tuple[Any, ...]:
-    """Return the states of the generators whose numbers a graph would repeat: all but the device's own."""
+    """Return the states of the host generators, whose numbers a graph would repeat."""
     states = generator_states()
     numbers = states["numpy"]
     on_host = [] if device.type == "cpu" else states["torch"].tolist()

@@ -1,4 +1,4 @@
-"""Memory that has run out: how it is told from other errors, how much there is, how much a forward pass keeps."""
+"""Out-of-memory errors: how to recognise them, how much memory is free, how much a forward pass keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from loopwright.errors import MemoryLimitError
 from loopwright.quantities import size
 
-# What torch says where it raises no OutOfMemoryError: the CPU's allocator, cuBLAS, Apple's GPUs.
+# Messages where torch raises no OutOfMemoryError: the CPU allocator, cuBLAS, Apple's GPUs.
 _SIGNS = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 _ASKED = re.compile(r"ried to allocate ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -30,7 +30,7 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class MemorySaving:
-    """How much memory a change would save.
+    """The memory that a change would save.
 
     Attributes:
         name: "half_batch", "bf16", "checkpointing" or "half_length".
@@ -42,17 +42,17 @@ class MemorySaving:
 
 
 def list_savings(descriptions: Mapping[str, str], savings: list[MemorySaving]) -> str:
-    """Return the changes on one line, each with its description and what it saves, the largest first."""
+    """Return the changes on one line with description and saving, largest first."""
     ordered = sorted(savings, key=lambda saving: -saving.num_bytes)
     return "   or   ".join(f"{descriptions[saving.name]} (−{size(saving.num_bytes)})" for saving in ordered)
 
 
 class TorchMemoryLimitError(MemoryLimitError, torch.OutOfMemoryError):
-    """A `MemoryLimitError` that code which catches torch's own error catches as well."""
+    """A `MemoryLimitError` that handlers of torch's own error catch as well."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, for what is computed of a batch (see `leave_alone`)."""
+    """Whether an error means that a batch ran out of memory (see `leave_alone`)."""
     if getattr(error, _LEFT_ALONE, False):
         return False
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -61,12 +61,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def leave_alone(error: BaseException) -> None:
-    """Mark an error that comes from a callback: whatever it says, a smaller batch is no answer to it."""
+    """Mark an error from a callback, which a smaller batch would not fix."""
     setattr(error, _LEFT_ALONE, True)
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return how many bytes were asked for in vain; None if the error does not say it."""
+    """Return the number of bytes requested in vain; None if the error does not contain it."""
     found = _ASKED.search(str(error))
     if found is None:
         return None
@@ -75,10 +75,7 @@ def asked_bytes(error: BaseException) -> int | None:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of what the functions held that an error has ended: the activations of the forward pass among it.
-
-    Called before anything is tried again. The lines of the traceback stay.
-    """
+    """Release the locals of the failed frames, including activations, before a retry; the traceback lines stay."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
@@ -86,16 +83,16 @@ def forget_frames(error: BaseException) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what nothing uses any more; called after an error for want of memory."""
-    gc.collect(1)  # what was made lately: the oldest generation takes long, and holds no activations
+    """Free unused memory; called after an out-of-memory error."""
+    gc.collect(1)  # young generations only: the oldest is slow to collect, and holds no activations
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes can still be had on a device: of a GPU with torch's cache, of the host within its limits.
+    """Return the free bytes of a device: for a GPU including torch's cache, for the host within its limits.
 
-    The host's limits are what the machine has available, what its control group allows this process, and `ulimit -v`.
+    The host's limits are the available memory, the control group's limit, and `ulimit -v`.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -112,10 +109,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _address_space_limit() -> int | None:
-    """Return what `ulimit -v` allows this process, if it does."""
     try:
         import resource
-    except ImportError:  # there is no such limit on Windows
+    except ImportError:  # Windows has no such limit
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit
@@ -132,15 +128,11 @@ def _number_in(path: str) -> int | None:
         text = Path(path).read_text(encoding="ascii").strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None  # "max" is no limit
+    return int(text) if text.isdigit() else None  # "max" means no limit
 
 
 class SavedBytes:
-    """Counts the bytes of the tensors that a forward pass keeps for its backward pass: its activations.
-
-    Args:
-        parameters: of the model: what is theirs is there anyway, and not counted.
-    """
+    """Counts the bytes of activations that a forward pass keeps for backward, without the model's parameters."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.num_bytes = 0
@@ -149,7 +141,7 @@ class SavedBytes:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what the block keeps; all of it is held until the block is over, so that no place is used twice."""
+        """Count the tensors kept in the block; they are held until its end, so that no address is reused."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unchanged):
             try:
                 yield

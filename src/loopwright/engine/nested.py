@@ -42,10 +42,7 @@ def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the structure with its tensors on the device; objects with a `.to` of their own are asked.
-
-    Batches are made on the host, so for a CPU device there is nothing to do.
-    """
+    """Return the structure with its tensors on the device, objects through their own `.to`; a no-op for the CPU."""
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):
@@ -56,7 +53,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def num_rows(batch: Any) -> int:
-    """Return how many samples a batch holds: dim 0 of its first tensor, else its length, else 1."""
+    """Return the number of samples of a batch: dim 0 of its first tensor, else its length, else 1."""
     for tensor in iter_tensors(batch):
         if tensor.dim():
             return tensor.shape[0]
@@ -66,7 +63,7 @@ def num_rows(batch: Any) -> int:
 
 
 def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container with the function applied to what it holds; anything else as it is."""
+    """Return a container with the function applied to its children; anything else unchanged."""
     if type(value) is dict:
         return {name: function(item) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -82,7 +79,7 @@ def map_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _rebuilt(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    # Mapping types with constructors of their own (transformers' ModelOutput, BatchEncoding) take a dict.
+    # Mapping types with their own constructors (transformers' ModelOutput, BatchEncoding) take a dict.
     try:
         return type(original)(items)  # type: ignore[call-arg]
     except TypeError:

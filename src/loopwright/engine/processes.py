@@ -1,6 +1,6 @@
-"""Talk between the processes of one run: gather, sum, agree, and functions for one process only.
+"""Communication between the processes of one run: gather, sum, agree, and functions for one process only.
 
-In a single process everything here is transparent and costs nothing.
+In a single process everything here is a no-op.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 TIMEOUT_VARIABLE = "LOOPWRIGHT_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 300.0
-_PATIENT = timedelta(days=7)  # for what one process does while the others wait: reading data, writing a checkpoint
+_PATIENT = timedelta(days=7)  # for work that others wait for: reading data, writing a checkpoint
 _SCHEME = "loopwright"
 
 
@@ -34,11 +34,7 @@ def is_distributed() -> bool:
 
 
 def collective_timeout() -> timedelta:
-    """Return how long a process waits for the others in a collective before it gives the run up.
-
-    Raises:
-        ConfigError: the environment variable for it is not a number of seconds.
-    """
+    """Return the timeout of collectives; raise a ConfigError if its environment variable is not a number of seconds."""
     given = os.environ.get(TIMEOUT_VARIABLE, "")
     try:
         seconds = float(given or _TIMEOUT_SECONDS)
@@ -50,10 +46,10 @@ def collective_timeout() -> timedelta:
 
 
 def joining_method() -> str | None:
-    """Return the `init_method` by which the processes are to find each other; None where torch's own will do.
+    """Return the `init_method` for the rendezvous of the processes; None if torch's default works.
 
-    After a restart torchrun may offer the same store again, which still has the addresses of the processes that are
-    gone. Then this start has a part of the store to itself.
+    After a restart torchrun may reuse the store, with stale addresses of dead processes. Then each start gets its own
+    prefix.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -80,7 +76,7 @@ def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float
     Args:
         tensor: this process's rows; a 0-dim tensor counts as one row.
         device: where the processes communicate.
-        padding_value: fills up dimensions after the first where they differ; without it that is an error.
+        padding_value: pads later dimensions that differ; without it they raise an error.
     """
     if not is_distributed():
         return tensor.detach().to(device).contiguous()
@@ -94,7 +90,7 @@ def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float
 
 
 def gather_parts(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """Return every process's tensor, in order of rank, each in its own shape; a 0-dim tensor counts as one row."""
+    """Return every process's tensor in its own shape, in order of rank; a 0-dim tensor counts as one row."""
     if not is_distributed():
         return [tensor.detach().to(device)]
     parts, sizes = _exchanged(tensor, device, 0)
@@ -102,7 +98,7 @@ def gather_parts(tensor: torch.Tensor, device: torch.device) -> list[torch.Tenso
 
 
 def _exchanged(tensor: torch.Tensor, device: torch.device, fill: float) -> tuple[list[torch.Tensor], list[list[int]]]:
-    """Return every process's tensor, filled up to the largest size of each dimension, and their own sizes."""
+    """Return every process's tensor, padded to the largest size of each dimension, and their own sizes."""
     rows = (tensor.unsqueeze(0) if tensor.dim() == 0 else tensor).detach().to(device).contiguous()
     shape = torch.tensor(rows.shape, dtype=torch.int64, device=device)
     shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size())]
@@ -110,7 +106,7 @@ def _exchanged(tensor: torch.Tensor, device: torch.device, fill: float) -> tuple
     sizes: list[list[int]] = torch.stack(shapes).tolist()
     padded = rows.new_full([max(column) for column in zip(*sizes, strict=True)], fill)
     padded[tuple(map(slice, rows.shape))] = rows
-    # bool is not supported by every backend; bytes are.
+    # Not every backend supports bool; all support bytes.
     wire = padded.to(torch.uint8) if padded.dtype == torch.bool else padded
     parts = [torch.empty_like(wire) for _ in sizes]
     dist.all_gather(parts, wire)
@@ -118,7 +114,7 @@ def _exchanged(tensor: torch.Tensor, device: torch.device, fill: float) -> tuple
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return every process's value, in order of rank; for small things that are no tensors."""
+    """Return every process's value, in order of rank; for small values other than tensors."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -137,9 +133,9 @@ def sum_over_processes(values: list[float], device: torch.device) -> list[float]
 
 
 class Agreement:
-    """A few integers on which all processes agree: the largest of each wins.
+    """Agreement of all processes on a few integers: the largest of each wins.
 
-    It uses a gloo group, so that the host can talk without waiting for the device.
+    It uses a gloo group, so that the host communicates without a device sync.
     """
 
     _groups: ClassVar[dict[tuple[int, bool], Any]] = {}
@@ -154,11 +150,7 @@ class Agreement:
 
     @classmethod
     def group(cls, is_patient: bool) -> Any:
-        """Return a gloo group of all processes: made at its first use, by all of them, and kept.
-
-        Args:
-            is_patient: one in which a process may be waited for however long it takes.
-        """
+        """Return a gloo group of all processes, cached after its first use by all; `is_patient`: a timeout of days."""
         which = id(dist.group.WORLD), is_patient
         if which not in cls._groups:
             atexit.register(_leave_group)
@@ -169,12 +161,12 @@ class Agreement:
 
     @classmethod
     def break_off(cls) -> None:
-        """Close the connections to the other processes: those that wait for this one in a collective leave it."""
+        """Close the connections to the other processes, which aborts their collectives."""
         dist.distributed_c10d._abort_process_group()
-        cls._groups.clear()  # gloo closes them when nobody holds the group any more
+        cls._groups.clear()  # gloo closes them when the last reference is gone
 
     def largest(self, *values: int) -> list[int]:
-        """Return, for each value, its largest over all processes; every process must call it."""
+        """Return the maximum of each value over all processes; every process must call it."""
         if not is_distributed():
             return list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
@@ -183,18 +175,18 @@ class Agreement:
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is something under way that `end` returns."""
+        """Whether a `begin` waits for its `end`."""
         return self._begun is not None
 
     def prepare(self) -> None:
-        """Make ready for `begin`; every process must call it. Processes of one machine share a page of memory."""
+        """Set up `begin`, with a page of shared memory on one machine; every process must call it."""
         if self._board is not None or not is_distributed():
             return
         rank, world = dist.get_rank(), dist.get_world_size()
         path = gather_objects(create_page(world) if rank == 0 else None)[0]
         try:
             board = None if path is None else Board(path, rank, world, collective_timeout())
-        except OSError:  # another machine, or one that shares no memory with the first process
+        except OSError:  # another machine, or no memory shared with rank 0
             board = None
         is_missing = self.largest(board is None)[0]
         self._board = None if is_missing else board
@@ -202,9 +194,9 @@ class Agreement:
             os.unlink(path)
 
     def begin(self, *values: int) -> None:
-        """Begin to agree, without waiting for the other processes; every process must call it, and `end` after it.
+        """Begin to agree without waiting for the other processes; every process must call it, then `end`.
 
-        Values are 0 for most of the time. On one machine it then costs nothing to know that all of them are.
+        Values are mostly 0; on one machine that costs no communication.
         """
         tensor = torch.tensor(values, dtype=torch.int64)
         if self._board is not None:
@@ -215,7 +207,7 @@ class Agreement:
             self._begun = tensor, work
 
     def end(self) -> list[int]:
-        """Return, for each value that `begin` was given, its largest over all processes."""
+        """Return the maximum over all processes of each value passed to `begin`."""
         assert self._begun is not None
         (tensor, work), self._begun = self._begun, None
         if work is not None:
@@ -234,13 +226,13 @@ class Agreement:
 
 
 def _leave_group() -> None:
-    # gloo's threads, left to the end of the process, now and then abort it after everything went well.
+    # gloo's threads, left to the end of the process, sometimes abort it after a successful run.
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 def sum_on_device(value: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor over all processes, without waiting for it."""
+    """Return the sum of a tensor over all processes, without a device sync."""
     if not is_distributed():
         return value
     total = value.detach().clone()
@@ -249,7 +241,7 @@ def sum_on_device(value: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrite tensors with those of the first process."""
+    """Overwrite tensors with rank 0's."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
@@ -258,9 +250,9 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
 class TreeSum:
     """Sums the gradients of an update's micro-batches in one fixed order, whichever process ran which.
 
-    The micro-batches are the leaves of a binary tree, in order. Each process sums its own part of it, and the parts
-    are summed by the rest of the tree. As long as a part is a whole subtree, which it is if the micro-batches of a
-    process are a power of two, the sum has the same bits for any number of processes.
+    The micro-batches are the leaves of a binary tree, in order. Each process sums its own part, and the rest of the
+    tree sums the parts. If each process has a power of two of micro-batches, its part is a whole subtree, and the sum
+    has the same bits for any number of processes.
     """
 
     def __init__(self) -> None:
@@ -269,12 +261,7 @@ class TreeSum:
         self._partial: list[tuple[int, list[torch.Tensor | None]]] = []  # (height, sums), the highest first
 
     def begin(self, parameters: list[torch.nn.Parameter], is_pad: bool) -> None:
-        """Start an update.
-
-        Args:
-            parameters: all that may get gradients.
-            is_pad: what this process computes does not count.
-        """
+        """Start an update of these parameters; `is_pad`: this process's gradients do not count."""
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._is_pad = is_pad
         self._partial = []
@@ -282,7 +269,7 @@ class TreeSum:
             parameter.grad = None
 
     def add_gradients(self) -> None:
-        """Take the gradients there are as those of one micro-batch, and leave none; nothing if there are none."""
+        """Move the current gradients into the sum as one micro-batch; a no-op without gradients."""
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -293,7 +280,7 @@ class TreeSum:
             self._merge()
 
     def finish(self) -> None:
-        """Sum over the whole tree, and give every process's parameters the result as their gradients."""
+        """Sum over the whole tree, and set the result as every process's gradients."""
         while len(self._partial) > 1:
             self._merge()
         sums: list[torch.Tensor | None] = [None] * len(self._parameters)
@@ -318,10 +305,10 @@ class TreeSum:
 
     @staticmethod
     def _sum_alike(parameters: list[Any], indexes: list[int], sums: list[torch.Tensor | None]) -> None:
-        """Sum gradients of one type and device over the processes, and put them in their places in `sums`."""
+        """Sum gradients of one dtype and device over the processes, into their places in `sums`."""
         world, like = dist.get_world_size(), parameters[0]
         own = [sums[index] for index in indexes]
-        # Adding -0.0 changes nothing, not even the sign of a zero: so it stands for what is not there.
+        # Adding -0.0 changes nothing, not even the sign of a zero, so it fills in for missing gradients.
         parts = [
             torch.full_like(parameter, -0.0).reshape(-1) if gradient is None else gradient.reshape(-1)
             for parameter, gradient in zip(parameters, own, strict=True)
@@ -330,7 +317,7 @@ class TreeSum:
         size = sum(part.numel() for part in parts) + len(parts)
         flat = torch.cat([*parts, is_used, like.new_zeros(-size % world)])
         rows = torch.empty_like(flat)
-        # Each process sums one slice of all gradients: no more is sent than by an ordinary all-reduce.
+        # Each process sums one slice of all gradients: no more traffic than an ordinary all-reduce.
         dist.all_to_all_single(rows.view(torch.uint8), flat.view(torch.uint8))
         stack: list[tuple[int, torch.Tensor]] = []
         for row in rows.view(world, -1):
@@ -357,7 +344,7 @@ def _added(left: list[torch.Tensor | None], right: list[torch.Tensor | None]) ->
 
 
 def _gather_slices(whole: torch.Tensor, own: torch.Tensor) -> None:
-    # torch 2.13 has another name for it, and warns of the old one.
+    # torch 2.13 renamed it, and warns about the old name.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, own)
 
@@ -369,25 +356,19 @@ def _merge_rows(stack: list[tuple[int, torch.Tensor]]) -> None:
 
 
 def world_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Run the function on rank 0 only; all wait for it, the others return None.
-
-    If it raises, every process raises.
-    """
+    """Run the function on rank 0 only; all wait for it, the others return None. If it raises, every process raises."""
     return _on_some(function, lambda: dist.get_rank() == 0)
 
 
 def local_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Run the function on one process of each node; all wait for it, the others return None.
-
-    If it raises, every process raises.
-    """
+    """Run the function on one process per node, the others wait and return None. If it raises, every process raises."""
     return _on_some(function, lambda: _local_rank() == 0)
 
 
 def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
-    """Run the function on one process of each node first (to download, to fill a cache), then on the others.
+    """Run the function on one process per node first (to download, to fill a cache), then on the others.
 
-    Everyone gets a result. If it raises on any process, every process raises.
+    Every process gets a result. If it raises on any process, every process raises.
     """
 
     @functools.wraps(function)
@@ -412,7 +393,7 @@ def _on_some(function: Callable[P, R], chosen: Callable[[], bool]) -> Callable[P
 
 
 def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kwargs: Any) -> R | None:
-    """Run the function where asked; afterwards all processes know whether it failed anywhere."""
+    """Run the function if asked; afterwards all processes know whether it failed anywhere."""
     result, failure = None, None
     group = Agreement.group(is_patient=True)
     if run_here:
@@ -428,7 +409,7 @@ def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kw
     for rank, told in enumerate(failures):
         if told is not None:
             kind, text = told
-            if kind == StopTrainingError.__name__:  # no failure: all of them stop in order
+            if kind == StopTrainingError.__name__:  # not a failure: all of them stop gracefully
                 raise StopTrainingError(text)
             name = getattr(function, "__name__", repr(function))
             raise AnotherProcessError(f"{name} failed on rank {rank}: {kind}: {text}")

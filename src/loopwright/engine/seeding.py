@@ -36,10 +36,10 @@ def seed_torch(key: int, device: torch.device | None = None) -> None:
 
 
 def use_deterministic_algorithms() -> None:
-    """Let torch take deterministic algorithms only, for the rest of the process.
+    """Restrict torch to deterministic algorithms for the rest of the process.
 
-    Older versions of torch refuse matrix products on GPUs then unless cuBLAS was given memory for them; what the
-    environment says about that already stays. cuDNN does not choose among algorithms by their speed.
+    Older torch then refuses matrix products on GPUs without a cuBLAS workspace setting; an existing one is kept.
+    cuDNN's benchmark mode is off.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
@@ -67,7 +67,7 @@ def generator_states(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore_generator_states(states: dict[str, Any], device: torch.device | None = None) -> None:
-    """Put back what `generator_states` returned; a device state is left out where there is no such device."""
+    """Restore states from `generator_states`; a device state is skipped if there is no such device."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     name, numpy_words, position, has_gauss, cached = states["numpy"]
@@ -79,7 +79,7 @@ def restore_generator_states(states: dict[str, Any], device: torch.device | None
 
 @contextmanager
 def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Run a block that may seed and draw as it likes; the generators are as before afterwards."""
+    """Run a block that may seed and draw freely; restore the generators afterwards."""
     states = generator_states(device)
     try:
         yield
@@ -97,7 +97,7 @@ def _device_generator(device: torch.device) -> Any:
 
 
 class _ModuleGenerator:
-    """The generator interface of an accelerator that offers only module functions (torch.xpu, ...)."""
+    """The generator interface for accelerators with module functions only (torch.xpu, ...)."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

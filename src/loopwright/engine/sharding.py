@@ -1,8 +1,8 @@
 """Sharded models: weights, gradients and optimizer state split over the processes (FSDP2), through accelerate.
 
 Each process holds a part of every weight (a DTensor, split along its first dimension). A layer's weights are gathered
-when it runs, and let go afterwards. torch's own modules for this are imported where they are used: they cost as much
-time as the rest of the package.
+when it runs, and freed afterwards. torch's modules for this are imported lazily: they take as long as the rest of the
+package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFUSED = {
     "hybrid_shard_zero2": "shards within a machine and copies between machines are not offered",
     "no_shard": "leave the argument out instead",
 }
-# hf's fsdp_config: what each entry is called here. Those without a name change nothing in FSDP2.
+# The fields for the entries of hf's fsdp_config. Entries without a field change nothing in FSDP2.
 _CONFIG = {
     "transformer_layer_cls_to_wrap": "layers",
     "min_num_params": "min_num_params",
@@ -51,11 +51,11 @@ class Sharding:
     """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults.
 
     Args:
-        layers: class names of the modules whose weights are gathered together, one module at a time. Without them a
-            model of transformers says it itself, and of others every module of `min_num_params` or more is taken.
+        layers: class names of the modules that are gathered one at a time. The default is transformers' own list for
+            its models, and every module of at least `min_num_params` parameters for others.
         min_num_params: see `layers`.
-        reshard_after_forward: let a layer's weights go after its forward pass and gather them again for backward.
-            False needs more memory and less traffic.
+        reshard_after_forward: free a layer's weights after its forward pass and gather them again for backward. False
+            uses more memory and less traffic.
     """
 
     layers: tuple[str, ...] = ()
@@ -64,14 +64,14 @@ class Sharding:
 
     @classmethod
     def parse(cls, value: Any, config: Any = None) -> Sharding | None:
-        """Return what an argument in hf's shape asks for: True, "full_shard auto_wrap", or a list of such words.
+        """Parse an argument in hf's format: True, "full_shard auto_wrap", or a list of such words.
 
         Args:
-            value: as given; None, False and nothing else mean copies instead of shards.
+            value: as given; None, False and an empty one mean replicas instead of shards.
             config: hf's `fsdp_config`, a mapping.
 
         Raises:
-            ConfigError: it asks for something that is not offered.
+            ConfigError: it asks for an unsupported option.
         """
         if isinstance(value, cls) or value is None or value is False:
             return value or None
@@ -89,7 +89,6 @@ class Sharding:
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Sharding` that an `fsdp_config` gives."""
     if int(config.get("version", 2)) != 2:
         raise ConfigError(f"fsdp_config: version {config['version']} is not offered, only 2")
     if config.get("activation_checkpointing"):
@@ -112,11 +111,11 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
-    """Make an Accelerator that shards, if that is asked for by the argument or by `accelerate launch`.
+    """Create an Accelerator that shards, if the argument or `accelerate launch` asks for it.
 
     Args:
-        make: makes the Accelerator from further keywords.
-        sharding: as `train` was given it.
+        make: creates the Accelerator from extra keywords.
+        sharding: as passed to `train`.
 
     Raises:
         ConfigError: accelerate's configuration asks for FSDP 1.
@@ -130,7 +129,7 @@ def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
     try:
         accelerator = make(fsdp_plugin=plugin)
     finally:
-        # accelerate leaves a note there, which the next trainer of this process would follow.
+        # accelerate leaves a marker there, which would affect the next trainer of this process.
         os.environ.pop(_USE_FSDP, None)
         if before is not None:
             os.environ[_USE_FSDP] = before
@@ -140,7 +139,7 @@ def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
         if dtype is not None:
             from torch.distributed.fsdp import MixedPrecisionPolicy
 
-            # accelerate would add gradients up in the low precision, too.
+            # accelerate would also reduce gradients in the low precision.
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     return accelerator
 
@@ -166,7 +165,7 @@ def _plugin(asked: Sharding | None) -> Any:
 
 
 def _adopt(accelerator: Any, plugin: Any) -> bool:
-    """Make the accelerator one that shards; it does so by itself everywhere but on the CPU."""
+    """Make the accelerator shard on the CPU too; elsewhere it does so by itself."""
     from accelerate import DistributedType
 
     if accelerator.distributed_type is DistributedType.MULTI_CPU:
@@ -180,11 +179,11 @@ def _adopt(accelerator: Any, plugin: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a sharded model was made from, and how.
+    """The model before sharding, and the options used.
 
     Attributes:
-        skeleton: a copy of it as it was, with weights that take no memory; or why there is none.
-        units: the names of the modules whose weights are gathered together, inner ones first.
+        skeleton: a copy of the original with weights on the meta device; or why there is none.
+        units: names of the modules that are gathered one at a time, inner ones first.
         options: of torch's `fully_shard`.
     """
 
@@ -193,19 +192,19 @@ class _Origin:
     options: dict[str, Any]
 
     def copied(self, memory: dict[int, Any] | None = None) -> nn.Module:
-        """Return a copy of the skeleton, with what `memory` has in place of its parameters."""
+        """Return a copy of the skeleton, with its parameters replaced from `memory`."""
         if isinstance(self.skeleton, str):
             raise ConfigError(f"this sharded model cannot be copied: {self.skeleton}")
         twin: nn.Module = copy.deepcopy(self.skeleton, memory)
         return twin
 
     def split(self, model: nn.Module) -> None:
-        """Split a model that is made like the skeleton."""
+        """Split a model built like the skeleton."""
         from torch.distributed.fsdp import fully_shard
 
         for name in self.units:
             fully_shard(model.get_submodule(name), **self.options)
-        # torch decides itself when the rest goes: it is needed again at once.
+        # torch itself decides when to reshard the root: it is needed again at once.
         fully_shard(model, **{**self.options, "reshard_after_forward": None})
         if self.options["mp_policy"].param_dtype is not None:
             model.register_forward_hook(_as_full_precision)
@@ -213,7 +212,6 @@ class _Origin:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """Return the module inside a compiled one."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
 
@@ -229,10 +227,9 @@ def is_sharded(model: Any) -> bool:
 
 
 def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    """Split a model and its optimizer over the processes, in place; one that is split already stays as it is.
+    """Split a model and its optimizer over the processes, in place; a no-op if it is split already.
 
-    The weights are those of the first process. The model stays split when the run is over: it may not fit into one
-    process.
+    The weights come from rank 0. The model stays split after the run, as it may not fit into one process.
     """
     if not is_sharded(model):
         inner, plugin = _inner(model), accelerator.state.fsdp_plugin
@@ -242,7 +239,7 @@ def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module
         if accelerator.mixed_precision != "no":
             for parameter in inner.parameters():
                 if parameter.requires_grad:
-                    parameter.data = parameter.data.float()  # the optimizer's; layers compute with rounded ones
+                    parameter.data = parameter.data.float()  # for the optimizer; layers compute with rounded copies
         _Origin(_skeleton(inner), _units(plugin, inner), _split_options(plugin, accelerator.device)).split(inner)
         inner.to(accelerator.device)  # buffers, which stay whole
         _put_back(inner, places)
@@ -252,11 +249,7 @@ def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module
 
 
 def copy_model(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a model; of a sharded one a copy that is split in the same way.
-
-    Raises:
-        ConfigError: the model cannot be copied.
-    """
+    """Return a deep copy of a model, split the same way if sharded; raise a ConfigError if it cannot be copied."""
     origin = _origin_of(model)
     if origin is None:
         return copy.deepcopy(model)
@@ -272,9 +265,9 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def whole_model(model: nn.Module) -> nn.Module:
-    """Return a sharded model as an ordinary one, on the host of the first process; the model itself elsewhere.
+    """Return a sharded model as an ordinary one on rank 0's host; elsewhere the model itself.
 
-    Every process must call it. One that is not sharded is returned as it is.
+    Every process must call it. A model that is not sharded is returned unchanged.
 
     Raises:
         ConfigError: the model cannot be copied.
@@ -304,7 +297,7 @@ def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 
 def _take_from_first(tensor: Tensor, device: torch.device) -> None:
-    """Give a tensor the first process's values, as DDP does: a model may have been made with other random numbers."""
+    """Broadcast rank 0's values, as DDP does: models may have been initialised with different seeds."""
     sent = tensor.detach().to(device).contiguous()
     dist.broadcast(sent, 0)
     with torch.no_grad():
@@ -323,7 +316,7 @@ def _split_options(plugin: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _units(plugin: Any, model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules whose weights are gathered together, inner ones before those they are in."""
+    """Return the names of the modules that are gathered one at a time, inner ones before outer ones."""
     is_unit = _chosen(plugin, model)
     names = {id(module): name for name, module in model.named_modules()}
     units = [
@@ -331,7 +324,7 @@ def _units(plugin: Any, model: nn.Module) -> tuple[str, ...]:
         for name, module in reversed(list(model.named_modules()))
         if name and is_unit(module) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
     ]
-    # The embeddings of a language model are large, and needed at its two ends only; tied ones are one.
+    # The embeddings of a language model are large, and needed only at its two ends; tied ones count as one.
     ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
     if ends[0] is not None and getattr(ends[0], "weight", None) is not getattr(ends[1], "weight", None):
         for end in ends:
@@ -342,7 +335,7 @@ def _units(plugin: Any, model: nn.Module) -> tuple[str, ...]:
 
 
 def _chosen(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool]:
-    """Return which modules are gathered one at a time: by the argument, or by accelerate's configuration."""
+    """Return a predicate for the modules gathered one at a time, from the argument or accelerate's configuration."""
     asked: Sharding | None = getattr(plugin, "loopwright_sharding", None)
     if asked is None:
         from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
@@ -370,17 +363,17 @@ def _skeleton(model: nn.Module) -> nn.Module | str:
 
 
 def _as_full_precision(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """Give a loss function numbers it can be exact with, as accelerate does for models that are not sharded."""
+    """Cast outputs to float32 for the loss function, as accelerate does for models that are not sharded."""
     from accelerate.utils import convert_to_fp32
 
     return convert_to_fp32(outputs)
 
 
 def _take_out(model: nn.Module, optimizer: Any) -> list[tuple[Any, list[Any], int, str, dict[str, Any]]]:
-    """Take a model's parameters out of the optimizer, so that nothing keeps the whole ones in memory.
+    """Remove a model's parameters from the optimizer, so that nothing keeps the whole ones in memory.
 
     Returns:
-        For each of them the optimizer, the list it was in, its place there, its name, and what was kept for it.
+        For each parameter the optimizer, its list, its index there, its name, and its state.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     places = []
@@ -406,17 +399,17 @@ def _put_back(model: nn.Module, places: list[tuple[Any, list[Any], int, str, dic
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds: all of it, if it is not sharded."""
+    """Return the local part of a tensor: all of it, if it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; every process must call it for one that is sharded."""
+    """Return the whole tensor; every process must call it for a sharded one."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def split_like(value: Any, sharded: Tensor) -> Any:
-    """Return a whole tensor split as a sharded one of the same shape is; anything else as it is."""
+    """Return a whole tensor split like a sharded one of the same shape; anything else unchanged."""
     is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
     if not is_whole or not hasattr(sharded, "to_local") or value.shape != sharded.shape:
         return value
@@ -431,20 +424,20 @@ def split_like(value: Any, sharded: Tensor) -> Any:
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
-    """Give a module weights that may be whole where its own are split, or the other way round."""
+    """Load weights that may be whole where the module's own are split, or the reverse."""
     own = module.state_dict()
     fitting = {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()}
     module.load_state_dict(fitting, strict=strict)
 
 
 def mesh_of(model: Any) -> Any:
-    """Return the processes over which a model is split, as torch's DeviceMesh; None for one that is not."""
+    """Return the torch DeviceMesh that a model is split over; None if it is not split."""
     parameters = model.parameters() if is_sharded(model) else ()
     return next((parameter.device_mesh for parameter in parameters if hasattr(parameter, "device_mesh")), None)
 
 
 def reshard(model: Any) -> None:
-    """Let go of weights that a forward pass without a backward pass has left gathered."""
+    """Free weights that a forward pass without a backward pass has left gathered."""
     if is_sharded(model):
         from torch.distributed.fsdp import FSDPModule
 
@@ -454,7 +447,7 @@ def reshard(model: Any) -> None:
 
 
 def clip_norm(parameters: Iterable[nn.Parameter], norm: float) -> Tensor:
-    """Clip the norm of all gradients together, split ones and whole ones; return what it was."""
+    """Clip the norm of all gradients together, split and whole ones; return the norm before clipping."""
     with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
     if not with_gradients:
         return torch.tensor(0.0)

@@ -1,4 +1,4 @@
-"""A page of memory that the processes of one machine share: who has something to say, at the cost of reading it."""
+"""A page of memory shared by the processes of one machine: flags that cost one read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from loopwright.errors import LoopwrightError
 
 _FOLDER = Path("/dev/shm")  # memory of this machine alone
-_ITEM = 8  # bytes of a slot, which is written and read as a whole
+_ITEM = 8  # bytes of a slot, written and read atomically
 _PAUSE_SECONDS = 1e-4
 
 
 def create_page(num_processes: int) -> str | None:
-    """Make the file of a board, and return its path; None where there is no memory to share."""
+    """Create the file of a board, and return its path; None if there is no shared memory."""
     if not _FOLDER.is_dir() or not os.access(_FOLDER, os.W_OK):
         return None
     descriptor, path = tempfile.mkstemp(prefix="loopwright-", dir=_FOLDER)
@@ -27,16 +27,14 @@ def create_page(num_processes: int) -> str | None:
 
 
 class Board:
-    """Turns in each of which every process posts a flag, and later reads whether anyone's was set.
+    """In each turn every process posts a flag, and later reads whether any was set.
 
-    A process may be one turn ahead of another that has not read yet, and no more: the gradients of the next update
-    hold it back. So each has two slots, for odd and for even turns. A slot holds the turn and the flag.
+    A process may be at most one turn ahead of a reader: the gradients of the next update hold it back. So each has two
+    slots, for odd and even turns. A slot holds the turn and the flag.
 
     Args:
-        path: of the file that `create_page` made, on whichever process; it may be removed once all have opened it.
-        rank: of this process.
-        num_processes: that share the board.
-        timeout: how long to wait for another process to post.
+        path: of the file from `create_page`; it may be removed once all have opened it.
+        timeout: for another process to post.
 
     Raises:
         OSError: there is no such file on this machine.
@@ -55,7 +53,7 @@ class Board:
         self._slots[self._first_slot + self._rank] = 2 * self._turn + is_set
 
     def read(self) -> bool:
-        """End the turn: return whether any process has set its flag, once all have posted."""
+        """End the turn: return whether any process set its flag, once all have posted."""
         slots, first, turn = self._slots, self._first_slot, self._turn
         is_any = False
         for rank in range(self._num_processes):

@@ -1,4 +1,4 @@
-"""Signals as requests: the handler only notes them, the loop acts at the next boundary."""
+"""Signals as requests: the handler only records them, the loop acts at the next boundary."""
 
 from __future__ import annotations
 
@@ -15,29 +15,25 @@ from loopwright.errors import Preempted
 _WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 
 E = TypeVar("E", bound=BaseException)
-SAVED = "Saved "  # what is said of an interrupted run begins so
+SAVED = "Saved "  # prefix of messages about an interrupted run
 
 
 class SignalWatch:
-    """Notes the first signal to end a run; a second one ends it at once.
-
-    Attributes:
-        received: the first signal, or None.
-    """
+    """Records the first signal to stop a run in `received`; a second one ends it at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
     @contextmanager
     def installed(self) -> Iterator[SignalWatch]:
-        """Watch while the block runs, in the main thread only; earlier handlers are put back afterwards."""
+        """Watch during the block, in the main thread only; earlier handlers are restored afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
         earlier: dict[signal.Signals, Any] = {}
         try:
             for number in _WATCHED:
-                # A handler of the user's own, or a shell's nohup, is left alone.
+                # The user's own handler, or a shell's nohup, is left alone.
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     earlier[number] = signal.signal(number, self._note)
             yield self
@@ -46,10 +42,9 @@ class SignalWatch:
                 signal.signal(number, handler)
 
     def first(self, interruption: KeyboardInterrupt, is_distributed: bool) -> KeyboardInterrupt:
-        """Return what interrupted the run, if it can end in order; otherwise raise it at once.
+        """Return the interruption if the run can stop gracefully; otherwise raise it at once.
 
-        It cannot if a signal had asked it to end before, or if other processes wait for this one in the middle of an
-        update.
+        It cannot after an earlier signal, or while other processes wait for this one within an update.
         """
         if self.received is not None or is_distributed:
             raise interruption
@@ -58,12 +53,12 @@ class SignalWatch:
     def say_saved(
         self, interruption: BaseException | None, checkpoint: Path | None, say: Callable[[str], None]
     ) -> None:
-        """Say where an interrupted run goes on from, if something was saved; called before `raise_for`."""
+        """Print where an interrupted run can resume, if something was saved; called before `raise_for`."""
         if checkpoint is not None and (interruption is not None or self.received is not None):
             say(f"{SAVED}{checkpoint}; start the run again from there to go on")
 
     def raise_for(self, interruption: BaseException | None) -> None:
-        """Raise what interrupted the run, now that it has ended in order: an exception, or a signal as one."""
+        """Raise the interruption, now that the run has stopped gracefully: an exception, or one made from a signal."""
         if interruption is not None:
             raise interruption
         if self.received is signal.SIGINT:
@@ -81,6 +76,6 @@ class SignalWatch:
 
 
 def _agreed(error: E) -> E:
-    """Mark an error that all processes of the run raise, each for itself, since they agreed on the signal."""
+    """Mark an error that every process raises, since they agreed on the signal."""
     error.is_agreed = True  # type: ignore[attr-defined]
     return error

@@ -1,7 +1,7 @@
-"""Trackers of experiments (TensorBoard, trackio, wandb and others) behind accelerate's classes for them.
+"""Experiment trackers (TensorBoard, trackio, wandb and others) behind accelerate's classes for them.
 
-A tracker is a guest: whatever it raises is told, and the run goes on. Nothing is imported before a tracker is opened,
-and no tracker is opened that was not asked for by name.
+A tracker is a guest: its errors are reported, and the run continues. Only trackers that were asked for by name are
+imported and opened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from loopwright.errors import ConfigError
 
-# By name: the packages of which one has to be installed, the one to install first.
+# By name: the packages of which one must be installed; the first is the one to suggest.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorboard": ("tensorboard", "tensorboardX"),
     "trackio": ("trackio",),
@@ -31,24 +31,24 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "clearml": ("clearml",),
     "dvclive": ("dvclive",),
 }
-_PRINTS: Final = frozenset({"trackio"})  # what these print at their start and end, `where_to_look` says in one line
-_MOST_LETTERS: Final = 300  # of what a tracker raised
-_MOST_FAILURES: Final = 3  # in a row: each of them may have cost the run a timeout
+_PRINTS: Final = frozenset({"trackio"})  # `where_to_look` replaces the output of these at start and end by one line
+_MOST_LETTERS: Final = 300  # of a tracker's error
+_MOST_FAILURES: Final = 3  # in a row: each may have cost the run a timeout
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers are told of a run when they are opened.
+    """A run as trackers see it when they are opened.
 
     Attributes:
-        project: what trackers file the run under.
+        project: the project of the run.
         name: of the run.
-        folder: for the files of trackers that can be told where to put them.
+        folder: for the files of trackers that accept a folder.
         id: of the run, the same when it is resumed.
-        config: its settings; numbers, texts, booleans and None.
+        config: its settings; numbers, strings, booleans and None.
         is_resumed: whether the trackers know this run already.
-        replaces: whether the folder holds another run, which this one takes the place of.
-        identities: what `Trackers.start` has returned for this run so far.
+        replaces: whether this run replaces another one in the folder.
+        identities: the results of `Trackers.start` for this run so far.
     """
 
     project: str
@@ -62,10 +62,10 @@ class TrackedRun:
 
 
 def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
-    """Return the trackers that are meant, each once; called before any work is done.
+    """Return the requested trackers, each once; called before any work is done.
 
     Args:
-        report_to: names; "all" stands for those that are installed, "none" or nothing for none.
+        report_to: names; "all" means every installed one, "none" or nothing means none.
 
     Raises:
         ConfigError: a name is not known, or its package is not installed.
@@ -88,17 +88,13 @@ def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a package of this tracker can be imported; a bare folder of that name, such as ./wandb, is none."""
+    """Whether a package of this tracker can be imported; a bare folder such as ./wandb does not count."""
     specs = (importlib.util.find_spec(package) for package in PACKAGES[name])
     return any(spec is not None and spec.origin is not None for spec in specs)
 
 
 def check_installed(name: str) -> None:
-    """Refuse a tracker whose package is missing.
-
-    Raises:
-        ConfigError: with the line that installs it.
-    """
+    """Raise a ConfigError with the install command if the tracker's package is missing."""
     if name in PACKAGES and not is_installed(name):
         package = PACKAGES[name][0]
         raise ConfigError(
@@ -107,7 +103,7 @@ def check_installed(name: str) -> None:
 
 
 def plain_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings as every tracker takes them: mappings flattened, numbers as they are, anything else as text."""
+    """Return settings as every tracker accepts them: mappings flattened, numbers unchanged, anything else as text."""
     plain: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -119,7 +115,7 @@ def plain_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def where_to_look(name: str, run: TrackedRun) -> str:
-    """Return a tracker's name, and the command that shows the run where there is one that needs no account."""
+    """Return a tracker's name, with the command that shows the run if one works without an account."""
     if name == "tensorboard":
         return f"tensorboard (tensorboard --logdir {run.folder})"
     if name == "trackio":
@@ -128,12 +124,11 @@ def where_to_look(name: str, run: TrackedRun) -> str:
 
 
 class Trackers:
-    """The trackers of one run; made, started and finished by one process.
+    """The trackers of one run; created, started and finished by one process.
 
     Args:
-        names: as `resolve_trackers` returned them.
-        tell: called with the name of a tracker, what it was asked to do and a sentence, when that has failed: once for
-            each of the two, and once more when the tracker is given up.
+        tell: called with tracker, action and message on the first failure of each pair, and once more when the tracker
+            is disabled.
     """
 
     def __init__(self, names: Iterable[str], tell: Callable[[str, str, str], None]) -> None:
@@ -145,27 +140,23 @@ class Trackers:
 
     @property
     def names(self) -> list[str]:
-        """The trackers that are open."""
+        """The open trackers."""
         return list(self._open)
 
     def start(self, run: TrackedRun) -> dict[str, str]:
-        """Open all trackers, and give them the run's settings.
-
-        Returns:
-            What some of them call the run themselves, by their names: to be given back when the run is resumed.
-        """
+        """Open all trackers, and log the run's settings; return some trackers' own ids, needed to resume."""
         identities: dict[str, str] = {}
         for name in self._names:
             given, named = _arguments(name, run)
             if not self._try(name, "start", partial(self._start, name, given, named, identities)):
-                if name in self._open:  # it has started, and could not say what it calls the run
+                if name in self._open:  # it has started, but could not return its id
                     self._finish(name)
             elif "config" not in named and not run.is_resumed:
                 self._try(name, "config", partial(self._open[name].store_init_configuration, dict(run.config)))
         return identities
 
     def log(self, values: Mapping[str, float], update: int) -> None:
-        """Give the values of an update to all trackers; one that keeps failing is given up."""
+        """Log the values of an update to all trackers; one that keeps failing is disabled."""
         for name, tracker in list(self._open.items()):
             if self._try(name, "log", partial(tracker.log, dict(values), step=update)):
                 self._failures[name] = 0
@@ -184,14 +175,14 @@ class Trackers:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         tracker = LOGGER_TYPE_TO_CLASS[name](*given, **named)
-        if hasattr(tracker, "start"):  # older ones of accelerate start when they are made
+        if hasattr(tracker, "start"):  # older versions of accelerate start in the constructor
             tracker.start()
         self._open[name] = tracker
         identities |= _identity(name, tracker.tracker)
 
     def _finish(self, name: str) -> None:
         tracker = self._open.pop(name)
-        # What accelerate calls of trackio leaves the run to be ended, and told, once more when the process ends.
+        # accelerate's call leaves a trackio run open, which would end and report it again at process exit.
         end = importlib.import_module("trackio").finish if name == "trackio" else tracker.finish
         self._try(name, "finish", end)
 
@@ -200,7 +191,7 @@ class Trackers:
             is_quiet = name in _PRINTS and what != "log"
             with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
                 action()
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run continues
             if (name, what) not in self._told:
                 self._told.add((name, what))
                 text = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())[:_MOST_LETTERS]
@@ -210,10 +201,9 @@ class Trackers:
 
 
 def _arguments(name: str, run: TrackedRun) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what accelerate's class of a tracker is made with."""
     known, folder, config = run.identities.get(name), str(run.folder), dict(run.config)
     if name == "tensorboard":
-        # Hides what is in the folder of a run that this one replaces.
+        # Hides the files of the run that this one replaces.
         return ("tensorboard", folder), {"purge_step": 0} if run.replaces else {}
     if name == "trackio":
         resume = "allow" if run.is_resumed else "never"
@@ -234,7 +224,7 @@ def _arguments(name: str, run: TrackedRun) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def _identity(name: str, inner: Any) -> dict[str, str]:
-    """Return what a tracker, of which `inner` is its own object, calls the run, where it needs that to go on."""
+    """Return a tracker's own id of the run, if it needs one to resume; `inner` is the tracker's own object."""
     if name == "mlflow":
         return {name: str(inner.info.run_id)}
     if name == "aim":

@@ -1,4 +1,4 @@
-"""The folder of a run: who owns it, what it says about itself, and files that are never half written.
+"""The folder of a run: its owner, its status and metrics, and files that are never half written.
 
     .lock, lease.json   who owns the folder (`Lease`)
     status.json         how the run is doing (`RunStatus`)
@@ -6,7 +6,7 @@
 
 `RunRecord` holds the three together, as a run uses them. `layout` names everything else that is in the folder.
 
-The main process of a run writes here, and no other. Nothing here knows torch.
+Only the main process of a run writes here. Nothing here imports torch.
 """
 
 from __future__ import annotations

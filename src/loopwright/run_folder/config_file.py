@@ -1,7 +1,7 @@
-"""config.yaml of a run: marked at both ends, so that a file that was cut off is not taken for a whole one.
+"""config.yaml of a run: marked at both ends, so that a truncated file is noticed.
 
-YAML cannot tell: half of a file is a file of half of the settings, and the others would be the defaults. A file that
-somebody has edited keeps its marks, and one that a program has written anew has none; both are taken as they are.
+Half of a YAML file is still valid YAML, and the missing settings would silently become defaults. An edited file keeps
+its marks, one rewritten by a program has none; both are accepted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ def marked(lines: Iterable[str]) -> str:
 
 
 def is_cut_off(path: Path) -> bool:
-    """Whether the config.yaml of a run lacks its end, or is missing."""
+    """Whether the config.yaml of a run is truncated or missing."""
     text = _text(path)
-    # Not even the whole first line is there, or nothing but the zeros that a power cut leaves.
+    # The first line is incomplete, or nothing but the zeros that a power cut leaves.
     return text is None or _FIRST.startswith(text.strip("\0\n")) or _lacks_end(text)
 
 
 def check_end(path: Path) -> None:
-    """Refuse a file of settings that has the first mark of a config.yaml and not the last; other files are left alone.
-
-    Raises:
-        InputError: it says what to do.
-    """
+    """Raise an InputError for a config.yaml with the first mark but not the last; other files are ignored."""
     text = _text(path)
     if text is not None and _lacks_end(text):
         raise InputError(

@@ -1,10 +1,10 @@
 """Small files that are either old or new, never half written, whatever kills the process or the machine.
 
-A file is written under a temporary name in its own folder, synced, renamed, and the folder is synced. What a killed
-process leaves behind is called `.tmp-...`; `remove_leftovers` takes it away at the next start.
+A file is written under a temporary name in its own folder, synced, renamed, and the folder is synced. A killed process
+leaves `.tmp-...` files behind; `remove_leftovers` removes them at the next start.
 
-An fsync that failed is never tried again on the same descriptor: the kernel has dropped the pages by then, and the
-second call would report success for data that is nowhere.
+An fsync that failed is never retried on the same descriptor: the kernel has dropped the pages by then, and the second
+call would report success for data that is nowhere.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from loopwright.errors import LoopwrightError
 from loopwright.failpoints import failpoint
 
 _PREFIX = ".tmp-"
-# Zero on systems that have no such flags; a run folder cannot be locked there (lease.py), but read.
+# Zero on systems without these flags; a run folder cannot be locked there (lease.py), but can be read.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW
-# Not blocking, so that a pipe planted under the name is refused instead of waited for.
+# Non-blocking, so that a pipe planted under the name is refused instead of waited for.
 _EXISTING_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_FOLLOW
 _MOST_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 
 
 class DamagedFileError(LoopwrightError, ValueError):
-    """A file of the run folder that does not hold what was written to it."""
+    """A file of the run folder with unexpected content."""
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of the data, however few bytes the system takes at a time; called wherever bytes go to a file.
-
-    Raises:
-        OSError: the system refuses; part of the data may be written.
-    """
+    """Write all of the data, however few bytes the system accepts at a time; an OSError may leave a part."""
     rest = memoryview(data).cast("B")
     while rest:
         try:
@@ -53,16 +49,12 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def fsync_folder(path: str | Path) -> None:
-    """Make the names in a folder survive a power cut; called after a file in it was created, renamed or removed.
-
-    Raises:
-        OSError: the folder is missing or the disk fails.
-    """
+    """Make the names in a folder survive a power cut; called after a file in it was created, renamed or removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems do not know fsync of a folder: there is nothing more to be had from them.
+        # Some network file systems have no fsync for folders: nothing more can be done there.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -70,16 +62,12 @@ def fsync_folder(path: str | Path) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder and those on the way to it, so that their names survive a power cut; nothing if it is there.
-
-    Raises:
-        OSError: it cannot be made, or is a file.
-    """
+    """Create a folder and its parents, so that their names survive a power cut; a no-op if it exists."""
     folder = Path(path).absolute()
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
-        with contextlib.suppress(PermissionError):  # names may be added to it, but not read
+        with contextlib.suppress(PermissionError):  # writable, but not readable
             fsync_folder(each.parent)
 
 
@@ -92,11 +80,11 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
         path: the file; its folder must exist.
         data: its whole new content; text is written as UTF-8.
         faults: whether to pass the failpoints `mid_write`, `pre_fsync`, `pre_rename` and `after_rename`. Off for files
-            that are written by the clock, which would make the count of hits a matter of luck.
+            written on a timer, which would make the hit count random.
 
     Raises:
-        OSError: it could not be written: the old content is still there, and no temporary file is. Only if syncing the
-            folder failed, the new content is there, but may not survive a power cut.
+        OSError: it could not be written: the old content is intact, and no temporary file is left. If only the sync of
+            the folder failed, the new content is in place, but may not survive a power cut.
     """
     final = Path(path)
     content = memoryview(data.encode() if isinstance(data, str) else data)
@@ -123,24 +111,19 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
 
 
 def write_json(path: str | Path, value: Any, *, faults: bool = False) -> None:
-    """Replace a JSON file as `write_atomically` does.
-
-    Raises:
-        OSError: it could not be written; see `write_atomically`.
-        TypeError, ValueError: the value holds something that JSON cannot, such as nan.
-    """
+    """Replace a JSON file as `write_atomically` does; TypeError or ValueError for values such as nan."""
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", faults=faults)
 
 
 def read_json(path: str | Path, default: Any = None) -> Any:
-    """Return what a JSON file holds, or the default if there is no such file; called for files of the run folder.
+    """Return the content of a JSON file of the run folder, or the default if there is no such file.
 
     Args:
-        path: of the file.
-        default: if it is a dict, the file has to hold one too.
+        default: if it is a dict, the file must contain one too.
 
     Raises:
-        DamagedFileError: there is such a file, but it is no JSON, too large, not a plain file, or holds something else.
+        DamagedFileError: the file exists, but is not valid JSON, is too large, is not a plain file, or has another
+            type.
         OSError: it cannot be read.
     """
     try:
@@ -157,11 +140,7 @@ def read_json(path: str | Path, default: Any = None) -> Any:
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Remove the temporary files of killed processes, and return them; called at a start, by the folder's owner.
-
-    Raises:
-        OSError: the folder cannot be read, or a file in it cannot be removed.
-    """
+    """Remove the temporary files of killed processes, and return them; called at a start, by the folder's owner."""
     leftovers = [
         Path(entry.path)
         for entry in os.scandir(folder)
@@ -190,7 +169,7 @@ def _read_regular(path: Path) -> str:
         raise DamagedFileError(f"{path} is not a plain file; move it away")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         content, size = bytearray(), found.st_size
-        # In pieces: to ask for the limit at once takes that much memory, however small the file is.
+        # In pieces: requesting the limit at once would take that much memory, however small the file is.
         while size <= _MOST_BYTES and (piece := file.read(_PIECE_BYTES)):
             content += piece
             size = max(size, len(content))  # it may have grown meanwhile
@@ -204,15 +183,15 @@ def _refuse_constant(name: str) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let a file, or the safetensors files of a folder, be read by whoever may read new files there.
+    """Give a file, or the safetensors files of a folder, the default permissions of new files.
 
-    Called after another library wrote them: safetensors 0.8 makes its files private (mode 0600).
+    Called after another library wrote them: safetensors 0.8 creates private files (mode 0600).
     """
     written = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     private = [file for file in written if stat.S_IMODE(file.stat().st_mode) == 0o600]
     if not private:
         return
-    # What the umask allows cannot be asked for without changing it, for all threads: a new file shows it.
+    # The umask cannot be read without changing it for all threads: a new file shows it.
     probe = private[0].with_name(f"{_PREFIX}{uuid.uuid4().hex}")
     descriptor = os.open(probe, _NEW_FILE, 0o666)
     try:

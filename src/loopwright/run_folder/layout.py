@@ -1,4 +1,4 @@
-"""What a run folder holds under which name, where run folders are, and which one a person means. No torch.
+"""File names of a run folder, the location of run folders, and lookup of a run by name. No torch.
 
     runs/index.jsonl                  a line when a run begins and one when it ends
     runs/last                         a link to the newest run
@@ -15,7 +15,7 @@
       eval/                           predictions.jsonl, worst.jsonl, suspects.csv
       trackers/                       what trackers wrote, where --report_to names any
 
-No file of a run folder holds the folder's own path: it may be moved.
+No file of a run folder contains the folder's path, so it may be moved.
 """
 
 from __future__ import annotations
@@ -45,32 +45,28 @@ _ROOT_VARIABLE: Final = "LOOPWRIGHT_RUNS"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, and the names inside it.
-
-    Attributes:
-        path: the folder.
-    """
+    """The folder of one run, and the names inside it."""
 
     path: Path
 
     @property
     def config(self) -> Path:
-        """The file of every setting."""
+        """The file of all settings."""
         return self.path / "config.yaml"
 
     @property
     def command(self) -> Path:
-        """The file of how the run was started."""
+        """The file with the command that started the run."""
         return self.path / "command.txt"
 
     @property
     def data(self) -> Path:
-        """The file of the plan of the data."""
+        """The file of the data plan."""
         return self.path / "data.json"
 
     @property
     def log(self) -> Path:
-        """The file of what was printed."""
+        """The file of the printed output."""
         return self.path / "log.txt"
 
     @property
@@ -85,7 +81,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The folder of the model, as transformers opens it."""
+        """The folder of the model, in transformers' format."""
         return self.path / "model"
 
     @property
@@ -95,47 +91,47 @@ class RunFolder:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What run.json says."""
+        """The content of run.json."""
         about: dict[str, Any] = read_json(self.path / _RUN, {})
         return about
 
     @property
     def id(self) -> str:
-        """The id of the run; the folder may have another name."""
+        """The id of the run; its folder may have another name."""
         return str(self.about.get("id", self.path.name))
 
     @property
     def status(self) -> dict[str, Any]:
-        """What status.json says; `state` is "new" before the run has begun."""
+        """The content of status.json; `state` is "new" before the run begins."""
         return read_status(self.path) or {"state": "new"}
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model folder has the best weights of the whole run: it has ended, and did not go on since."""
+        """Whether the model folder has the best weights of the whole run: it has ended, and was not continued since."""
         has_weights = (self.model / "model.safetensors").is_file()
         return has_weights and self.read_result().get("updates", -1) == self.status.get("update")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write result.json, at the end of a run and of an evaluation of it."""
+        """Write result.json, at the end of a run or of its evaluation."""
         write_json(self.result, dict(result))
 
     def read_result(self) -> dict[str, Any]:
-        """Return what result.json says; nothing before the end of the run."""
+        """Return the content of result.json; empty before the end of the run."""
         result: dict[str, Any] = read_json(self.result, {})
         return result
 
     def append_log(self, line: str) -> None:
-        """Append what was printed to log.txt; a disk that refuses does not stop the run."""
+        """Append printed output to log.txt; a write error does not stop the run."""
         with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def ask_to_stop(self) -> None:
-        """Leave the file that makes the run end in order, saved, at its next update."""
+        """Create the file that stops the run gracefully at its next update, with its state saved."""
         write_atomically(self.path / STOP, "stop\n")
 
 
 def runs_root() -> Path:
-    """Return the folder that new runs go to and ids are looked up in: `runs`, or what LOOPWRIGHT_RUNS names."""
+    """Return the folder of new runs, where ids are looked up: `runs`, or LOOPWRIGHT_RUNS."""
     return Path(os.environ.get(_ROOT_VARIABLE) or RUNS)
 
 
@@ -146,17 +142,17 @@ def create_run(
     now: datetime | None = None,
     word: str | None = None,
 ) -> RunFolder:
-    """Make the folder of a new run, with its run.json.
+    """Create the folder of a new run, with its run.json.
 
     Args:
         label: a word for its id, from the name of the data.
-        about: what run.json says beside the id.
-        folder: where; None makes one under `runs_root()`, named by its id.
+        about: the content of run.json besides the id.
+        folder: where; None creates one under `runs_root()`, named by its id.
         now: the time in its id.
-        word: another word for its id, which is never cut.
+        word: another word for its id, never shortened.
 
     Raises:
-        InputError: the folder given holds a run already, or other files.
+        InputError: the folder already contains a run, or other files.
     """
     run_id = new_run_id(label, now, word)
     path = runs_root() / run_id if folder is None else Path(folder)
@@ -170,14 +166,13 @@ def create_run(
 
 
 def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
-    """Refuse a folder that a new run cannot have; called before anything is read, and when the run is made.
+    """Refuse a folder that a new run cannot use; called before anything is read, and when the run is created.
 
     Args:
-        folder: that was given.
-        option: how it was given, up to the value: as a flag, or as an argument in Python.
+        option: how it was given, as a flag or a Python argument, for the message.
 
     Raises:
-        InputError: it holds a run already, or other files; or it cannot be made.
+        InputError: it already contains a run or other files, or cannot be created.
     """
     path = Path(folder)
     nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
@@ -211,16 +206,16 @@ def _as_given(path: Path, option: str) -> str:
 
 
 def new_run_id(label: str, now: datetime | None = None, word: str | None = None) -> str:
-    """Return an id: month, day, hour, minute, a label, another word if there is one, and 4 hex digits of its own."""
+    """Return an id: month, day, hour, minute, a label, an optional word, and 4 random hex digits."""
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:24] or "run"
     names = name if word is None else f"{name}-{word}"
     return f"{now or datetime.now():%m%d-%H%M}-{names}-{os.urandom(2).hex()}"
 
 
 def note_in_index(run: RunFolder, **fields: Any) -> None:
-    """Append what is known of a run to the index, and make it the last one; a disk that refuses is no reason to stop.
+    """Append a run to the index, and make it the last one; a write error does not stop the run.
 
-    Called when a run begins and when it ends. Each line is written at once, so several runs may share an index.
+    Called when a run begins and when it ends. Each line is one write, so several runs may share an index.
     """
     root = runs_root()
     with contextlib.suppress(OSError):
@@ -238,7 +233,7 @@ def note_in_index(run: RunFolder, **fields: Any) -> None:
 
 
 def read_index(root: Path | None = None) -> list[dict[str, Any]]:
-    """Return what the index says of each run, the newest last; a line that is cut off is passed over."""
+    """Return the index entries of each run, newest last; a truncated line is skipped."""
     root = runs_root() if root is None else root
     runs: dict[str, dict[str, Any]] = {}
     try:
@@ -257,11 +252,7 @@ def read_index(root: Path | None = None) -> list[dict[str, Any]]:
 
 
 def find_run(name: str | Path) -> RunFolder:
-    """Return the run that a person means: a folder, an id, the start of one, or "last".
-
-    Raises:
-        InputError: there is none; it names the nearest.
-    """
+    """Return the run of a folder, an id, the start of one, or "last"; raise an InputError with the nearest name."""
     root = runs_root()
     folder = Path(name)
     if (folder / _RUN).is_file():

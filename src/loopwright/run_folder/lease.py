@@ -38,9 +38,9 @@ from loopwright.run_folder.files import NO_FOLLOW, fsync_folder, make_folder, re
 LEASE: Final = "lease.json"
 LOCK: Final = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | NO_FOLLOW
-_SETTLE_SECONDS = 1.0  # how long a process that has the lock may take to write its name into lease.json
+_SETTLE_SECONDS = 1.0  # how long the process with the lock may take to write its name into lease.json
 _HEARTBEATS_PER_STALE = 6
-_LOOKS_PER_STALE = 3  # how often the thread makes up for a heartbeat that is due
+_LOOKS_PER_STALE = 3  # how often the thread catches up on a missed heartbeat
 _SHORTEST_LOOK_SECONDS = 0.05
 
 _logger = logging.getLogger("loopwright")
@@ -50,11 +50,7 @@ _held: dict[tuple[int, int, int], Lease] = {}
 
 
 class LeaseError(LoopwrightError):
-    """The run folder belongs to another process, or no longer to this one.
-
-    Attributes:
-        owner: whose it is, if that is known.
-    """
+    """The run folder belongs to another process (`owner`, if known), or no longer to this one."""
 
     def __init__(self, message: str, owner: Owner | None = None) -> None:
         super().__init__(message)
@@ -63,15 +59,15 @@ class LeaseError(LoopwrightError):
 
 @dataclass(frozen=True)
 class Owner:
-    """What lease.json says.
+    """The content of lease.json.
 
     Attributes:
-        incarnation: differs for every holding of a lease.
+        incarnation: differs each time a lease is held.
         host: the machine's name.
         pid: the process on it.
         boot_id: the machine's start, so that a process id from before a reboot means nothing; empty if unknown.
-        process_start: when the process started, in clock ticks since the boot, so that a process id that was given
-            out again means nothing; 0 if unknown.
+        process_start: when the process started, in clock ticks since the boot, so that a process id that was given out
+            again means nothing; 0 if unknown.
         started_at: when the lease was taken, in seconds since 1970.
         heartbeat: when the owner was last known to be alive, in seconds since 1970.
     """
@@ -89,13 +85,13 @@ class Owner:
 
 
 class Lease:
-    """Ownership of a run folder; taken before anything else is written there, by the main process of a run.
+    """Ownership of a run folder; acquired by the main process of a run before anything is written there.
 
-    Also a context manager: it acquires and releases.
+    As a context manager it acquires and releases itself.
 
     Args:
-        folder: the run folder; it is created if need be.
-        stale_seconds: an owner that cannot be looked at, being on another host, is dead if its heartbeat is this old.
+        folder: the run folder; created if missing.
+        stale_seconds: an owner on another host is presumed dead if its heartbeat is this old.
 
     Attributes:
         problem: why the last heartbeat could not be written; None if it could.
@@ -111,7 +107,7 @@ class Lease:
         self._descriptor = -1
         self._next_heartbeat = math.inf
         self._is_lost = False
-        self._writing = threading.RLock()  # never asked for in a forked child, where nobody would give it back
+        self._writing = threading.RLock()  # never acquired in a forked child, where nobody would release it
         self._thread: threading.Thread | None = None
         self._has_ended = threading.Event()
 
@@ -119,10 +115,10 @@ class Lease:
         """Take the folder; called once, at the start of a run.
 
         Returns:
-            The dead owner it was taken from; None if the last one had released it.
+            The dead previous owner; None if the last one had released it.
 
         Raises:
-            LeaseError: a live process owns it, maybe this one; the text gives its pid and host.
+            LeaseError: a live process owns it, maybe this one; the message has its pid and host.
             ConfigError: it is a file.
             OSError: the folder cannot be written.
         """
@@ -141,7 +137,7 @@ class Lease:
             ) from None
         found = os.stat(self._folder)
         key = (found.st_dev, found.st_ino, os.getpid())
-        # Before .lock is opened: closing it again would give up the lock that this process has already.
+        # Before .lock is opened: closing it again would release the lock that this process already holds.
         if key in _held or _held.setdefault(key, self) is not self:
             raise LeaseError(f"{self._folder} is in use by this process, pid {os.getpid()} on host {platform.node()}.")
         try:
@@ -173,13 +169,12 @@ class Lease:
         return previous
 
     def heartbeat(self) -> None:
-        """Tell other hosts that the owner is alive; called at every update, and cheap unless it is time.
+        """Show other hosts that the owner is alive; called at every update, and cheap unless due.
 
-        While it is not called, a thread of the lease does the same. A disk that refuses does not stop the run: see
-        `problem`.
+        Between calls, a thread of the lease does the same. A write error does not stop the run: see `problem`.
 
         Raises:
-            LeaseError: the folder belongs to somebody else by now; the run must end without writing anything.
+            LeaseError: another process owns the folder; the run must end without writing anything.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return
@@ -192,7 +187,7 @@ class Lease:
             raise LeaseError(f"{self._folder} no longer belongs to this process: another run took it over")
 
     def _beat(self) -> None:
-        if self._owner is None or time.monotonic() < self._next_heartbeat:  # done meanwhile by the other thread
+        if self._owner is None or time.monotonic() < self._next_heartbeat:  # the other thread was faster
             return
         self._next_heartbeat = time.monotonic() + self._stale_seconds / _HEARTBEATS_PER_STALE
         try:
@@ -209,26 +204,26 @@ class Lease:
             self.problem = None
 
     def _keep_alive(self) -> None:
-        """Make up for heartbeats that the owner is too busy for, until the lease is released or lost."""
+        """Write heartbeats while the owner is too busy, until the lease is released or lost."""
         period = max(self._stale_seconds / _LOOKS_PER_STALE, _SHORTEST_LOOK_SECONDS)
         while not self._is_lost and not self._has_ended.wait(period):
             with self._writing:
                 self._beat()
 
     def still_ours(self) -> bool:
-        """Return whether this process owns the folder; asked before each commit, which must not happen otherwise.
+        """Return whether this process owns the folder; required before each commit.
 
         False before `acquire`, after `release`, in a forked child, and once another process took the folder over. A
-        folder that was deleted or moved away is nobody's: it is made again, and that is logged.
+        deleted or moved folder has no owner: it is created again, and that is logged.
 
         Raises:
-            OSError: lease.json cannot be read, or the folder cannot be made again.
+            OSError: lease.json cannot be read, or the folder cannot be created again.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return False
-        with contextlib.suppress(LeaseError):  # damaged: at least it is not what this process wrote
+        with contextlib.suppress(LeaseError):  # damaged: at least this process did not write it
             found = _read_owner(self._path)
-            # Whoever takes a folder over leaves .lock where it is, also when it is done.
+            # A process that takes over a folder leaves .lock in place, even when it is done.
             if found is None and not os.path.lexists(self._folder / LOCK):
                 return self._make_again()
             return found is not None and found.incarnation == self._owner.incarnation
@@ -239,7 +234,7 @@ class Lease:
         with self._writing:
             if self._owner is None:
                 return False
-            if os.path.lexists(self._folder / LOCK):  # done meanwhile, by the other thread or by another process
+            if os.path.lexists(self._folder / LOCK):  # the other thread or another process was faster
                 owner = _read_owner(self._path)
                 return owner is not None and owner.incarnation == self._owner.incarnation
             _logger.warning("%s was deleted or moved while a run writes to it: it is made again", self._folder)
@@ -258,18 +253,18 @@ class Lease:
             return True
 
     def release(self) -> None:
-        """Give the folder back; called at the end of a run. Does nothing in a forked child, or a second time."""
+        """Release the folder; called at the end of a run. Idempotent, and a no-op in a forked child."""
         if self._owner is None or self._key[2] != os.getpid():
             return
         self._has_ended.set()
         if self._thread is not None:
-            self._thread.join()  # a heartbeat that it is about to write would bring lease.json back
+            self._thread.join()  # a heartbeat about to be written would bring lease.json back
             self._thread = None
         try:
             if self.still_ours():
                 self._path.unlink(missing_ok=True)
                 fsync_folder(self._folder)
-        except OSError as error:  # the end of this process tells the next one as well
+        except OSError as error:  # the end of this process frees it as well
             _logger.warning("cannot remove %s: %s", self._path, error)
         finally:
             self._owner = None
@@ -286,7 +281,7 @@ class Lease:
         self.release()
 
     def _take_lock(self) -> bool:
-        """Lock the file; return False if the file system has no locks. Another process that has it is an error."""
+        """Lock the file; return False if the file system has no locks. Raise if another process holds it."""
         import fcntl
 
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -301,22 +296,22 @@ class Lease:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
             owner = _read_owner(self._path)
-            # lease.json may still name the owner before: the one that has the lock is about to write it.
+            # lease.json may still name the previous owner: the process with the lock is about to write it.
             if (owner is not None and _runs(owner)) or time.monotonic() > deadline:
                 text = f"{self._folder} is in use by {_describe(owner)}."
                 raise LeaseError(f"{text} Wait for it to end, stop it, or use another folder.", owner)
             time.sleep(0.02)
 
     def _may_be_alive(self, owner: Owner, is_locked: bool) -> bool:
-        """Return whether the owner in lease.json must be taken for alive, though nobody else has the lock."""
+        """Return whether the owner in lease.json must be presumed alive, though nobody else has the lock."""
         if _runs(owner):
             return True
         boot_id = _boot_id()
         is_fresh = time.time() - owner.heartbeat < self._stale_seconds
         is_same_host = owner.host == platform.node()
         if owner.boot_id == boot_id if owner.boot_id and boot_id else is_same_host:
-            # This machine. Its processes would have been seen, except those of another container, which goes by
-            # another host name: there the lock is the witness.
+            # This machine. Its processes would have been seen, except those of another container, which has another
+            # host name: there the lock decides.
             was_visible = is_same_host and bool(boot_id)
             return is_fresh and not (is_locked or was_visible)
         return is_fresh and not is_same_host
@@ -353,7 +348,7 @@ def _describe(owner: Owner | None) -> str:
 
 
 def _runs(owner: Owner) -> bool:
-    """Return whether the owner is for certain a live process of this machine, and not this one."""
+    """Return whether the owner is certainly another live process of this machine."""
     is_here = owner.boot_id == _boot_id() and owner.pid != os.getpid()
     return is_here and owner.process_start > 0 and _process_start(owner.pid) == owner.process_start
 
@@ -366,11 +361,11 @@ def _boot_id() -> str:
 
 
 def _process_start(pid: int) -> int:
-    """Return when a live process started; 0 if there is none, or if this system does not tell."""
+    """Return the start time of a live process; 0 if there is none, or the system does not report it."""
     try:
-        # The name stands in parentheses and may hold anything; the state is the first field behind it.
+        # The name is in parentheses and may contain anything; the state is the first field after it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
-    # A killed process is a zombie until its parent has noticed.
+    # A killed process is a zombie until its parent reaps it.
     return 0 if fields[0] in "ZX" else int(fields[19])

@@ -1,4 +1,4 @@
-"""The runs of a folder at a glance: how each is doing, its best metric, how long it took. No torch."""
+"""The runs of a folder at a glance: state, best metric, duration. No torch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a list says of a run.
+    """One run of a list.
 
     Attributes:
         id: of the run.
-        path: its folder, as it is found from here.
-        task: its task; empty if that is not known.
+        path: its folder.
+        task: its task; empty if unknown.
         state: in words: "done", "running", "interrupted, resumable", "damaged", "moved away".
-        metric: the name of the metric that decides; None before the first evaluation.
+        metric: the name of the deciding metric; None before the first evaluation.
         value: of the best model so far.
         is_more_better: the direction of the metric.
-        seconds: how long it has trained, over all processes that continued it; None if that is not known.
-        created: when it began, in seconds since 1970; None if that is not known.
+        seconds: its training time, including resumed parts; None if unknown.
+        created: when it began, in seconds since 1970; None if unknown.
     """
 
     id: str
@@ -51,10 +51,7 @@ class RunSummary:
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
-    """Return the runs that the index knows and those that lie beside it, the newest last; called by `lw runs`.
-
-    A folder that is gone or cannot be read is in the list, and its state says so.
-    """
+    """Return the runs in the index and next to it, newest last, including missing and unreadable folders."""
     root = runs_root() if root is None else root
     entries = {entry["id"]: entry for entry in read_index(root)}
     known = {os.path.realpath(root / entry["path"]) for entry in entries.values()}
@@ -68,7 +65,7 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
 
 
 def is_owned(folder: Path) -> bool:
-    """Return whether a live process trains in a folder, as far as its lease tells; for whoever looks from outside."""
+    """Return whether a live process trains in a folder, according to its lease; for observers."""
     try:
         owner = _read_owner(folder / LEASE)
     except (LeaseError, OSError):
@@ -119,7 +116,7 @@ def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any])
 
 
 def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metric that decides and its value: of the result, else of the best checkpoint, else of the index."""
+    """Return the deciding metric and its value, from the result, else the best checkpoint, else the index."""
     for source in (
         {**result, "value": (result.get("metrics") or {}).get(result.get("metric"))} if result else {},
         best,
@@ -140,7 +137,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _last_seconds(path: Path) -> float | None:
-    """Return how long a run had trained at its last whole record; None if there is none."""
+    """Return the training time at a run's last complete record; None if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))

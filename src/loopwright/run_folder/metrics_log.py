@@ -1,11 +1,11 @@
-"""metrics.jsonl: one JSON object per line, appended, cut back at a resume, never torn for long.
+"""metrics.jsonl: one JSON object per line, appended, truncated at a resume, never torn for long.
 
 A line counts once its newline is there. A process killed while it appends leaves a line without one: opening the log
 drops it, and readers skip it. Each append is one write, so it survives the death of the process as soon as it returns;
 it survives a power cut once `sync` has returned.
 
-A number that is not finite has no form in JSON. It is written as null, and the key `nonfinite`, which is kept for
-this, says what it was:
+JSON cannot represent a number that is not finite. It is written as null, with its value under the reserved key
+`nonfinite`:
 
     {"update": 7, "loss": null, "lr": 0.1, "nonfinite": {"loss": "nan"}}
 """
@@ -27,18 +27,18 @@ from loopwright.run_folder.files import NO_FOLLOW, DamagedFileError, fsync_folde
 
 _BLOCK_BYTES = 64 * 1024
 _START_EVENT = "earlier_records_missing"
-# A ready encoder is five times cheaper than json.dumps with options. Its output is ASCII, so bytes are characters.
+# A prebuilt encoder is five times cheaper than json.dumps with options. Its output is ASCII, so bytes are characters.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class MetricsLog:
-    """The write side of a run's metrics.jsonl; opened at the start of a run, by the owner of its folder.
+    """The writer of a run's metrics.jsonl; opened at the start of a run, by the owner of its folder.
 
-    Opening creates the file if there is none, and drops an incomplete last line. Threads may share it.
+    Opening creates a missing file, and drops an incomplete last line. Thread-safe.
 
-    Offsets count the bytes of all records ever kept, and are what a checkpoint stores. They equal positions in the file
-    unless the file was missing when a run was resumed: then its first record says so, and which offset comes after it,
-    `{"event": "earlier_records_missing", "offset": 4711}`.
+    Offsets count the bytes of all records ever kept, and are stored in checkpoints. They equal file positions unless
+    the file was missing at a resume: then its first record contains the offset after it, `{"event":
+    "earlier_records_missing", "offset": 4711}`.
 
     Args:
         path: the file; its folder must exist.
@@ -66,22 +66,22 @@ class MetricsLog:
         """Add a record; called at every log, evaluation and save.
 
         Args:
-            record: anything that JSON can hold, and numbers that are not finite (see the module).
+            record: JSON values, and numbers that are not finite (see the module).
 
         Raises:
-            TypeError: the record holds something else; the text says under which key.
-            OSError: the disk refuses. Nothing of the record stays, and it may be appended again.
+            TypeError: the record has another type of value; the message names the key.
+            OSError: writing failed. No part of the record stays, and it may be appended again.
         """
         line = to_line(record)
         with self._lock:
             self._write(line)
 
     def sync(self) -> int:
-        """Make all records survive a power cut, and return the offset they end at; called for every checkpoint.
+        """Make all records survive a power cut, and return their end offset; called for every checkpoint.
 
         Raises:
-            OSError: the disk fails, or it failed in an earlier call: what was appended since the last good one may
-                then be lost, and only opening the log again tells.
+            OSError: the sync failed, now or earlier: records since the last good one may be lost, and only opening the
+                log again shows it.
         """
         with self._lock:
             if self._sync_error is not None:
@@ -97,19 +97,18 @@ class MetricsLog:
             return self._start_offset + size
 
     def cut_back(self, offset: int) -> None:
-        """Forget all records after an offset; called once at a resume, with what `sync` returned for the checkpoint.
+        """Truncate all records after an offset from `sync`; called once, at a resume.
 
-        If the file is missing or empty, or was so at an earlier resume and the offset lies before what it holds now,
-        it starts anew.
+        If the file is missing or empty, or the offset precedes its content after such a resume, it starts over.
 
         Raises:
-            DamagedFileError: the offset lies behind the end of the file or inside a line: this is not the file that the
-                checkpoint knew.
-            OSError: the disk refuses.
+            DamagedFileError: the offset is past the end of the file or inside a line: this is not the checkpoint's
+                file.
+            OSError: truncating failed.
         """
         if offset < 0:
             raise ValueError(f"cannot cut {self._path} back to {offset} bytes; an offset is 0 or more")
-        # No fsync here: all before the offset was synced with the checkpoint, all behind it is cut again if need be.
+        # No fsync: everything before the offset was synced with the checkpoint, the rest is truncated again if needed.
         with self._lock:
             end = self._repair()
             if offset == 0:
@@ -134,14 +133,14 @@ class MetricsLog:
             os.ftruncate(self._file.fileno(), size)
 
     def is_in_place(self) -> bool:
-        """Return whether the file is still the one of its name; asked for every checkpoint."""
+        """Return whether the path still refers to the open file; checked for every checkpoint."""
         try:
             return os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
-        """Close the file; called at the end of a run, after the last `sync`. May be called again."""
+        """Close the file; called at the end of a run, after the last `sync`. Idempotent."""
         with self._lock:
             self._file.close()
 
@@ -167,7 +166,7 @@ class MetricsLog:
                 write_all(descriptor, line)
         except BaseException:
             self._is_torn = True
-            with contextlib.suppress(OSError):  # tried again before the next line
+            with contextlib.suppress(OSError):  # retried before the next line
                 self._repair()
             raise
 
@@ -181,12 +180,12 @@ class MetricsLog:
 
 
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics.jsonl, oldest first; called by reports and tests, also while a run appends.
+    """Yield the records of a metrics.jsonl, oldest first, even while a run appends.
 
-    A last line without its newline is still being written, or never will be: it is skipped.
+    An incomplete last line is skipped.
 
     Raises:
-        DamagedFileError: another line is no JSON object; the text gives its number. The lines before it were yielded.
+        DamagedFileError: another line is not a JSON object; the message has its number. Earlier lines were yielded.
         OSError: the file is missing or cannot be read.
     """
     with open(path, "rb") as file:
@@ -208,23 +207,19 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """Return a record as a line of metrics.jsonl has it, newline included; also for whoever prints such lines.
-
-    Raises:
-        TypeError: the record holds something that JSON has no form for; the text says under which key.
-    """
+    """Return a record as a line of metrics.jsonl; raise a TypeError with the key of a value that is not JSON."""
     if not isinstance(record, Mapping):
         raise TypeError(f"a record of metrics is a mapping, got {type(record).__name__}")
     try:
         return _encode(record).encode() + b"\n"
-    except (TypeError, ValueError):  # something that is not finite, or not JSON
+    except (TypeError, ValueError):  # a value that is not finite, or not JSON
         nonfinite: dict[str, str] = {}
         plain = {str(key): _to_plain(value, str(key), nonfinite) for key, value in record.items()}
         return _encode({**plain, "nonfinite": nonfinite} if nonfinite else plain).encode() + b"\n"
 
 
 def _to_plain(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
-    """Return the value with null for what is not finite, which is noted under its path."""
+    """Return the value with null for numbers that are not finite, which are recorded under their paths."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -247,7 +242,7 @@ def _open_without_following(path: str, flags: int) -> int:
 
 
 def _whole_lines_bytes(descriptor: int) -> int:
-    """Return where the last complete line ends, looking from the end of the file."""
+    """Return the end of the last complete line, searching from the end of the file."""
     end = os.fstat(descriptor).st_size
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
@@ -259,7 +254,7 @@ def _whole_lines_bytes(descriptor: int) -> int:
 
 
 def _read_start(descriptor: int, size: int) -> tuple[int, int]:
-    """Return the offset of the file's first byte, and the length of the record that says so if there is one."""
+    """Return the offset of the file's first byte, and the length of the record that states it, if any."""
     line, newline, _ = os.pread(descriptor, min(size, 256), 0).partition(b"\n")
     if not newline or _START_EVENT.encode() not in line:
         return 0, 0

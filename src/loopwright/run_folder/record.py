@@ -1,4 +1,4 @@
-"""What a run writes about itself while it goes on: who owns its folder, its metrics, its status."""
+"""The files a run writes while it trains: its lease, metrics and status."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from loopwright.run_folder.metrics_log import MetricsLog
 from loopwright.run_folder.status import RunStatus
 
 METRICS: Final = "metrics.jsonl"
-_STOP_SECONDS: Final = 0.5  # how often the file that ends a run is looked for
-# What every record says itself; a metric of such a name is written as `metric_<name>`.
+_STOP_SECONDS: Final = 0.5  # how often to look for the file that stops a run
+# Reserved keys of every record; a metric of such a name is written as `metric_<name>`.
 _OWN_NAMES: Final = frozenset(("event", "update", "epoch", "seconds", "time", "nonfinite"))
 
 _logger = logging.getLogger("loopwright")
 
 
 class History(Protocol):
-    """The part of a run history that a record reads."""
+    """The interface of a run history that a record needs."""
 
     def get_metric_names(self) -> Iterable[str]:
         """Return the names of all metrics."""
@@ -35,16 +35,15 @@ class History(Protocol):
 
 
 class RunRecord:
-    """The lease, metrics.jsonl and status.json of a run; made and opened at its start, closed at its end.
+    """The lease, metrics.jsonl and status.json of a run; opened at its start, closed at its end.
 
-    Without a folder every method does nothing: so it is on all processes but the first, and in a run that keeps no
-    record.
+    Without a folder every method is a no-op, as on all ranks but 0, and in a run that keeps no record.
 
     Args:
         folder: the run folder, or None.
 
     Attributes:
-        listener: called with each record as it is written, for whoever follows the run; None for nobody.
+        listener: called with each record as it is written; None disables it.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -64,15 +63,15 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """How long the run has lasted, over all processes that continued it."""
+        """The duration of the run, including resumed parts."""
         end = time.monotonic() if self._ended is None else self._ended
         return self._seconds_before + end - self._started
 
     def open(self) -> Owner | None:
-        """Take the folder before anything in it is touched; return the dead owner it was taken from, if there is one.
+        """Take the folder before anything in it is touched; return the dead previous owner, if there is one.
 
         Raises:
-            LeaseError: another process owns it; the text gives its pid and host.
+            LeaseError: another process owns it; the message has its pid and host.
             OSError: it cannot be written.
         """
         if self.folder is None:
@@ -90,11 +89,7 @@ class RunRecord:
         return previous
 
     def begin(self, state: Mapping[str, Any] | None = None) -> None:
-        """Start the metrics anew, or cut them back to where a checkpoint was; called once, after `open`.
-
-        Args:
-            state: what `state_dict` returned for the checkpoint; None for a run that begins.
-        """
+        """Reset the metrics, or truncate them to a checkpoint's `state_dict`; called once, after `open`."""
         self._started = time.monotonic()
         if state is not None:
             self._seconds_before = float(state["seconds"])
@@ -106,8 +101,8 @@ class RunRecord:
     def write(self, event: str, /, **fields: Any) -> None:
         """Append a record to metrics.jsonl.
 
-        A disk that refuses does not stop the run here: the record is kept and written with the next one, and the next
-        checkpoint cannot be made without it.
+        A write error does not stop the run here: the record is kept and written with the next one, and the next
+        checkpoint requires it.
         """
         if self._log is None:
             return
@@ -124,10 +119,7 @@ class RunRecord:
             self.listener(record)
 
     def write_metrics(self, event: str, history: History, /, **fields: Any) -> None:
-        """Append what a history has recorded since this was last called; nothing if that is nothing.
-
-        Of a metric that was recorded several times since, it is the last value.
-        """
+        """Append the last values of the metrics recorded since the previous call; a no-op if there are none."""
         if self._log is None:
             return
         news: dict[str, Any] = {}
@@ -137,7 +129,7 @@ class RunRecord:
             if len(values) > self._recorded.get(name, 0):
                 news[f"metric_{name}" if name in _OWN_NAMES else name] = values[-1]
             counts[name] = len(values)
-        self._recorded = counts  # without those that were deleted: they may come back
+        self._recorded = counts  # without deleted metrics, which may come back
         if news:
             self.write(event, **fields, **news)
 
@@ -147,7 +139,7 @@ class RunRecord:
             self._status.update(**fields)
 
     def keep(self, name: str, content: Mapping[str, Any]) -> Path | None:
-        """Write a small JSON file of its own into the folder and return its path; None without a folder."""
+        """Write a small JSON file into the folder and return its path; None without a folder."""
         if self.folder is None:
             return None
         try:
@@ -159,16 +151,12 @@ class RunRecord:
         return self.folder / name
 
     def beat(self) -> None:
-        """Show that the owner is alive; called at every update and evaluation step.
-
-        Raises:
-            LeaseError: another process took the folder over; the run must end without writing anything.
-        """
+        """Show that the owner is alive, at every update and evaluation step; on a LeaseError the run must end."""
         if self._lease is not None:
             self._lease.heartbeat()
 
     def is_asked_to_stop(self) -> bool:
-        """Whether somebody has put the file `stop` into the folder; called at every update, it looks twice a second."""
+        """Whether the file `stop` is in the folder; called at every update, it looks twice a second."""
         now = time.monotonic()
         if self._lease is None or self.folder is None or now - self._looked_for_stop < _STOP_SECONDS:
             return False
@@ -176,15 +164,11 @@ class RunRecord:
         return (self.folder / STOP).exists()
 
     def is_ours(self) -> bool:
-        """Whether this process may still commit to the folder; not once the record is closed."""
+        """Whether this process may still commit to the folder; False once the record is closed."""
         return self.folder is None or (self._lease is not None and self._lease.still_ours())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `begin` needs to go on from here, once all that was written is safe on disk.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Return the state that `begin` needs to resume here, once all records are on disk; OSError on failure."""
         if self._log is not None:
             self._flush()
             self._offset = self._log.sync()
@@ -199,15 +183,15 @@ class RunRecord:
     def close(
         self, state: str, message: str | None = None, error: BaseException | None = None, **place: int | None
     ) -> None:
-        """Say how the run ended and give the folder back; a second call does nothing.
+        """Record how the run ended and release the folder. Idempotent.
 
-        What was refused before it began says nothing: the folder may hold another run, which has ended well.
+        A run refused before it began writes nothing: the folder may belong to another run that finished.
 
         Args:
             state: one of the states of status.json.
-            message: why, for a person.
-            error: what ended it, if it failed.
-            place: where that was, for status.json: `update` and `epoch`.
+            message: why, for the user.
+            error: the error that ended it, if it failed.
+            place: `update` and `epoch`, for status.json.
         """
         self._ended = time.monotonic() if self._ended is None else self._ended
         if self._lease is None:
@@ -225,7 +209,7 @@ class RunRecord:
         try:
             return self.is_ours()
         except OSError:
-            return True  # nobody took it over as far as can be told
+            return True  # as far as known, nobody took it over
 
     def _flush(self) -> None:
         while self._unwritten and self._log is not None:
@@ -234,7 +218,7 @@ class RunRecord:
 
 
 def plain(value: Any) -> Any:
-    """Return a metric as JSON can hold it: numbers as they are, arrays as lists, anything else as text."""
+    """Return a metric as a JSON value: numbers unchanged, arrays as lists, anything else as text."""
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     if hasattr(value, "tolist"):  # a tensor or an array, of any size

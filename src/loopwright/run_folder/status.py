@@ -1,9 +1,9 @@
-"""status.json: how a run is doing, for people and programs that look at it from outside.
+"""status.json: how a run is doing, for outside observers.
 
     {"state": "running", "update": 1200, "epoch": 3, "message": null, "last_checkpoint": "checkpoints/step-0000001200",
      "last_error": null, "pid": 4711, "host": "box", "updated_at": "2025-11-15T09:44:00.000+00:00"}
 
-It may be a second old. A run that was killed cannot say so: its state stays `running`, and its lease is free.
+It may be a second old. A killed run stays in state `running`, but its lease is free.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from loopwright.run_folder.files import read_json, write_json
 STATUS: Final = "status.json"
 STATES: Final = ("running", "done", "stopped", "failed", "preempted")
 _FIELDS: Final = ("state", "update", "epoch", "message", "last_checkpoint", "last_error")
-# What somebody outside waits for is written at once, whatever was written a moment ago.
+# Changes that observers wait for are written at once, regardless of the interval.
 _URGENT: Final = ("state", "last_error")
 
 _logger = logging.getLogger("loopwright")
 
 
 class RunStatus:
-    """The status of a run; made at its start, by the owner of its folder. Threads may share it.
+    """The status of a run; created at its start, by the owner of its folder. Thread-safe.
 
-    Nothing is written before the first `update`. A disk that refuses does not stop the run: the failure is kept in
-    `problem`, logged when it first occurs, and the status is written again later.
+    Nothing is written before the first `update`. A write error does not stop the run: it is kept in `problem`, logged
+    once, and the write is retried later.
 
     Args:
         folder: the run folder.
-        every_seconds: how often an update is written that changes neither `state` nor `last_error`.
+        every_seconds: the interval of updates that change neither `state` nor `last_error`.
 
     Attributes:
-        problem: why the last write failed; None if it did not.
+        problem: why the last write failed, or None.
     """
 
     def __init__(self, folder: str | Path, *, every_seconds: float = 1.0) -> None:
@@ -55,7 +55,7 @@ class RunStatus:
         self._lock = threading.Lock()
 
     def update(self, *, force: bool = False, **fields: Any) -> bool:
-        """Change these fields, keep the others, and write the file if it is time; called at every log, save and error.
+        """Change these fields, keep the others, and write the file if due; called at every log, save and error.
 
         Args:
             force: write now; for the last call of a run.
@@ -63,7 +63,7 @@ class RunStatus:
                 exceptions become text.
 
         Returns:
-            Whether the file now says what was given; if not, a later update will write it.
+            Whether the fields were written; if not, a later update will write them.
 
         Raises:
             ConfigError: there is no such field or state.
@@ -83,7 +83,7 @@ class RunStatus:
     def _write(self) -> bool:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         content = {**self._fields, "pid": os.getpid(), "host": platform.node(), "updated_at": now}
-        # Counted from the end of the write, and after a failure too: a slow or full disk is not asked all the time.
+        # Measured from the end of the write, also after a failure: a slow or full disk is not retried all the time.
         try:
             failpoint("pre_status")
             write_json(self._path, content)
@@ -99,7 +99,7 @@ class RunStatus:
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
-    """Return what a run's status.json says, or None if it has none; called by whoever looks at a run.
+    """Return the content of a run's status.json, or None if it has none; for observers.
 
     Raises:
         DamagedFileError: the file is not what `RunStatus` writes.

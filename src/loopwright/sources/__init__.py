@@ -1,15 +1,15 @@
-"""Data files and what is known about them before training: readers, schemas, preflight. No torch, no transformers.
+"""Data files and their checks before training: readers, schemas, preflight. No torch, no transformers.
 
-What the layers above use:
+The interface for the layers above:
 
 * `open_table(path)` gives a `Table`: `columns`, `len`, `table[i]` as a dict, iteration, `sha256`. Rows are read
   from the file when they are asked for; only their places are kept. csv, tsv, json, jsonl, txt, conll,
   parquet; gz of these.
-* `SCHEMAS["text-classification"]` says which roles a task has; a `Schema` of `Role`s is how a task declares others.
-* `preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`.
-* `plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}.
-* `plan.to_json()` is data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files.
-* `schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
+* `SCHEMAS["text-classification"]` says which roles a task has; a `Schema` of `Role`s is how a task declares others. *
+`preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`. *
+`plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}. * `plan.to_json()` is
+data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files. *
+`schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
   `label_map` of `DataOptions` carry the labels of a trained model over.
 * Of a task with images `data` and the files may be folders: a folder per class, images and masks, COCO, YOLO; or
   files with a column of images. Rows hold paths or bytes, never decoded images.

@@ -1,7 +1,7 @@
-"""The codes of all errors about what the user gave, each with the sentence that `lw explain errors` prints.
+"""The codes of all errors about user input, each with the sentence that `lw explain errors` prints.
 
-A code stands as a literal where its `InputError` is raised. Layers above this one add theirs here. Tests go through the
-sources and assert that each code is listed, that none is listed in vain, and that each is triggered by a test.
+A code is a literal where its `InputError` is raised. Layers above this one add theirs here. Tests assert that each code
+in the sources is listed, that none is unused, and that a test triggers each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which column has which role: as told, else by name, else by elimination; never where two columns would do."""
+"""Which column has which role: as given, else by name, else by elimination; never by an ambiguous guess."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
 
 ROWS_LOOKED_AT = 500
-_LANGUAGES = "translation."  # what the entries of a column of languages begin with
-FEW_LABELS = 50  # Above this many distinct values, a column is not taken for labels by elimination.
+_LANGUAGES = "translation."  # prefix of the entries of a column of languages
+FEW_LABELS = 50  # A column with more distinct values is not guessed to be labels.
 
 Columns = dict[str, str | tuple[str, ...]]
 
 
 class ColumnSample(NamedTuple):
-    """A column as its first rows show it."""
+    """A column, sampled from the first rows."""
 
     name: str
     values: list[Any]
 
     @property
     def num_distinct(self) -> int:
-        """How many different values there are among them."""
+        """The number of distinct values in the sample."""
         return len({json.dumps(value, sort_keys=True, default=str) for value in self.values})
 
     @property
     def is_text(self) -> bool:
-        """Whether the values are texts, not all of them numbers."""
+        """Whether the values are texts, and not all numbers."""
         texts = [value for value in self.values if isinstance(value, str)]
         return len(texts) == len(self.values) and not all(is_number(text) for text in texts if text.strip())
 
@@ -50,7 +50,7 @@ class ColumnSample(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number or a text that is one."""
+    """Whether a value is a finite number, or a text of one."""
     if isinstance(value, bool):
         return False
     try:
@@ -60,7 +60,7 @@ def is_number(value: Any) -> bool:
 
 
 def sample_columns(table: Table) -> dict[str, ColumnSample]:
-    """Return the columns as the first rows show them; entries of a column of objects are columns `column.entry`."""
+    """Return the columns of the first rows; entries of a column of objects are columns `column.entry`."""
     rows: list[Row] = [_without_bytes(row) for row in islice(table, ROWS_LOOKED_AT)]
     names = list(table.columns)
     for name in table.columns:
@@ -71,7 +71,7 @@ def sample_columns(table: Table) -> dict[str, ColumnSample]:
 
 
 def _without_bytes(row: Row) -> Row:
-    """Return a row with images cut down to their first bytes."""
+    """Return a row with images truncated to their first bytes."""
     return {name: _first_bytes(value) for name, value in row.items()}
 
 
@@ -82,7 +82,7 @@ def _first_bytes(value: Any) -> Any:
 
 
 def sample_values(table: Table, column: str) -> list[Any]:
-    """Return what the first rows hold in a column, without those that hold nothing."""
+    """Return the values of a column in the first rows, without empty ones."""
     block_rows = (value for block in table.blocks([column]) for value in block.values[column])
     return [value for value in islice(block_rows, ROWS_LOOKED_AT) if value is not None]
 
@@ -92,11 +92,7 @@ def _values(rows: list[Row], column: str) -> list[Any]:
 
 
 def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Sequence[str]]) -> tuple[Columns, list[str]]:
-    """Return the columns by role, and a sentence about each that was guessed.
-
-    Raises:
-        InputError: data.column where a named column does not exist, or a required role fits none or several.
-    """
+    """Return the columns by role, and a sentence about each guess; InputError (data.column) if missing or ambiguous."""
     unknown = [name for name in given if name not in {role.name for role in schema.roles}]
     if unknown:
         roles = [role.name for role in schema.roles]
@@ -145,7 +141,7 @@ def _shown(column: str | tuple[str, ...]) -> str:
 
 
 def _as_told(role: Role, column: str | Sequence[str], samples: dict[str, ColumnSample]) -> list[str]:
-    """Return the columns that were named for a role; several of one that holds texts may be in one word."""
+    """Return the columns named for a role; several of a role of texts may be one comma-separated word."""
     if isinstance(column, str) and role.kind == "texts" and column not in samples and "," in column:
         return [name.strip() for name in column.split(",")]
     return [column] if isinstance(column, str) else list(column)
@@ -154,14 +150,11 @@ def _as_told(role: Role, column: str | Sequence[str], samples: dict[str, ColumnS
 def _no_such_columns(
     schema: Schema, absent: Mapping[str, str], table: Table, samples: dict[str, ColumnSample], chosen: Columns
 ) -> InputError:
-    """Return the error about columns that were named for some roles and are not there.
-
-    None is proposed that another role has: as told, by its name where the role is required, or by another proposal.
-    """
+    # Columns that other roles use, or are proposed for, are not proposed again.
     taken = dict(chosen)
     for role in schema.roles:
         if role.is_required and role.name not in taken and role.name not in absent:
-            with suppress(InputError):  # several would do: none is taken
+            with suppress(InputError):  # ambiguous: none is chosen
                 taken[role.name] = _by_name(role, table, samples, taken) or ()
     whats, fixes = [], []
     for role in schema.roles:
@@ -178,7 +171,7 @@ def _no_such_columns(
 def _by_name(
     role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns
 ) -> str | tuple[str, ...] | None:
-    """Return the column that has one of the role's names, or None; refuse several, unless one has the first name."""
+    """Return the column with one of the role's names, or None; refuse several, unless one has the first name."""
     used = _used(chosen)
     free = {name.lower(): name for name in samples if name not in used}
     several = [tuple(found) for name in role.names if name.endswith("*") and (found := _family(name, free))]
@@ -191,7 +184,6 @@ def _by_name(
 
 
 def _family(pattern: str, free: dict[str, str]) -> list[str]:
-    """Return the columns ending0, ending1, ... in the order of their numbers or letters."""
     stem = re.escape(pattern[:-1])
     found = [
         (match[1], name) for lower, name in free.items() if (match := re.fullmatch(rf"{stem}_?(\d+|[a-z])", lower))
@@ -237,7 +229,7 @@ def _cannot_choose(
 
 
 def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
-    """Return the flags that name the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
+    """Return flags for the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
     codes = [name[len(_LANGUAGES) :] for name in fitting if name.lower().startswith(_LANGUAGES)]
     if schema.task != "translation" or len(codes) < 2:
         return ""
@@ -248,15 +240,7 @@ def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
 def _column_fix(
     role: Role, fitting: list[str], others: list[str], table: Table, samples: dict[str, ColumnSample]
 ) -> str:
-    """Return the flag with the column that is nearest; none is named that cannot hold what the role needs.
-
-    Args:
-        role: to be filled.
-        fitting: columns that would do.
-        others: that no other role has.
-        table: that the columns are of.
-        samples: what they hold.
-    """
+    """Return the flag with the nearest column, of `fitting` ones or else of unused `others` with suitable values."""
     if role.kind in ("tokens", "tags") and not fitting:
         if table.kind == "txt":
             return "--file_kind conll if each line holds a word and its tag, with blank lines between sentences"
@@ -271,13 +255,13 @@ def _column_fix(
         return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
     if not fitting and not others:
         return f"a file with a column for {role.name}, named by {role.flag}"
-    if role.kind == "text" and fitting:  # an id is a text too: the column with the most words is meant
+    if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
         fitting = [max(fitting, key=lambda name: sum(len(str(value).split()) for value in samples[name].values))]
     return f"{role.flag} {quote((fitting or others)[0])}"
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:
-    """Return a line about each column: an example and how many distinct values it has."""
+    """Return a line about each column: an example and the number of distinct values."""
     width = max(map(len, samples), default=0)
     part = "" if len(table) <= ROWS_LOOKED_AT else f" in the first {ROWS_LOOKED_AT} rows"
     lines = []

@@ -1,4 +1,4 @@
-"""How often labels occur: over the rows of a file, also where rows have several."""
+"""Label frequencies over the rows of a file, including rows with several labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopwright.sources.values import UnusableValueError, as_texts
 
 
 def class_counts(scan: LabelScan | None, label_map: Mapping[str, str]) -> dict[str, int]:
-    """Return how many rows of a file have each class, in the order of their ids."""
+    """Return the number of rows per class of a file, in the order of ids."""
     if scan is None:
         return {}
     numbers = np.bincount(scan.codes, minlength=len(scan.texts)).tolist()
@@ -28,7 +28,7 @@ def class_counts(scan: LabelScan | None, label_map: Mapping[str, str]) -> dict[s
 
 
 def rows_with(table: Table, column: str, texts: set[str], labels: Labels) -> npt.NDArray[np.bool_]:
-    """Return which rows, that have several labels each, have one of these."""
+    """Return which rows of a multi-label file have one of these labels."""
     found = np.zeros(len(table), np.bool_)
     for row, own in _label_lists(table, column, labels):
         found[row] = not texts.isdisjoint(own)
@@ -36,7 +36,7 @@ def rows_with(table: Table, column: str, texts: set[str], labels: Labels) -> npt
 
 
 def count_lists(table: Table, column: str, rows: Rows, labels: Labels) -> Counter[str]:
-    """Return how often each label occurs in some rows that have several each."""
+    """Return the frequency of each label in some rows of a multi-label file."""
     is_wanted = np.zeros(len(table), np.bool_)
     is_wanted[rows] = True
     counts: Counter[str] = Counter()
@@ -47,7 +47,7 @@ def count_lists(table: Table, column: str, rows: Rows, labels: Labels) -> Counte
 
 
 def most_texts(table: Table, column: str) -> int:
-    """Return how many texts the row with the most of them has; rows that cannot be read are refused elsewhere."""
+    """Return the largest number of texts in a row; unreadable rows are refused elsewhere."""
     most = 0
     for block in table.blocks([column]):
         for value in block.values[column]:
@@ -57,7 +57,6 @@ def most_texts(table: Table, column: str) -> int:
 
 
 def _label_lists(table: Table, column: str, labels: Labels) -> Iterator[tuple[int, list[str]]]:
-    """Yield (row, its labels as texts) of a file whose rows have several."""
     for block in table.blocks([column]):
         for row, value in enumerate(block.values[column], block.start):
             yield row, label_list(value, labels.kind, labels.separator) if has_value(value) else []

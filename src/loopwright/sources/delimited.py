@@ -1,8 +1,8 @@
-"""csv and tsv files: delimiter and quoting are found out, and rows are read as Python's csv module reads them.
+"""csv and tsv files: delimiter and quoting are sniffed, and rows are read as Python's csv module reads them.
 
-Where rows start is found with numpy: a line break ends a row if an even number of quotes stands before it. That holds
-as long as every quote opens a field or closes it. Where one does not (`5" disk,1`), the rest of the chunk is walked
-field by field, by the rules of the csv module: a quote means something only at the start of a field.
+numpy finds the row starts: a line break ends a row if an even number of quotes precedes it. That holds as long as every
+quote opens or closes a field. Otherwise (`5" disk,1`) the rest of the chunk is parsed field by field, by the rules of
+the csv module: a quote is special only at the start of a field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n])"?\r?\n')
 
 
 class Dialect(NamedTuple):
-    """How fields and rows are told apart."""
+    """The separators of fields and rows."""
 
     delimiter: str
     has_quotes: bool
@@ -39,7 +39,7 @@ class Dialect(NamedTuple):
 
 
 class DelimitedSplitter:
-    """Finds the rows of a csv file; blank lines between rows are no rows."""
+    """Finds the rows of a csv file; blank lines between rows do not count."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -47,7 +47,7 @@ class DelimitedSplitter:
         self._row_end = dialect.row_end.encode()
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return where rows start, and how many bytes are done with."""
+        """Return the row starts, and the number of bytes consumed."""
         bytes_ = np.frombuffer(buffer, np.uint8)
         ends = np.flatnonzero(bytes_ == self._row_end[0]) + 1
         if self.dialect.has_quotes and b'"' in buffer:
@@ -95,7 +95,7 @@ class DelimitedSplitter:
         return ends
 
     def _walk_row(self, buffer: bytes, start: int, is_last: bool) -> tuple[int, int]:
-        """Return (end of the row, -1), or (-1, where a quote is open or -1) if the row does not end in the buffer."""
+        """Return (end of the row, -1), or (-1, the open quote or -1) if the row does not end in the buffer."""
         while True:
             if buffer.startswith(b'"', start):
                 opened, start = start, _close_quote(buffer, start)
@@ -112,7 +112,7 @@ class DelimitedSplitter:
             start = delimiter + 1
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return the error about a quote that is never closed, if that is why the row does not end."""
+        """Return the error about an unclosed quote, if that is why the row does not end."""
         if not self.dialect.has_quotes:
             return None
         end, opened = self._walk_row(buffer, 0, True)
@@ -129,7 +129,7 @@ class DelimitedSplitter:
 
 
 def _close_quote(buffer: bytes, start: int) -> int:
-    """Return the place behind the quote that closes the field starting at start, or -1."""
+    """Return the position after the closing quote of the field that starts here, or -1."""
     place = start + 1
     while True:
         place = buffer.find(b'"', place)
@@ -141,7 +141,7 @@ def _close_quote(buffer: bytes, start: int) -> int:
 
 
 def split_fields(text: str, dialect: Dialect) -> list[str]:
-    """Return the fields of one row, without its row end, by the rules of the csv module."""
+    """Return the fields of one row, without its line end, by the rules of the csv module."""
     if not dialect.has_quotes or '"' not in text:
         return text.split(dialect.delimiter)
     fields = []
@@ -175,7 +175,7 @@ class DelimitedTable(IndexedTable):
         super().__init__(source, kind)
         head = source.read(source.start, HEAD_BYTES)
         stated = _SEPARATOR_LINE.match(head)
-        if stated is not None:  # The line that spreadsheets write and read above the header.
+        if stated is not None:  # Spreadsheets write and read this line above the header.
             source.start += stated.end()
             delimiter = delimiter or stated[1].decode("ascii", "replace")
             head = head[stated.end() :]
@@ -200,17 +200,17 @@ class DelimitedTable(IndexedTable):
         return {"kind": self.kind, "delimiter": self.dialect.delimiter, "quoting": quoting}
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Return the row that these bytes are."""
+        """Parse the bytes of a row."""
         fields = split_fields(self._decode(data), self.dialect)
         if len(fields) != len(self.columns):
             self._refuse_ragged([(index, len(fields))])
         return dict(zip(self.columns, fields, strict=True))
 
     def __iter__(self) -> Iterator[Row]:
-        return Table.__iter__(self)  # by blocks, several times as fast as row by row
+        return Table.__iter__(self)  # by blocks, several times faster than by row
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only."""
+        """Yield all rows in order, with the named columns only."""
         num_columns = len(self.columns)
         places = {name: self.columns.index(name) for name in columns}
         delimiter, has_quotes, _ = self.dialect
@@ -226,7 +226,7 @@ class DelimitedTable(IndexedTable):
             yield Block(start, {name: [row[place] for row in rows] for name, place in places.items()})
 
     def _split_all(self, data: bytes, ends: list[int]) -> list[list[str]]:
-        """Return the fields of each row, however its quotes stand and however many fields it has."""
+        """Return the fields of each row, for any quoting and any number of fields."""
         if data.isascii():
             text = data.decode("ascii")
             texts = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
@@ -235,7 +235,7 @@ class DelimitedTable(IndexedTable):
         if self.dialect.has_quotes:
             try:
                 return list(csv.reader(texts, delimiter=self.dialect.delimiter))
-            except csv.Error:  # A field over 128 kB, or a carriage return inside a field: the slow way takes both.
+            except csv.Error:  # A field over 128 kB, or a carriage return inside a field: the slow path handles both.
                 pass
         return [split_fields(text.rstrip("\r\n"), self.dialect) for text in texts]
 
@@ -267,7 +267,6 @@ class DelimitedTable(IndexedTable):
 
 
 def _refuse_json(head: bytes, path: Path) -> None:
-    """Refuse a file whose first line is an object of JSON."""
     line = head.lstrip().split(b"\n", 1)[0]
     if not line.startswith(b"{"):
         return
@@ -299,12 +298,12 @@ def _column_names(fields: list[str], path: str) -> tuple[str, ...]:
 
 
 def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) -> Dialect:
-    """Return the dialect that fits the first rows of a file best; what is given is not guessed."""
+    """Return the dialect that fits the first rows of a file best; given settings are not guessed."""
     text = head.decode("utf-8", "replace")
     row_end = "\n" if "\n" in text or "\r" not in text else "\r"
     lines = [line for line in text.split(row_end) if line.strip("\r")]
     if len(head) >= HEAD_BYTES:
-        lines = lines[:-1]  # cut off in the middle
+        lines = lines[:-1]  # truncated
     lines = lines[:HEAD_ROWS]
     if delimiter is None:
         delimiter = "\t" if kind == "tsv" else _sniff_delimiter(lines)
@@ -325,7 +324,7 @@ def sniff(head: bytes, kind: str, delimiter: str | None, quoting: str | None) ->
 
 
 def _sniff_delimiter(lines: list[str]) -> str:
-    """Return the delimiter that cuts most rows into as many fields as the header; the comma where none does."""
+    """Return the delimiter that splits most rows into as many fields as the header; a comma if none does."""
     best, best_score = ",", (0.0, 0)
     for delimiter in DELIMITERS.values():
         try:
@@ -343,8 +342,8 @@ def _sniff_delimiter(lines: list[str]) -> str:
 def _quotes_are_text(lines: list[str], delimiter: str) -> bool:
     """Whether quotes in a file with tabs are ordinary characters, as in the files of GLUE.
 
-    They are if all lines have as many fields as the header when quotes are ignored, and some field starts with a quote
-    that its end does not close.
+    They are if all lines match the header's number of fields without quoting, and some field starts with an unclosed
+    quote.
     """
     if delimiter != "\t" or not lines:
         return False

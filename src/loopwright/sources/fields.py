@@ -1,8 +1,7 @@
-"""Cuts some rows of a csv file into columns, many rows at a time.
+"""Split rows of a csv file into columns, many rows at a time.
 
-The fields of well-formed rows are found with numpy: a delimiter ends a field if an even number of quotes stands before
-it. Rows that are not well-formed are left to the csv module: a quote inside a field that does not start with one, text
-behind a closing quote, or another number of fields than the header has.
+numpy finds the fields of well-formed rows: a delimiter ends a field if an even number of quotes precedes it. Other rows
+are left to the csv module: a quote inside an unquoted field, text after a closing quote, or a wrong number of fields.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ Places = npt.NDArray[np.int64]
 def cut_columns(
     data: bytes, row_places: Sequence[int], delimiter: str, has_quotes: bool, num_columns: int, wanted: Sequence[int]
 ) -> list[list[str]] | None:
-    """Return the values of the wanted columns, or None where a row has to be read field by field.
+    """Return the values of the wanted columns, or None if a row has to be read field by field.
 
     Args:
         data: Complete rows, in UTF-8.
-        row_places: Where each row starts in them, and where the last one ends.
+        row_places: The start of each row, and the end of the last one.
         wanted: Columns by number.
     """
     starts = np.array(row_places[:-1], np.int64)
     stops = _without_line_breaks(np.frombuffer(data, np.uint8), starts, np.array(row_places[1:], np.int64))
     if stops is None:
         return None
-    # From here on each field ends with a delimiter, also the last one of a row.
+    # From here on each field ends with a delimiter, including the last one of a row.
     bytes_ = np.frombuffer(bytearray(data + b"\n"), np.uint8)
     bytes_[stops] = ord(delimiter)
     is_special = bytes_ == ord(delimiter)
@@ -51,7 +50,7 @@ def cut_columns(
 
 
 def _without_line_breaks(bytes_: npt.NDArray[np.uint8], starts: Places, stops: Places) -> Places | None:
-    """Return where rows end when the line breaks behind them are left away, or None if a row is nothing else."""
+    """Return the row ends without line breaks, or None if a row has nothing else."""
     while True:
         last = bytes_[stops - 1]
         is_break = (last == _LINE_FEED) | (last == _CARRIAGE_RETURN)
@@ -63,7 +62,7 @@ def _without_line_breaks(bytes_: npt.NDArray[np.uint8], starts: Places, stops: P
 
 
 def _are_well_placed(bytes_: npt.NDArray[np.uint8], quotes: Places, starts: Places, delimiter: int) -> bool:
-    """Whether every quote opens a field, closes it, or is one of two in a row inside a quoted field."""
+    """Whether every quote opens or closes a field, or is doubled inside a quoted field."""
     opening, closing = quotes[::2], quotes[1::2]
     before, after = bytes_[np.maximum(opening - 1, 0)], bytes_[closing + 1]
     is_opening = (before == delimiter) | (before == _QUOTE)

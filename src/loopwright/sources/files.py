@@ -1,7 +1,7 @@
-"""The bytes of a data file, read in order or at any place, and the index of its rows.
+"""The bytes of a data file, read in order or at any offset, and the index of its rows.
 
-A file is checked while it is read for the first time: UTF-8, no NUL bytes, no row over 10 MB; its sha256 is taken in
-the same pass. Only the index stays in memory: eight bytes per row. gz files are unpacked into memory, up to a limit.
+The first read checks a file: UTF-8, no NUL bytes, no row over 10 MB; the same pass computes its sha256. Only the index
+stays in memory: eight bytes per row. gz files are unpacked into memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy.typing as npt
 from loopwright.errors import InputError
 
 CHUNK_BYTES = 4 << 20
-BLOCK_BYTES = 2 << 20  # of rows that are parsed together
+BLOCK_BYTES = 2 << 20  # of rows parsed together
 MAX_ROW_BYTES = 10_000_000
 MAX_UNPACKED_BYTES = 256 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-# The first bytes of files that are no text, what they are, and what can be done about it.
+# The first bytes of files that are not text, their type, and the fix.
 _PACKED = {
     b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz   and give that"),
     b"PK\x03\x04": ("a zip file", "unzip {name}   and give what was in it; a spreadsheet is to be saved as csv"),
@@ -44,7 +44,7 @@ Offsets = npt.NDArray[np.uint64]
 
 
 class Progress(NamedTuple):
-    """How far the reading of one file is: `stage` is "indexing" or "checking"; "checking images" counts images."""
+    """The progress of reading one file: `stage` is "indexing" or "checking"; "checking images" counts images."""
 
     path: str
     stage: str
@@ -56,10 +56,10 @@ Say = Callable[[Progress], None]
 
 
 class RowSplitter(Protocol):
-    """Finds where rows start in a buffer that itself starts where a row does."""
+    """Finds row starts in a buffer that begins at a row start."""
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return where rows start, and how many bytes are done with. The rest comes again, with more behind it."""
+        """Return the row starts, and the number of bytes consumed. The rest comes again, with more after it."""
         ...
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
@@ -68,10 +68,9 @@ class RowSplitter(Protocol):
 
 
 class FileBytes:
-    """The bytes of one file, or what a gz file unpacks to.
+    """The bytes of one file, or the unpacked content of a gz file.
 
-    Can be pickled and can be used in forked processes: reading leaves no position behind, and each process opens the
-    file itself when it first needs it.
+    Can be pickled and used in forked processes: reading has no position, and each process opens the file itself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +113,7 @@ class FileBytes:
             os.close(self._descriptor)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return the bytes from offset on; fewer only where the file ends."""
+        """Return the bytes from offset on; fewer only at the end of the file."""
         if self.is_gzip:
             return self._unpack()[offset : offset + num_bytes]
         descriptor = self._open()
@@ -129,14 +128,14 @@ class FileBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_row(self, offset: int, end: int) -> bytes:
-        """Return the bytes of a row; refuse if the file has become shorter since it was indexed."""
+        """Return the bytes of a row; refuse if the file has shrunk since it was indexed."""
         row = self.read(offset, end - offset)
         if len(row) != end - offset:
             self._refuse_changed()
         return row
 
     def chunks(self, say: Say | None, stage: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) from the first byte behind the byte order mark to the last."""
+        """Yield (offset, bytes) from the first byte after the byte order mark to the last."""
         offset = self.start
         while offset < self.num_bytes:
             chunk = self.read(offset, CHUNK_BYTES)
@@ -148,11 +147,11 @@ class FileBytes:
                 say(Progress(str(self.path), stage, offset, self.num_bytes))
 
     def checked_chunks(self, say: Say | None) -> Iterator[tuple[int, bytes]]:
-        """Yield the same, refuse what is no text, and know the sha256 of the file at the end."""
+        """Yield the same, refuse bytes that are not text, and compute the sha256 of the file."""
         digest = hashlib.sha256() if not self.is_gzip else None
         if digest is not None:
             digest.update(self.read(0, self.start))
-        pending = b""  # the first bytes of a character that the next chunk completes
+        pending = b""  # the first bytes of a character that continues in the next chunk
         for offset, chunk in self.chunks(say, "indexing"):
             if digest is not None:
                 digest.update(chunk)
@@ -166,7 +165,7 @@ class FileBytes:
         self.sha256 = digest.hexdigest() if digest is not None else sha256_of(self.path)
 
     def line_at(self, offset: int) -> int:
-        """Return the number of the line, from 1, that holds this byte. Reads the file up to there."""
+        """Return the line number, from 1, of this byte, reading the file up to there."""
         num_lines, position = 1, 0
         while position < offset:
             chunk = self.read(position, min(CHUNK_BYTES, offset - position))
@@ -217,7 +216,7 @@ class FileBytes:
                 )
 
     def _check_utf8(self, data: bytes, offset: int) -> bytes:
-        """Refuse bytes that are no UTF-8; return the start of a character that is not complete yet."""
+        """Refuse bytes that are not UTF-8; return the start of an incomplete character."""
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -262,7 +261,7 @@ class FileBytes:
 
 
 def sha256_of(path: Path, say: Say | None = None) -> str:
-    """Return the sha256 of a file as hexadecimal digits; `say` is told how far that is."""
+    """Return the sha256 of a file in hex; `say` receives the progress."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -277,7 +276,7 @@ def sha256_of(path: Path, say: Say | None = None) -> str:
 
 
 def index_rows(source: FileBytes, splitter: RowSplitter, say: Say | None) -> Offsets:
-    """Return where each row starts, and as the last number where the last row ends. One pass over the file."""
+    """Return the start of each row, and the end of the last one, in one pass over the file."""
     found: list[Offsets] = []
     carry, carry_offset = b"", source.start
     for _, chunk in source.checked_chunks(say):
@@ -316,12 +315,12 @@ def _long_row(source: FileBytes, start: int) -> InputError:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Return the error about a file or folder that the system does not let be read."""
+    """Return the error about a file or folder that the system refuses to read."""
     return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
 
 
 def line_starts(buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], int]:
-    """Return where the complete lines of a buffer start, which of them are blank, and how many bytes they take."""
+    """Return the starts of the complete lines of a buffer, which of them are blank, and their total bytes."""
     bytes_ = np.frombuffer(buffer, np.uint8)
     ends = np.flatnonzero(bytes_ == 10) + 1
     if is_last and (not len(ends) or ends[-1] != len(buffer)):
@@ -333,7 +332,7 @@ def line_starts(buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], np
 def blank_lines(
     bytes_: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return which lines are empty: nothing before the line break, be it LF or CRLF."""
+    """Return which lines are empty, with LF or CRLF line breaks."""
     lengths = ends - starts
     firsts = bytes_[np.minimum(starts, max(len(bytes_) - 1, 0))]
     is_break = (firsts == 10) | (firsts == 13)
@@ -343,7 +342,7 @@ def blank_lines(
 
 
 def given_twice(data: object, train_file: object) -> InputError:
-    """Return the error for a command line that names what to train on in two ways."""
+    """Return the error for training data given by two options."""
     return InputError(
         "args.value",
         "--data and --train_file both say what to train on",

@@ -1,4 +1,4 @@
-"""Parquet files and datasets of the Hub, through the package `datasets`, which is imported only when it is needed."""
+"""Parquet files and Hub datasets, through the package `datasets`, which is imported lazily."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def looks_like_hub_id(name: str) -> bool:
-    """Whether a name can be that of a dataset of the Hub: `imdb`, `user/name`."""
+    """Whether a name can be a Hub dataset: `imdb`, `user/name`."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 class DatasetTable(Table):
-    """A table over a `datasets.Dataset`: a parquet file, or one split of a dataset of the Hub."""
+    """A table over a `datasets.Dataset`: a parquet file, or one split of a Hub dataset."""
 
     def __init__(self, dataset: Any, path: str, kind: str, sha256: str, num_bytes: int, split: str = "") -> None:
         self.path = path
@@ -50,7 +50,7 @@ class DatasetTable(Table):
         return {column: self._named(column, value) for column, value in self._dataset[index].items()}
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the classes of a column that knows them, in the order of their numbers."""
+        """Return the classes of a column that defines them, in the order of their numbers."""
         outer, _, inner = column.partition(".")
         if column in self._names or not inner or outer not in self.columns:
             return self._names.get(column, ())
@@ -59,7 +59,7 @@ class DatasetTable(Table):
         return _class_names(entries[inner]) if isinstance(entries, dict) and inner in entries else ()
 
     def _named(self, column: str, value: Any) -> Any:
-        """Return the name of a class instead of its number; -1, for none, becomes nothing."""
+        """Return the name of a class instead of its number; -1 becomes None."""
         names = self._names.get(column)
         if names is None or value is None:
             return value
@@ -68,7 +68,7 @@ class DatasetTable(Table):
         return names[value] if value >= 0 else None
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        """Yield all rows in order, with the named columns only. A missing value is None."""
         num_rows, step = len(self), self._rows_per_block
         needed = [name for name in self.columns if any(column.partition(".")[0] == name for column in (*columns,))]
         needed += [name for name in columns if name in self.columns and name not in needed]
@@ -85,12 +85,12 @@ class DatasetTable(Table):
                 say(Progress(self.path, "checking", int(done * self.num_bytes), self.num_bytes))
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind, and the split of a dataset of the Hub."""
+        """Return the kind, and the split of a Hub dataset."""
         return {"kind": self.kind} | ({"split": self.split} if self.split else {})
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names that a feature of `datasets` gives its classes, also inside a list of them."""
+    """Return the class names of a `datasets` feature, even inside a list of them."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return tuple(names) if names is not None else ()
 
@@ -116,7 +116,7 @@ def open_parquet(path: Path) -> DatasetTable:
             dataset = datasets.Dataset.from_parquet(str(path))
     except InputError:
         raise
-    except Exception as error:  # whatever pyarrow and datasets raise about a damaged file
+    except Exception as error:  # any error of pyarrow and datasets about a damaged file
         raise InputError(
             "data.value",
             f"{path} cannot be read" if columns else f"{path} is no parquet file",
@@ -127,7 +127,7 @@ def open_parquet(path: Path) -> DatasetTable:
 
 
 def _parquet_head(path: Path) -> tuple[list[str], int]:
-    """Return the columns of a parquet file and how many rows it has; pyarrow comes with datasets."""
+    """Return the columns and the number of rows of a parquet file; pyarrow comes with datasets."""
     parquet: Any = importlib.import_module("pyarrow.parquet")
     with parquet.ParquetFile(str(path)) as file:
         return list(file.schema_arrow.names), int(file.metadata.num_rows)
@@ -135,7 +135,7 @@ def _parquet_head(path: Path) -> tuple[list[str], int]:
 
 @contextmanager
 def _silent(datasets: Any) -> Iterator[None]:
-    """Keep the package's bars and complaints off the screen: the file is here, and an error is told in other words."""
+    """Silence the package's progress bars and warnings: the file is local, and errors are reported separately."""
     is_shown, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -148,12 +148,12 @@ def _silent(datasets: Any) -> Iterator[None]:
 
 
 def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:
-    """Return the splits of a Hub dataset by name, or only the one asked for. `name:part` chooses a configuration."""
+    """Return the splits of a Hub dataset by name, or only one of them. `name:part` selects a configuration."""
     datasets = _import_datasets(f"{name!r} is no file here, and reading it from the Hub")
     identifier, _, part = name.partition(":")
     try:
         loaded = datasets.load_dataset(identifier, part or None, split=None)
-    except Exception as error:  # dozens of kinds, from the network to the dataset's own files
+    except Exception as error:  # dozens of types, from the network to the dataset's own files
         raise InputError(
             "data.hub",
             f"{name!r} is neither a file or folder here nor a dataset that can be loaded from the Hub",

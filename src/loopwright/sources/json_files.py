@@ -1,7 +1,7 @@
-"""JSON files: one object per line, a list of objects, an object that holds such a list, and SQuAD's nested form.
+"""JSON files: one object per line, a list of objects, an object with such a list, and SQuAD's nested format.
 
-A list is not loaded: its objects are decoded one after the other and only their places are kept. Rows are decoded again
-when they are asked for.
+A list is not loaded: its objects are decoded one by one and only their offsets are kept. Rows are decoded again on
+access.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ ROWS_PER_BLOCK = 2000
 _HEAD_BYTES = 1 << 20
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # one that stands alone, or one of the two that make up a character
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # a single surrogate, or one of a pair
 
 
 class LineSplitter:
-    """Finds lines; blank ones are no rows."""
+    """Finds lines; blank ones do not count."""
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return where rows start, and how many bytes are done with."""
+        """Return the row starts, and the number of bytes consumed."""
         starts, is_blank, num_done = line_starts(buffer, is_last)
         return starts[~is_blank], num_done
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return None: a long line is a long line."""
+        """Return None: there is no better error for a long line."""
         return None
 
 
@@ -53,7 +53,7 @@ class JsonLinesTable(IndexedTable):
         self.columns = columns_of(self[k] for k in range(min(len(self), ROWS_FOR_COLUMNS)))
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Return the row that these bytes are."""
+        """Parse the bytes of a row."""
         text = data.decode("utf-8")
         try:
             row = json.loads(text)
@@ -76,7 +76,7 @@ class JsonLinesTable(IndexedTable):
 
 
 class JsonTable(Table):
-    """A JSON file that holds a list of objects, at the top or under a name; SQuAD's articles become their questions."""
+    """A JSON file with a list of objects, at the top or under a name; SQuAD's articles become their questions."""
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
         self.path = str(source.path)
@@ -106,7 +106,7 @@ class JsonTable(Table):
         self.columns = tuple(columns)
         self._starts: Offsets = np.array(starts, np.uint64)
         self._ends: Offsets = np.array(ends, np.uint64)
-        # Rows before each object: an object of SQuAD's nested form holds many.
+        # Rows before each object: an object of SQuAD's nested format has many.
         self._firsts: Offsets = np.concatenate([[0], np.cumsum(np.array(counts, np.uint64))]).astype(np.uint64)
         self._last_rows: tuple[int, list[Row]] = (-1, [])
         if not num_rows:
@@ -135,7 +135,7 @@ class JsonTable(Table):
             yield from self._read(item)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        """Yield all rows in order, with the named columns only. A missing value is None."""
         start, rows = 0, []
         for item in range(len(self._starts)):
             rows += self._read(item)
@@ -146,7 +146,7 @@ class JsonTable(Table):
                     say(Progress(self.path, "checking", int(self._ends[item]), self.num_bytes))
 
     def place(self, index: int) -> str:
-        """Return the row and the line in which its object starts."""
+        """Return the row and the starting line of its object."""
         item = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return f"row {index + 1:,} (line {self.source.line_at(int(self._starts[item])):,})"
 
@@ -160,24 +160,24 @@ class JsonTable(Table):
 
 
 class ListReader:
-    """Decodes the objects of a list, or of several lists, one by one; keeps no more text than the current one needs."""
+    """Decodes the objects of one or several lists, one by one; buffers no more text than necessary."""
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
         self.source = source
         self.chunks = source.checked_chunks(say)
         self.text = ""
         self.place = 0  # in text
-        self.known = (0, source.start)  # a place in text, not behind this one, and where in the file it is
+        self.known = (0, source.start)  # a position in text, not after this one, and its offset in the file
         self.decoder = codecs.getincrementaldecoder("utf-8")()
 
     def items(self) -> Iterator[tuple[int, int, Row]]:
-        """Yield (first byte, byte behind it, object) for each object of the list; read the file to its end."""
+        """Yield (start, end, object) for each object of the list, in bytes; read the file to its end."""
         self._enter_list()
         yield from self.list_items()
         self.finish()
 
     def list_items(self) -> Iterator[tuple[int, int, Row]]:
-        """Yield the objects of the list whose bracket lies behind this place, and go behind its end."""
+        """Yield the objects of the list whose bracket comes next, and move past its end."""
         while self._next_character() != "]":
             start = self._byte_offset()
             item = self._decode()
@@ -194,9 +194,9 @@ class ListReader:
         self.place += 1
 
     def parts(self, lists: Sequence[str]) -> Iterator[tuple[str, int, int, Any]]:
-        """Yield (name, first byte, byte behind it, value) for an object that fills the file.
+        """Yield (name, start, end, value) for an object that fills the file, in bytes.
 
-        What the named lists hold is yielded object by object, behind a None for the list itself.
+        The named lists are yielded object by object, after a None for the list itself.
         """
         if self._next_character() != "{":
             raise self._damaged("an object in braces is expected", self.place)
@@ -223,12 +223,11 @@ class ListReader:
         self.finish()
 
     def finish(self) -> None:
-        """Read to the end of the file, so that it is checked as a whole."""
+        """Read to the end of the file, so that all of it is checked."""
         for _ in self.chunks:
             pass
 
     def _enter_list(self) -> None:
-        """Go behind the bracket that opens the list of rows."""
         first = self._next_character()
         seen = []
         if first == "{":
@@ -258,7 +257,7 @@ class ListReader:
         self.place += 1
 
     def _next_character(self) -> str:
-        """Return the next character that is no blank, and stay in front of it; "" at the end of the file."""
+        """Peek at the next non-blank character; "" at the end of the file."""
         while True:
             while self.place < len(self.text) and self.text[self.place] in _BLANKS:
                 self.place += 1
@@ -268,7 +267,7 @@ class ListReader:
                 return ""
 
     def _decode(self) -> Any:
-        """Decode the value that starts here and go behind it."""
+        """Decode the value that starts here and move past it."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self.text, self.place)
@@ -279,12 +278,12 @@ class ListReader:
                     continue
                 raise self._damaged(message, place) from error
             if end == len(self.text) and self._read_more():
-                continue  # A number could go on.
+                continue  # A number could continue.
             self.place = end
             return value
 
     def _read_more(self) -> bool:
-        """Append the next chunk, forget what lies behind; return False at the end of the file."""
+        """Append the next chunk, drop consumed text; return False at the end of the file."""
         chunk = next(self.chunks, None)
         if chunk is None:
             return False
@@ -294,7 +293,6 @@ class ListReader:
         return True
 
     def _byte_offset(self) -> int:
-        """Return where in the file this place is."""
         place, offset = self.known
         if self.text.isascii():
             return offset + self.place - place
@@ -314,17 +312,17 @@ class ListReader:
 
 
 def _explain(error: ValueError | RecursionError, place: int = 0) -> tuple[str, int]:
-    """Return what is wrong and where; numbers of thousands of digits and deep nesting come without a place."""
+    """Return the problem and its position; huge numbers and deep nesting have none."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg, error.pos
     return ("nested too deeply" if isinstance(error, RecursionError) else str(error)), place
 
 
 def rows_of(item: Row) -> list[Row]:
-    """Return the rows that an object stands for: itself, or its questions in SQuAD's nested form.
+    """Return the rows of an object: itself, or its questions in SQuAD's nested format.
 
     Raises:
-        UnusableValueError: It has paragraphs, and the questions of one are no list of objects.
+        UnusableValueError: The questions of a paragraph are not a list of objects.
     """
     paragraphs = item.get("paragraphs")
     if not isinstance(paragraphs, list) or not all(isinstance(part, dict) and "qas" in part for part in paragraphs):
@@ -347,7 +345,7 @@ def rows_of(item: Row) -> list[Row]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether all texts of a value can be written: JSON can hold halves of characters, which no model reads."""
+    """Whether all texts of a value can be encoded: JSON allows lone surrogates, which no model reads."""
     if isinstance(value, str):
         return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, dict):
@@ -356,12 +354,12 @@ def is_whole(value: Any) -> bool:
 
 
 def mended_row(row: Row) -> Row:
-    """Return a row with the mark of a character that cannot be read in the place of each half of one."""
+    """Return a row with the replacement character for each lone surrogate."""
     return {mended(name): mended(part) for name, part in row.items()}
 
 
 def mended(value: Any) -> Any:
-    """Return the same of a value inside a row."""
+    """Return a value with the replacement character for each lone surrogate."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -374,7 +372,7 @@ def _half_note(name: str, place: str) -> str:
 
 
 def columns_of(rows: Any) -> tuple[str, ...]:
-    """Return the names of all columns of these rows, in the order in which they first appear."""
+    """Return the names of all columns of these rows, in the order of first appearance."""
     return tuple(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -389,9 +387,9 @@ def _no_object(path: str, place: str, value: Any) -> InputError:
 
 
 def open_json(source: FileBytes, say: Say | None) -> Table:
-    """Return the table of a .json file, which may hold a list or one object per line.
+    """Return the table of a .json file, which contains a list or one object per line.
 
-    An object that ends within the first line is a row of a file of lines, unless it is alone and holds a list of rows.
+    An object that ends within the first line is a row, unless it is alone and has a list of rows.
     """
     head = source.read(source.start, _HEAD_BYTES).decode("utf-8", "replace").lstrip(_BLANKS)
     if not head.startswith("{"):
@@ -411,7 +409,7 @@ def open_json(source: FileBytes, say: Say | None) -> Table:
 
 
 def _refuse_columns(first: Row, source: FileBytes) -> None:
-    """Refuse an object of columns, each an object of values by the number of their row: what pandas writes unasked."""
+    """Refuse an object of columns, each an object of values by row number: the default of pandas."""
     columns = list(first.values())
     if columns and all(isinstance(values, dict) and "0" in values for values in columns):
         raise InputError(

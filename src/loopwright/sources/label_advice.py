@@ -1,4 +1,4 @@
-"""What is said about labels that are read as they are and look odd, or that are refused: notes, and ways out."""
+"""Notes about labels that are accepted but look odd, and fixes for those that are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LONGEST_SHOWN = 40
 
 
 def notes_on_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> list[str]:
-    """Return what looks wrong about classes and does not have to be; called once all labels are known.
+    """Return notes about suspicious classes; called once all labels are known.
 
     Args:
-        counts: how often each class occurs.
-        column: that they stand in.
-        is_guessed: whether nobody named the column, so that its name may be a row of a file without a header.
+        counts: the frequency of each class.
+        column: of the labels.
+        is_guessed: whether the column was guessed, so that its name may be a row of a file without a header.
     """
     notes = []
     empty = [name for name in counts if name.lower() in _CLASSES_FOR_NOTHING]
@@ -50,7 +50,7 @@ def notes_on_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -
 
 
 def notes_on_absent(counts: Mapping[str, int]) -> list[str]:
-    """Return a note about classes that no row of training has, where rows have several labels."""
+    """Return a note about classes without training rows, for multi-label rows."""
     absent = [name for name, number in counts.items() if not number]
     if not absent:
         return []
@@ -60,7 +60,7 @@ def notes_on_absent(counts: Mapping[str, int]) -> list[str]:
 
 
 def a_label_for_each_row(texts: Sequence[str], num_rows: int, column: str, name: str, role: Role) -> InputError:
-    """Return the error about labels that hardly ever come twice, so that no class can be learnt and validated."""
+    """Return the error about labels that hardly repeat, so that no class can be learnt and validated."""
     fix = f"{role.flag} with another column, or rows with labels that come again"
     if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in texts if text.strip()):
         fix = "write the numbers with a decimal point: 3.5 instead of 3,5"
@@ -73,12 +73,7 @@ def a_label_for_each_row(texts: Sequence[str], num_rows: int, column: str, name:
 
 
 def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
-    """Return how labels that should be positions from 0 on can be read: letters, numbers from 1, numbers with a point.
-
-    Args:
-        found: all labels that there are.
-        num_choices: of the row with the most.
-    """
+    """Return how to read labels that should be positions from 0: letters, numbers from 1, or numbers with a point."""
     letters = [chr(ord("a") + place) for place in range(num_choices)]
     forms = ([letter.upper() for letter in letters], letters, [f"{place}.0" for place in range(num_choices)])
     for form in (*forms, [str(place + 1) for place in range(num_choices)]):
@@ -90,7 +85,7 @@ def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a label as it is shown: on one line, and very long ones are cut off."""
+    """Return a label for display: on one line, truncated if very long."""
     name = " ".join(name.split())
     return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
 

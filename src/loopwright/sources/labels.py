@@ -1,4 +1,4 @@
-"""Labels: what kind they are, in which order they are numbered, and from the value in a file to that number."""
+"""Labels: their kind, the order of their ids, and the encoding of file values."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Labels:
     Attributes:
         kind: class (one per row), multi (several per row), float (a number), tags (one per token).
         names: The classes in the order of their ids; empty for numbers.
-        label_map: What is read as what: {"positive": "pos"}.
-        separator: Between the classes of one row of kind multi, where they are one text.
+        label_map: Renamed labels: {"positive": "pos"}.
+        separator: Between the classes of a row of kind multi, if they are one text.
     """
 
     kind: str
@@ -52,11 +52,7 @@ class Labels:
         object.__setattr__(self, "_ids", {name: number for number, name in enumerate(self.names)})
 
     def encode(self, value: Any) -> int | float | list[int]:
-        """Return a label as it is trained on: an id, a number, or a list of ids.
-
-        Raises:
-            KeyError: The label is none of `names`.
-        """
+        """Return a label for training: an id, a number, or a list of ids; raise a KeyError for an unknown one."""
         if self.kind == "float":
             return float(value)
         if self.kind == "class":
@@ -64,7 +60,7 @@ class Labels:
         return [self._id(text) for text in label_list(value, self.kind, self.separator)]
 
     def find(self, text: str | None) -> int | None:
-        """Return the id of a class by its name in the file, None if it is none of `names`."""
+        """Return the id of a class by its name in the file, None if unknown."""
         ids: dict[str, int] = self.__dict__["_ids"]
         return ids.get(self.label_map.get(text, text)) if text is not None else None
 
@@ -74,16 +70,16 @@ class Labels:
 
 
 def label_text(value: Any) -> str:
-    """Return a label as text: "true" and "false" for booleans, without blanks around it."""
+    """Return a label as stripped text: "true" and "false" for booleans."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).strip()
 
 
 def label_list(value: Any, kind: str, separator: str) -> list[str]:
-    """Return the labels of a row that has several: a list of them, or one text with separators (blanks for tags).
+    """Return the labels of a multi-label row: a list, or one text with separators (spaces for tags).
 
-    A list may also be written as text, as in a csv file: "['B-PER', 'O']".
+    A list may also be a text, as in a csv file: "['B-PER', 'O']".
     """
     if isinstance(value, str):
         written = written_list(value) if kind == "tags" and value.lstrip().startswith("[") else listed(value)
@@ -97,7 +93,7 @@ def label_list(value: Any, kind: str, separator: str) -> list[str]:
 
 
 def ordered(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return labels in the order of their ids: whole numbers by value, everything else by its text."""
+    """Return labels in the order of their ids: whole numbers by value, everything else as text."""
     if all(_is_whole(text) for text in texts):
         return tuple(sorted(texts, key=int))
     return tuple(sorted(texts))
@@ -108,7 +104,7 @@ def _is_whole(text: str) -> bool:
 
 
 def has_value(value: Any) -> bool:
-    """Whether there is anything: not null, no NaN, no empty text, no text of blanks, no empty list."""
+    """Whether a value is present: not null, NaN, blank text, or an empty list."""
     if isinstance(value, str):
         return bool(value) and not value.isspace()
     if isinstance(value, float):
@@ -117,10 +113,10 @@ def has_value(value: Any) -> bool:
 
 
 class LabelScan:
-    """Gathers the labels of one file, block by block.
+    """Collects the labels of one file, block by block.
 
-    `codes` has a number per row for kind class: the place of its text in `texts`, which holds "" for no label. Of tags
-    and of several labels per row only the texts are kept.
+    `codes` has a number per row for kind class: the index of its text in `texts`, with "" for no label. For tags and
+    multi-label rows only the texts are kept.
     """
 
     def __init__(self, kind: str, separator: str, role: Role) -> None:
@@ -136,18 +132,18 @@ class LabelScan:
 
     @property
     def texts(self) -> list[str]:
-        """All labels that were found, in the order in which they were."""
+        """All labels, in the order of first appearance."""
         return list(self._codes_by_text)
 
     @property
     def codes(self) -> Codes:
-        """The label of each row of kind class, as a place in `texts`."""
+        """The label of each row of kind class, as an index in `texts`."""
         if len(self._codes) != 1:
             self._codes = [np.concatenate([np.zeros(0, np.int32), *self._codes])]
         return self._codes[0]
 
     def add(self, start: int, values: list[Any], table: Table, column: str) -> None:
-        """Take the labels of some rows. `values[k]` is that of row `start + k`."""
+        """Add the labels of some rows. `values[k]` belongs to row `start + k`."""
         if self.kind == "float":
             self._add_floats(start, values, table, column)
         elif self.kind == "class":
@@ -220,11 +216,11 @@ def _type_name(value: Any) -> str:
         return "number"
     if isinstance(value, list | dict):
         return "list" if isinstance(value, list) else "object"
-    return "text"  # also dates and bytes, which parquet files have
+    return "text"  # also dates and bytes, from parquet files
 
 
 def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
-    """Return which kind of labels a column holds, by its first values: class, multi, float or tags."""
+    """Return the kind of labels in a column by its first values: class, multi, float or tags."""
     fixed = {"position": "class"}.get(role.kind, role.kind)
     if fixed != "label":
         return fixed
@@ -247,7 +243,7 @@ def guess_kind(role: Role, given: str | None, values: list[Any]) -> str:
 
 
 def check_types(scan: LabelScan, table: Table, column: str, is_kind_given: bool) -> None:
-    """Refuse labels of several kinds (two types of JSON, numbers among words), unless classes were asked for."""
+    """Refuse labels of mixed kinds (two JSON types, numbers among words), unless classes were requested."""
     types = scan.types
     if scan.kind == "float" or is_kind_given:
         return
@@ -291,7 +287,7 @@ def check_types(scan: LabelScan, table: Table, column: str, is_kind_given: bool)
 
 
 def did_you_mean(text: str, names: Sequence[str]) -> str | None:
-    """Return the label that was probably meant: another spelling, the same number, a beginning, a near text."""
+    """Return the label that was probably meant: another spelling, the same number, a prefix, a similar text."""
     for name in names:
         if name.lower() == text.lower():
             return name
@@ -308,19 +304,18 @@ def did_you_mean(text: str, names: Sequence[str]) -> str | None:
 
 
 def map_flag(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return labels to be read as others as a command line has them."""
+    """Return renamed labels as a command line option."""
     return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in pairs)])
 
 
 def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str = "row has the label") -> list[str]:
-    """Return a warning for each label that is to be read as another and does not occur; called before training.
+    """Return a warning for each renamed label that does not occur; called before training.
 
-    No error: a map of all labels that there can be is given for some of the data too.
+    Not an error, as a complete map may be used for a part of the data.
 
     Args:
-        label_map: what is read as what.
         found: the labels that occur, in any split.
-        what: has a label.
+        what: the subject of the sentence.
     """
     names = list(dict.fromkeys(found))
     warnings = []
@@ -328,7 +323,7 @@ def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str 
         if old in names or not names:
             continue
         near = did_you_mean(old, names)
-        # Of a great many labels only some are compared letter by letter.
+        # With very many labels only some are compared letter by letter.
         like = difflib.get_close_matches(old, names[:_MOST_COMPARED], n=_MOST_NEAR, cutoff=0)
         shown = list(dict.fromkeys([near, *like] if near else like))
         listed = ", ".join(map(repr, shown[:_MOST_NEAR]))
@@ -338,6 +333,6 @@ def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str 
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
-    """Return "neg 26, pos 34", cut off where there are many."""
+    """Return "neg 26, pos 34", truncated if there are many."""
     shown = [f"{name} {number:,}" for name, number in list(counts.items())[:MOST_SHOWN]]
     return ", ".join(shown) + (f" and {len(counts) - MOST_SHOWN} more" if len(counts) > MOST_SHOWN else "")

@@ -47,7 +47,7 @@ SPLIT_NAMES = {
     "test": ("test",),
 }
 _FROM_ARROW = "write it as parquet: datasets.load_from_disk(FOLDER).to_parquet('train.parquet')"
-# Endings of files that other programs write, and how they become files that are read.
+# Endings of unsupported formats, and how to convert them.
 _WAYS_OUT = {
     **dict.fromkeys((".zip", ".7z", ".rar"), "unzip {path}   and give the file or folder that was in it"),
     **dict.fromkeys((".tar", ".tgz"), "tar -xf {path}   and give the file or folder that was in it"),
@@ -81,22 +81,22 @@ def open_table(
     """Open a data file, check its bytes and index its rows.
 
     Args:
-        path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a dataset
-            of the Hub together with `split`.
-        kind: One of `KINDS` for a file whose ending does not say it, or one of `IMAGE_KINDS` for images.
-        delimiter: Of a csv file; found out if it is not given.
-        quoting: "minimal" or "none" for a csv file in which quotes are ordinary characters; found out if not given.
-        text_unit: "line" or "paragraph": what becomes a row of a txt file.
-        split: Which split of a dataset of the Hub.
-        image_dir: Where the images are: of a folder the part that holds them; of a file the folder from which its
-            paths go, seen from the file. A csv, json, jsonl or parquet file is a table of images if it is given.
-        annotation_dir: The part of a folder that holds masks or text files of objects.
-        names_file: A file with names of classes by number, seen from the folder or the file.
+        path: A csv, tsv, json, jsonl, txt, conll or parquet file, all but the last also as .gz, or the id of a Hub
+            dataset with `split`.
+        kind: One of `KINDS` for a file with another ending, or one of `IMAGE_KINDS` for images.
+        delimiter: Of a csv file; sniffed by default.
+        quoting: "minimal", or "none" for a csv file in which quotes are ordinary characters; sniffed by default.
+        text_unit: "line" or "paragraph": the row of a txt file.
+        split: The split of a Hub dataset.
+        image_dir: The location of the images: a sub-folder, or for a file the base folder of its paths, relative to it.
+            It turns a csv, json, jsonl or parquet file into a table of images.
+        annotation_dir: The sub-folder of masks or text files of objects.
+        names_file: A file of class names by number, relative to the folder or the file.
         flag: The option that named the file, for error messages.
-        say: Called every few megabytes.
+        say: Receives the progress every few megabytes.
 
     Raises:
-        InputError: Whatever is wrong with the file.
+        InputError: Any problem with the file.
     """
     if kind in IMAGE_KINDS:
         return _open_images(Path(path).expanduser(), kind, image_dir, annotation_dir, names_file, flag, say)
@@ -191,7 +191,7 @@ def locate(
 ) -> dict[str, tuple[str, str]]:
     """Return (name of a file or Hub dataset, option that named it) by split, in the order of `SPLITS`.
 
-    A Hub dataset is not loaded here; it stands under "train" until it is opened.
+    A Hub dataset is not loaded here; it is under "train" until it is opened.
     """
     files = {"train": train_file, "validation": validation_file, "test": test_file}
     refuse_empty_names(data, files)
@@ -209,14 +209,14 @@ def locate(
 
 
 def refuse_empty_names(data: str | Path | None, files: Mapping[str, str | Path | None]) -> None:
-    """Refuse an option that was given nothing, such as a variable of the shell that is not set."""
+    """Refuse an empty option, such as an unset shell variable."""
     for flag, name in {"--data": data, **{f"--{split}_file": file for split, file in files.items()}}.items():
         if isinstance(name, str) and not name.strip():
             raise InputError("args.value", f"{flag} is empty", fix=f"{flag} FILE   or leave it out")
 
 
 def refuse_other_names(table: Table) -> None:
-    """Refuse names of files that are no UTF-8: a run writes them into its own files, which are."""
+    """Refuse file names that are not UTF-8: a run writes them into its own UTF-8 files."""
     names = [table.path, *(table.files if isinstance(table, ListedTable) else ())]
     odd = [name for name in names if any("\ud800" <= character <= "\udfff" for character in name)]
     if odd:
@@ -232,7 +232,7 @@ def refuse_other_names(table: Table) -> None:
 
 
 def is_hub(name: str) -> bool:
-    """Whether a name is that of no file here, nor close to one, and can be that of a dataset of the Hub."""
+    """Whether a name is not a local file or similar to one, and can be a Hub dataset."""
     path = Path(name).expanduser()
     if path.exists() or _ending(path) in KINDS_BY_ENDING:
         return False
@@ -241,7 +241,7 @@ def is_hub(name: str) -> bool:
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by split: train.*, validation.* (valid, val, dev, eval), test.*; or its one file."""
+    """Return a folder's files by split: train.*, validation.* (valid, val, dev, eval), test.*, or its only file."""
     usable = sorted(path for path in folder.iterdir() if path.is_file() and _ending(path) in KINDS_BY_ENDING)
     found: dict[str, Path] = {}
     for split, names in SPLIT_NAMES.items():
@@ -279,7 +279,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def folder_listing(folder: Path) -> list[str]:
-    """Return what is in a folder, in a few lines."""
+    """Return the content of a folder, in a few lines."""
     names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
     if not names:
         return ["the folder is empty"]
@@ -287,7 +287,7 @@ def folder_listing(folder: Path) -> list[str]:
 
 
 def missing_file(path: Path, flag: str) -> InputError:
-    """Return the error about a file that is not there, with the nearest names."""
+    """Return the error about a missing file, with the nearest names."""
     folder = path.parent
     if path.is_symlink():
         leads = os.readlink(path)
@@ -328,5 +328,5 @@ def open_all(
 
 
 def split_of_hub(key: str) -> str:
-    """Return the split that the name of a Hub dataset's split means, "" for none of them."""
+    """Return the split for a Hub dataset's split name, or ""."""
     return next((split for split, names in SPLIT_NAMES.items() if key in names), "")

@@ -1,4 +1,4 @@
-"""How data is read and what is done about its flaws."""
+"""Options for reading data and handling its flaws."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from loopwright.errors import InputError
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How data is read and what is done about its flaws. Each is an option of the command line under the same name.
+    """Options for reading data and handling its flaws, each with a command line option of the same name.
 
     Attributes:
-        validation_ratio: Share of the rows held back where no validation file is given; 0 holds none back.
-        label_kind: class, multi or float, where the values of the label column do not say it.
-        label_map: Labels to read as others: {"positive": "pos"}.
-        label_names: All labels in the order of their ids; those of the training rows, sorted, where it is not given.
+        validation_ratio: Fraction of the rows held out for validation if no file is given; 0 holds out none.
+        label_kind: class, multi or float, if the values are ambiguous.
+        label_map: Labels to rename: {"positive": "pos"}.
+        label_names: All labels in the order of their ids; by default the sorted labels of the training rows.
         label_separator: Between several labels in one text.
         unknown_labels: "refuse" or "drop" rows whose label is unknown.
         missing_values: "refuse" or "drop" rows that lack a value.
         keep_duplicates: Whether validation rows that are also in training stay; otherwise they move to training.
         file_kind, delimiter, quoting, text_unit: As for `open_table`, for all files.
-        image_dir: The folder from which the paths in a file go, where it is not that of the file, or images/ in it.
-        id2label: A json file with the names of classes by number, for masks and objects that have numbers.
-        ignore_index: The id in masks that stands for no class.
-        reduce_labels: Whether 0 in masks stands for no class and all other ids are one too high.
-        bad_images: "refuse" or "drop" rows whose image is missing, cut off or none.
+        image_dir: The base folder of the paths in a file, if it is not the file's own folder, or images/ in it.
+        id2label: A json file of class names by number, for masks and objects.
+        ignore_index: The id in masks for no class.
+        reduce_labels: Whether 0 in masks means no class and all other ids are one too high.
+        bad_images: "refuse" or "drop" rows whose image is missing, truncated or invalid.
     """
 
     validation_ratio: float = 0.2

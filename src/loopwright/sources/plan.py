@@ -1,4 +1,4 @@
-"""What preflight found out, as plain data: the run folder's data.json; and the rows of a split by role."""
+"""The result of preflight as plain data, the run folder's data.json; and the rows of a split by role."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _MOST_ROWS_LISTED = 50
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file (or split of a Hub dataset) of a run, and what it was when the run started."""
+    """One file (or split of a Hub dataset) of a run, with its state at the start of the run."""
 
     path: str
     kind: str
     sha256: str
     num_bytes: int
     num_rows: int
-    settings: Mapping[str, Any]  # what `open_table` needs to read it in the same way
+    settings: Mapping[str, Any]  # settings for `open_table`
 
     def open(self, say: Say | None = None) -> Table:
         """Open it again."""
@@ -48,7 +48,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of one file, by ascending row number. `file` is a place in `DataPlan.files`."""
+    """Some rows of one file, by ascending row number. `file` is an index in `DataPlan.files`."""
 
     file: int
     rows: Rows
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of one split: those of its parts, one part after the other."""
+    """The rows of one split: the concatenation of its parts."""
 
     name: str
     parts: tuple[Part, ...]
@@ -67,25 +67,25 @@ class Split:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything a run must know about its data.
+    """Everything a run needs to know about its data.
 
     Attributes:
         task: The task whose schema was used.
         files: The data files with their sha256.
-        splits: By name: train, validation, test; only those that there are.
+        splits: By name: train, validation, test, as far as they exist.
         columns: The column, or columns, of each role.
         kinds: The kind of each role, as in `Role.kind`.
-        labels: The labels, of a task that has them.
-        counts: How often each label occurs, by split; empty for numbers.
+        labels: The labels, if the task has any.
+        counts: The frequency of each label, by split; empty for numbers.
         lengths: By role: {"characters": {"p50", "p95", "max"}, "words": {...}} over all files.
         label_range: Smallest and largest label of a task that predicts a number.
-        duplicates: Rows of a split that are also in training, by split, before anything was done about them.
-        dropped: Rows that were left out, by reason.
-        guesses: What was guessed, in sentences to be printed.
-        warnings: What looks wrong but does not have to be, likewise.
-        images: Of a task with images: their sizes; bad ones; objects, empty scenes, boxes that were cut or left out;
-            "class_ids": the number of each label in the file; "ignore_index" and "reduce_labels" of masks.
-        tables: The files that are open, by their place in `files`; no part of data.json.
+        duplicates: Rows of a split that are also in training, by split, before deduplication.
+        dropped: Dropped rows, by reason.
+        guesses: The guesses, in sentences to print.
+        warnings: Suspicious findings, likewise.
+        images: For image tasks: sizes; bad images; objects, empty scenes, clipped or dropped boxes; "class_ids": the
+            number of each label in the file; "ignore_index" and "reduce_labels" of masks.
+        tables: The open files, by their index in `files`; not in data.json.
     """
 
     task: str
@@ -105,7 +105,7 @@ class DataPlan:
     tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
 
     def rows(self, split: str, say: Say | None = None) -> SplitRows:
-        """Open the files of a split and return its rows. Made for a DataLoader: can be pickled, has a length."""
+        """Open the files of a split and return its rows, for a DataLoader: they can be pickled and have a length."""
         parts = self.splits[split].parts
         for part in parts:
             if part.file not in self.tables:
@@ -113,7 +113,7 @@ class DataPlan:
         return SplitRows(self, [self.tables[part.file] for part in parts], [part.rows for part in parts])
 
     def num_trained_on(self, other: DataPlan) -> int:
-        """Return how many rows of another plan's validation data this one trains on: same rows of the same files."""
+        """Return the number of another plan's validation rows that this one trains on: same rows of the same files."""
         trained = self.splits["train"].parts if "train" in self.splits else ()
         return sum(
             len(np.intersect1d(np.asarray(part.rows), np.asarray(mine.rows)))
@@ -171,11 +171,7 @@ class DataPlan:
 
     @classmethod
     def read(cls, path: Path) -> DataPlan:
-        """Return the plan that a run has in its data.json.
-
-        Raises:
-            InputError: resume.data, if there is none.
-        """
+        """Return the plan in a run's data.json; raise an InputError, resume.data, if there is none."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -184,11 +180,7 @@ class DataPlan:
 
     @classmethod
     def from_json(cls, text: str) -> DataPlan:
-        """Return the plan of which this is the text.
-
-        Raises:
-            InputError: resume.data, if it is none.
-        """
+        """Parse the text of a plan; raise an InputError, resume.data, if it is invalid."""
         try:
             content = json.loads(text)
             if content["format"] != FORMAT:
@@ -237,7 +229,7 @@ def _no_plan(error: Exception) -> InputError:
 
 
 def _pack_rows(rows: Rows, num_rows: int) -> dict[str, Any]:
-    """Return row numbers in a form that stays small: all, a short list, or a bitmap."""
+    """Return row numbers in a compact form: all, a short list, or a bitmap."""
     if len(rows) == num_rows:
         return {"rows": "all"}
     if len(rows) <= _MOST_ROWS_LISTED:
@@ -255,7 +247,7 @@ def _unpack_rows(part: Mapping[str, Any], num_rows: int) -> Rows:
 
 
 class SplitRows:
-    """The rows of a split: `rows[i]` is a dict by role, in the form that the task reads.
+    """The rows of a split: `rows[i]` is a dict by role, in the task's format.
 
     Texts are str, tokens and texts lists of str, answers {"text": [...], "answer_start": [...]}; labels are ids, lists
     of ids, or numbers. A role that a file lacks (labels of a test file) is left out.
@@ -264,7 +256,7 @@ class SplitRows:
     upright image, "classes": [id, ...], "segments": [None, polygons or run lengths, ...], "crowd": [False, ...]}.
 
     Attributes:
-        on_read: called with the number of each row that is read; None for nobody.
+        on_read: called with the number of each row that is read.
     """
 
     on_read: Callable[[int], None] | None = None
@@ -302,7 +294,7 @@ class SplitRows:
         return found
 
     def place(self, index: int) -> str:
-        """Return where a row comes from, in words: "line 12 of train.csv"."""
+        """Return the origin of a row: "line 12 of train.csv"."""
         table, row = self._locate(index)
         return f"{table.place(row)} of {table.name}"
 
@@ -331,7 +323,7 @@ class SplitRows:
         ids = [self._labels.find(table.category_name(category, column)) for category in objects.categories]
         known = [
             place for place, number in enumerate(ids) if number is not None
-        ]  # others are dropped, or refused before
+        ]  # others are dropped, or refused earlier
         return {
             "boxes": [objects.boxes[place] for place in known],
             "classes": [ids[place] for place in known],
@@ -341,9 +333,9 @@ class SplitRows:
 
 
 def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
-    """Refuse if a file of the plan is not what it was: resume, evaluate and predict call this before anything else.
+    """Refuse a changed file of the plan: resume, evaluate and predict call this before anything else.
 
-    All images of a task with images are read for this; `say` is told how far that is.
+    It reads all images of an image task; `say` receives the progress.
 
     Raises:
         InputError: resume.data, naming the file and both hashes.

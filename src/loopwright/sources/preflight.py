@@ -1,4 +1,4 @@
-"""Preflight: everything about the data that can be known before torch is imported."""
+"""Preflight: all checks of the data that are possible before torch is imported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from loopwright.sources.schema import Role, Schema
 from loopwright.sources.splitting import Rows, duplicated_in, is_held_back, keep_classes_in_training
 from loopwright.sources.tables import Table
 
-MOST_FEW_ROWS = 9  # Where nothing of so many rows can be held back, they are too few, whatever their labels are.
+MOST_FEW_ROWS = 9  # If this many rows cannot be split, they are too few, whatever their labels.
 
 Mask = npt.NDArray[np.bool_]
 
@@ -61,14 +61,14 @@ def preflight(
     options: DataOptions | None = None,
     say: Say | None = None,
 ) -> DataPlan:
-    """Open the data of a task, check all of it, and return what there is.
+    """Open the data of a task, check all of it, and return the plan.
 
     `data` is a file, a folder with train, validation and test files, or the id of a Hub dataset. Without a validation
-    file rows are held back by a hash of their content. With only a validation or test file nothing is split: that is
-    how a trained model is evaluated on other data. Of a task with images all of these may be folders of images.
+    file rows are held out by a hash of their content. With only a validation or test file nothing is split, to evaluate
+    a trained model on other data. For image tasks all of these may be folders of images.
 
     Raises:
-        InputError: Whatever is wrong; nothing was written.
+        InputError: Any problem; nothing was written.
     """
     options = options or DataOptions()
     settings = {
@@ -84,7 +84,7 @@ def preflight(
         else:
             opened = open_all(locate(data, train_file, validation_file, test_file), settings, say)
             tables = {split: table for split, (table, _) in opened.items()}
-    except OSError as error:  # of a folder that may not be looked into
+    except OSError as error:  # of an unreadable folder
         raise unreadable(Path(error.filename or data or train_file or "."), error) from error
     if not tables:
         raise InputError(
@@ -98,7 +98,7 @@ def preflight(
 
 
 class _Check:
-    """One preflight. `lead` is the split whose file decides about columns and labels."""
+    """One preflight. `lead` is the split whose file decides columns and labels."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Check:
     # ------------------------------------------------------------------------------------------ columns and values
 
     def _choose_columns(self) -> tuple[Columns, list[str]]:
-        """Return the columns of the file that decides; those of a folder of images have no names of their own."""
+        """Return the columns of the deciding file; a folder of images has fixed ones."""
         table = self.tables[self.lead]
         if not table.has_fixed_columns:
             return choose_columns(self.schema, table, self.given)
@@ -206,7 +206,7 @@ class _Check:
             ) from error
 
     def _columns_of(self, split: str) -> Columns:
-        """Return the columns of a split's file; those of labels may be absent from a test file."""
+        """Return the columns of a split's file; label columns may be missing in a test file."""
         table = self.tables[split]
         if split == self.lead:
             return self.columns
@@ -283,7 +283,6 @@ class _Check:
         return {split: scan.scenes for split, scan in self.scans.items() if scan.scenes is not None}
 
     def _resolve_scenes(self) -> Scenes | None:
-        """Return what is in the images, of a task with masks or objects."""
         role = self.schema.scene_role
         if role is None or role.name not in self.columns:
             return None
@@ -335,7 +334,7 @@ class _Check:
         return kind
 
     def _resolve_labels(self, kind: str | None) -> Labels | None:
-        """Return the labels; refuse or drop rows whose label is none of them."""
+        """Return the labels; refuse or drop rows with an unknown label."""
         role, options = self.schema.label_role, self.options
         if kind is None or role is None:
             return None
@@ -347,7 +346,7 @@ class _Check:
         found = [text for text in map(label_text, lead.texts) if text]
         is_float = role.kind == "label" and options.label_kind is None and options.label_names is None
         if kind == "class" and is_float and all(map(is_number, found)) and not _all_whole(found):
-            kind = "float"  # The first rows held whole numbers, later ones do not.
+            kind = "float"  # The first rows had whole numbers, later ones do not.
             self.guesses.append(f"label_kind='float' (guessed: {column!r} holds numbers that are not whole)")
         if kind == "float":
             return Labels("float", (), {})
@@ -359,7 +358,7 @@ class _Check:
         labels = Labels(kind, names, dict(options.label_map), options.label_separator)
         for split, scan in with_labels.items():
             self._handle_unknown(split, scan, labels, column)
-        if options.label_names is None:  # else the map is that of a model
+        if options.label_names is None:  # otherwise the map comes from a model
             texts = (label_text(text) for scan in with_labels.values() for text in scan.texts)
             self.warnings += never_renamed(options.label_map, filter(None, texts))
         return labels
@@ -422,7 +421,6 @@ class _Check:
         )
 
     def _count_labels(self, splits: dict[str, Split], labels: Labels | None) -> dict[str, dict[str, int]]:
-        """Return how often each label occurs in each split."""
         if labels is None or labels.kind == "float" or self.schema.label_role is None:
             return {}
         column = str(self.columns[self.schema.label_role.name])
@@ -521,7 +519,6 @@ class _Check:
         parts["train"].append(Part(file, rows[is_double]))
 
     def _hold_back(self, rows: dict[str, Rows], files: dict[str, int], labels: Labels | None) -> dict[str, Split]:
-        """Split the training file by content."""
         all_rows, scan = rows["train"], self.scans["train"]
         splits = {split: Split(split, (Part(files[split], kept),)) for split, kept in rows.items()}
         held_rows = all_rows[:0]

@@ -22,15 +22,15 @@ from loopwright.sources.schema import PICTURE_KINDS, Role, Schema
 from loopwright.sources.tables import Table
 from loopwright.sources.values import UnusableValueError, as_answers, as_text, as_texts, as_tokens, without_empty_end
 
-LONGEST_COUNTED = 1 << 18  # Lengths above share a place; the maximum stays exact.
+LONGEST_COUNTED = 1 << 18  # Longer lengths share a bin; the maximum stays exact.
 MOST_ROWS_NAMED = 5
-IGNORED_TAG = "-100"  # what features of transformers have in the place of a tag that does not count
+IGNORED_TAG = "-100"  # the value in transformers' features for an ignored tag
 
 Hashes = npt.NDArray[np.uint64]
 
 
 class LengthHistogram:
-    """How often each length occurs."""
+    """A histogram of lengths."""
 
     def __init__(self) -> None:
         self._counts: npt.NDArray[np.int64] = np.zeros(1, np.int64)
@@ -47,7 +47,7 @@ class LengthHistogram:
         self._counts = counts
 
     def merge(self, other: LengthHistogram) -> None:
-        """Add what another one has counted."""
+        """Add the counts of another histogram."""
         counts = np.zeros(max(len(self._counts), len(other._counts)), np.int64)
         counts[: len(self._counts)] += self._counts
         counts[: len(other._counts)] += other._counts
@@ -62,7 +62,7 @@ class LengthHistogram:
 
 @dataclass
 class Problem:
-    """Something that is wrong in some rows: how many, and what the first ones are."""
+    """A problem of some rows: their number, and the first ones."""
 
     num_rows: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
@@ -76,16 +76,16 @@ class Problem:
 
 @dataclass
 class Scan:
-    """What one pass over a file found.
+    """The findings of one pass over a file.
 
     Attributes:
-        content: A hash of what the model reads, per row: equal rows are duplicates.
-        split_key: The hash by which rows are split; the same array as `content` unless the schema says otherwise.
-        is_missing: Which rows lack a value that they need.
+        content: A hash of the model's inputs, per row: equal rows are duplicates.
+        split_key: The hash that splits rows; the same array as `content` unless the schema has `split_by`.
+        is_missing: Which rows lack a required value.
         missing: The same by role, counted.
         lengths: Characters and rough words by role.
-        labels: What was found in the label column, if there is one.
-        scenes: What was found in the images, of a file that has them.
+        labels: The findings in the label column, if there is one.
+        scenes: The findings in the images, if there are any.
     """
 
     num_rows: int
@@ -110,9 +110,8 @@ def scan_table(
     """Read all rows of a table once.
 
     Raises:
-        InputError: A value is of the wrong kind (data.value), an answer is not in its context (data.answers), tags and
-            tokens differ in number (data.tags), labels are of several kinds (data.label_type); of images as
-            `SceneScan` says.
+        InputError: A value has the wrong type (data.value), an answer is not in its context (data.answers), tags and
+            tokens differ in number (data.tags), labels have mixed types (data.label_type); for images see `SceneScan`.
     """
     roles = [role for role in schema.roles if role.name in columns]
     names = {role.name: _column_list(columns[role.name]) for role in roles}
@@ -134,7 +133,7 @@ def scan_table(
                 values[role.name] = scenes.add(role, names[role.name][0], block.start, raw)
             else:
                 values[role.name] = raw if role.is_label else _convert(role, raw, values, table, block.start)
-            # No class at all is one of the things that a row with several classes may have.
+            # A multi-label row may have no class at all.
             checked = (
                 [value if value != [] else True for value in raw] if label_kind == "multi" and role.is_label else None
             )
@@ -164,14 +163,14 @@ def _has_length(role: Role) -> bool:
 
 
 def _gather(role: Role, columns: list[list[Any]]) -> list[Any]:
-    """Return one value per row, also of a role that has several columns."""
+    """Return one value per row, even for a role with several columns."""
     if len(columns) == 1:
         return columns[0]
     return [without_empty_end(list(parts)) for parts in zip(*columns, strict=True)]
 
 
 def _convert(role: Role, raw: list[Any], others: dict[str, list[Any]], table: Table, start: int) -> list[Any]:
-    """Return the values in the one form that their role has; refuse what has none."""
+    """Return the values in the format of their role; refuse unusable ones."""
     if role.kind == "text" and set(map(type, raw)) == {str}:
         return raw
     if role.kind == "answers":
@@ -251,11 +250,11 @@ def _check_tags(values: dict[str, list[Any]], role: Role, table: Table, start: i
 
 
 def _hash(columns: list[list[Any]]) -> bytes:
-    """Return eight bytes per row that depend on the values and on nothing else."""
+    """Return eight bytes per row that depend on the values only."""
     digest = partial(hashlib.blake2b, digest_size=8)
     texts = ["\x1e".join(part) for part in columns[0]] if type(columns[0][0]) is list else columns[0]
     if len(columns) > 1:
         flat = [["\x1e".join(part) for part in column] if type(column[0]) is list else column for column in columns]
         texts = list(map("\x1f".join, zip(*flat, strict=True)))
-    # JSON can hold halves of characters, which no encoding takes otherwise.
+    # JSON allows lone surrogates, which other encodings reject.
     return b"".join([digest(text.encode("utf-8", "surrogatepass")).digest() for text in texts])

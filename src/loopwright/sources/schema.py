@@ -1,7 +1,7 @@
-"""What a task needs of a row: roles, the names that columns with such a role usually have, and the tasks.
+"""The roles of a task's rows, the usual names of their columns, and the tasks.
 
-A role is looked for in a file by its names, then by elimination. `columns={"text": "review"}` (`--text_column review`)
-says it outright.
+The column of a role is found by name, then by elimination. `columns={"text": "review"}` (`--text_column review`) sets
+it explicitly.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ ROLE_KINDS = (
 
 @dataclass(frozen=True)
 class Role:
-    """One thing that a row must or may hold.
+    """A required or optional value of a row.
 
     Attributes:
-        name: How the task calls it; the option is `--NAME_column`.
+        name: Its name in the task; the option is `--NAME_column`.
         kind: text: a text. texts: a list of texts, or one column for each. tokens: a list of words. answers: SQuAD's
-            answers. label: a class, several classes or a number, as the values turn out. class, multi, float: one of
+            answers. label: a class, several classes or a number, depending on the values. class, multi, float: one of
             these only. position: which of the `texts` is right, from 0. tags: one label per token. image: a file or its
             bytes. mask: the same, with a class id in each pixel. objects: boxes, classes and outlines, or a mask of
             class and instance ids.
-        names: Usual names of such a column, the surest first. One that ends in * is a pattern for several columns
+        names: Usual names of such a column, the most certain first. One that ends in * is a pattern for several columns
             ("ending*" for ending0, ending1, ...), for roles of kind texts.
         is_required: Whether a file without it is refused.
-        is_input: Whether the model reads it: such roles make up the content of a row, by which duplicates are found.
-        may_be_empty: Whether a row without a value is fine.
-        has_outlines: Whether each of the objects needs an outline, beside its box.
+        is_input: Whether the model reads it: these roles define duplicates.
+        may_be_empty: Whether a row may lack a value.
+        has_outlines: Whether each object needs an outline besides its box.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Schema:
-    """The roles of a task. `split_by`: the roles by whose content rows are split; all inputs where it is empty."""
+    """The roles of a task. `split_by`: the roles whose content splits rows; all inputs if empty."""
 
     task: str
     roles: tuple[Role, ...]
@@ -80,11 +80,11 @@ class Schema:
 
     @property
     def scene_role(self) -> Role | None:
-        """The role that says what is where in an image, if there is one: a mask, or objects."""
+        """The role that locates things in an image, a mask or objects, if there is one."""
         return next((role for role in self.roles if role.kind in ("mask", "objects")), None)
 
     def for_prediction(self) -> Schema:
-        """Return the schema of rows without labels: what the model reads and nothing else."""
+        """Return the schema of rows without labels: the model's inputs only."""
         return replace(self, roles=tuple(role for role in self.roles if role.is_input))
 
     def with_names(self, names: Mapping[str, tuple[str, ...]]) -> Schema:

@@ -1,7 +1,7 @@
-"""Which row is trained on and which is held back.
+"""Which rows are for training and which are held out.
 
-Without a validation file a row's side follows from a hash of its content and nothing else: not from the order of the
-file, its other rows, or a seed. Equal rows are on the same side.
+Without a validation file a hash of a row's content alone decides its side: not the order of the file, other rows, or a
+seed. Equal rows are on the same side.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def is_held_back(split_key: Hashes, ratio: float) -> npt.NDArray[np.bool_]:
-    """Return which rows go to validation: those whose hash lies in the lowest part of its range.
+    """Return which rows go to validation: those with the lowest hashes.
 
-    Where that leaves a side empty (a few rows), the content with the smallest hash goes to validation.
+    If that leaves a side empty (a few rows), the content with the smallest hash goes to validation.
     """
     if not 0 < ratio < 1:
         raise InputError(
@@ -39,7 +39,7 @@ def is_held_back(split_key: Hashes, ratio: float) -> npt.NDArray[np.bool_]:
 
 
 def keep_classes_in_training(held_back: npt.NDArray[np.bool_], codes: npt.NDArray[np.int32]) -> list[int]:
-    """Take classes whose rows are all held back into training, in place; return their codes."""
+    """Move classes whose rows are all held out into training, in place; return their codes."""
     in_training = np.unique(codes[~held_back])
     only_held_back = np.setdiff1d(codes[held_back], in_training)
     held_back[np.isin(codes, only_held_back)] = False
@@ -47,7 +47,7 @@ def keep_classes_in_training(held_back: npt.NDArray[np.bool_], codes: npt.NDArra
 
 
 def duplicated_in(content: Hashes, training: Hashes) -> npt.NDArray[np.bool_]:
-    """Return which rows have the content of a training row."""
+    """Return which rows have the same content as a training row."""
     ordered = np.unique(training)
     places = np.minimum(np.searchsorted(ordered, content), max(len(ordered) - 1, 0))
     found: npt.NDArray[np.bool_] = ordered[places] == content if len(ordered) else np.zeros(len(content), np.bool_)

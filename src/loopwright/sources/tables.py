@@ -1,4 +1,4 @@
-"""What every reader of a data file offers: columns, length, any row by number, all rows in order.
+"""The interface of every reader of a data file: columns, length, any row by number, all rows in order.
 
 A table keeps only the index of its rows in memory. It can be pickled, and its rows can be read from loader workers.
 """
@@ -18,18 +18,18 @@ Row = dict[str, Any]
 
 
 class Block(NamedTuple):
-    """Some rows in a row, column by column: `values[name][k]` belongs to row `start + k`."""
+    """Consecutive rows, column by column: `values[name][k]` belongs to row `start + k`."""
 
     start: int
     values: dict[str, list[Any]]
 
 
 class Table(ABC):
-    """Rows of one data source, each a dict by column name. csv values are text, JSON values are what they are.
+    """Rows of one data source, each a dict by column name. csv values are text, JSON values keep their types.
 
     Attributes:
-        has_fixed_columns: Whether the kind of the table says what its columns are called, so that nothing is guessed.
-        notes: What looks wrong and does not have to be, in sentences.
+        has_fixed_columns: Whether the kind of the table fixes its column names, so that nothing is guessed.
+        notes: Suspicious findings, in sentences.
     """
 
     has_fixed_columns = False
@@ -51,7 +51,7 @@ class Table(ABC):
 
     @abstractmethod
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        """Yield all rows in order, with the named columns only. A missing value is None."""
 
     @property
     def name(self) -> str:
@@ -59,15 +59,15 @@ class Table(ABC):
         return Path(self.path).name
 
     def place(self, index: int) -> str:
-        """Return where a row stands, in words for an error message."""
+        """Return the location of a row, for error messages."""
         return f"row {index + 1:,}"
 
     def settings(self) -> dict[str, Any]:
-        """Return what `open_table` must be given to read this file in the same way again."""
+        """Return the arguments of `open_table` to read this file in the same way again."""
         return {"kind": self.kind}
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the classes of a column in the order of their ids, where the file itself names them; else nothing."""
+        """Return the classes of a column in the order of their ids, if the file names them; else empty."""
         return ()
 
     def __iter__(self) -> Iterator[Row]:
@@ -77,7 +77,7 @@ class Table(ABC):
 
 
 class IndexedTable(Table):
-    """A table over a file whose rows lie one after the other."""
+    """A table over a file of consecutive rows."""
 
     def __init__(self, source: FileBytes, kind: str) -> None:
         self.source = source
@@ -85,11 +85,11 @@ class IndexedTable(Table):
         self.kind = kind
         self.num_bytes = source.num_bytes
         self.columns = ()
-        self.index: Offsets = np.zeros(1, np.uint64)  # row i lies from index[i] to index[i + 1]
+        self.index: Offsets = np.zeros(1, np.uint64)  # row i spans index[i] to index[i + 1]
 
     @abstractmethod
     def parse(self, data: bytes, index: int) -> Row:
-        """Return the row that these bytes are."""
+        """Parse the bytes of a row."""
 
     def __len__(self) -> int:
         return len(self.index) - 1
@@ -104,7 +104,7 @@ class IndexedTable(Table):
             yield from (self.parse(piece, start + k) for k, piece in enumerate(pieces))
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        """Yield all rows in order, with the named columns only. A missing value is None."""
         for start, pieces in self.pieces(say):
             rows = [self.parse(piece, start + k) for k, piece in enumerate(pieces)]
             yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
@@ -115,7 +115,7 @@ class IndexedTable(Table):
             yield start, [data[a:b] for a, b in zip(places, places[1:], strict=False)]
 
     def stretches(self, say: Say | None) -> Iterator[tuple[int, bytes, list[int]]]:
-        """Yield (first row, bytes of some rows, where in them each row starts, and where the last one ends)."""
+        """Yield (first row, bytes of some rows, the start of each row in them and the end of the last)."""
         start, num_rows = 0, len(self)
         while start < num_rows:
             offset = int(self.index[start])
@@ -130,7 +130,7 @@ class IndexedTable(Table):
                 say(Progress(self.path, "checking", end, self.num_bytes))
 
     def place(self, index: int) -> str:
-        """Return the line in which a row starts."""
+        """Return the line where a row starts."""
         return f"line {self.source.line_at(int(self.index[index])):,}"
 
 

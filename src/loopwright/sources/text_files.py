@@ -1,4 +1,4 @@
-"""Plain text, by line or by paragraph, and files with one token per line, as CoNLL writes them."""
+"""Plain text, by line or by paragraph, and CoNLL files with one token per line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEXT_UNITS = ("line", "paragraph")
 
 
 class ParagraphSplitter:
-    """Finds paragraphs: lines without a blank line between them."""
+    """Finds paragraphs: consecutive lines that are not blank."""
 
     def __init__(self) -> None:
         self._is_after_blank = True
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return where paragraphs start, and how many bytes are done with. Lines are done with one by one."""
+        """Return the paragraph starts, and the number of bytes consumed, line by line."""
         starts, is_blank, num_done = line_starts(buffer, is_last)
         if not len(starts):
             return starts, 0
@@ -31,7 +31,7 @@ class ParagraphSplitter:
         return starts[is_after_blank & ~is_blank], num_done
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return None: a long line is a long line."""
+        """Return None: there is no better error for a long line."""
         return None
 
 
@@ -58,7 +58,7 @@ class TextTable(IndexedTable):
         return {"kind": self.kind, "text_unit": self.text_unit}
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Return the row that these bytes are."""
+        """Parse the bytes of a row."""
         return {"text": data.decode("utf-8").rstrip("\r\n").replace("\r\n", "\n")}
 
 
@@ -66,8 +66,8 @@ class ConllTable(IndexedTable):
     """A file with one token per line and blank lines between sentences.
 
     The first field of a line is the token, the last its tag; fields between become columns `field_2`, `field_3`, ...
-    Fields are separated by tabs if the first line has one, else by blanks. Comments (`# ...`) and -DOCSTART- lines are
-    left out.
+    Fields are separated by tabs if the first line has one, else by spaces. Comments (`# ...`) and -DOCSTART- lines are
+    skipped.
     """
 
     def __init__(self, source: FileBytes, say: Say | None) -> None:
@@ -85,7 +85,7 @@ class ConllTable(IndexedTable):
                 if lines and not self._num_fields:
                     self._separator = "\t" if "\t" in lines[0] else None
                     self._num_fields = len(lines[0].split(self._separator))
-        # What is no sentence is added to the one before it, where it changes nothing.
+        # Anything but a sentence is appended to the previous one, where it has no effect.
         self.index = np.append(index[:-1][is_sentence], index[-1])
         if not len(self):
             raise InputError(
@@ -101,7 +101,7 @@ class ConllTable(IndexedTable):
         self.columns = ("tokens", *(f"field_{k}" for k in range(2, self._num_fields)), "tags")
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Return the row that these bytes are: one list per column."""
+        """Parse the bytes of a row: one list per column."""
         lines = self._lines(data)
         rows = [line.split(self._separator) for line in lines]
         for line, fields in zip(lines, rows, strict=True):

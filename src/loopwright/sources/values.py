@@ -1,4 +1,4 @@
-"""From the values in a file to what a task reads: texts, lists of texts, answers. Forms that differ become one."""
+"""Convert file values to task inputs: texts, lists of texts, answers, each in one format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LIST_OF_TEXTS = re.compile(r"\s*\[\s*(?:['\"].*)?\]\s*", re.DOTALL)
 
 
 class UnusableValueError(ValueError):
-    """A value that is not of the kind that its role needs; its text says why."""
+    """A value that its role cannot use; the message has the reason."""
 
 
 def as_text(value: Any) -> str:
-    """Return a text; numbers are written out, nothing is the empty text."""
+    """Return a text; numbers are written out, None becomes the empty text."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -36,7 +36,7 @@ def _decoded(value: bytes) -> str:
 
 
 def as_tokens(value: Any) -> list[str]:
-    """Return a list of words; a text is cut at blanks, unless it is a list that was written as text."""
+    """Return a list of words; a text is split at spaces, unless it is a list written as text."""
     if isinstance(value, str):
         words = listed(value)
         value = value.split() if words is None else words
@@ -51,7 +51,7 @@ def as_tokens(value: Any) -> list[str]:
 
 def as_texts(value: Any) -> list[str]:
     """Return a list of texts, from a list or from one value per column."""
-    if isinstance(value, dict) and isinstance(value.get("text"), list):  # the form of ARC and OpenBookQA
+    if isinstance(value, dict) and isinstance(value.get("text"), list):  # the format of ARC and OpenBookQA
         value = value["text"]
     if isinstance(value, str):
         value = listed(value) or value
@@ -61,21 +61,21 @@ def as_texts(value: Any) -> list[str]:
 
 
 def listed(text: str) -> list[Any] | None:
-    """Return the list of texts that is written in one text, as Python or JSON writes it; None where it is none.
+    """Return the list of texts written in one text, in Python or JSON; None if it is not a list.
 
-    That is how a list gets into a cell of a csv file: "['Anna', 'lives']". Words in brackets without quotes are words.
+    Lists in csv cells look like this: "['Anna', 'lives']". Words in brackets without quotes are words.
     """
     return written_list(text) if _LIST_OF_TEXTS.fullmatch(text) else None
 
 
 def written_list(text: str) -> list[Any] | None:
-    """Return the list, of texts or numbers, that a text is; None where it is none."""
+    """Return the list of texts or numbers written in a text; None if it is not one."""
     value = written_value(text)
     return value if isinstance(value, list) else None
 
 
 def written_value(text: str) -> Any:
-    """Return the value that a text writes down, in JSON or as Python shows it; None where it writes none."""
+    """Return the value written in a text, in JSON or Python; None if there is none."""
     try:
         return json.loads(text)
     except ValueError:
@@ -87,7 +87,7 @@ def written_value(text: str) -> Any:
 
 
 def without_empty_end(parts: list[Any]) -> list[Any]:
-    """Return the values of several columns without the empty ones behind the last that holds something."""
+    """Return the values of several columns without trailing empty ones."""
     end = len(parts)
     while end > 2 and (parts[end - 1] is None or (isinstance(parts[end - 1], str) and not parts[end - 1].strip())):
         end -= 1
@@ -95,13 +95,13 @@ def without_empty_end(parts: list[Any]) -> list[Any]:
 
 
 def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
-    """Return {"text": [...], "answer_start": [...]} of a question, both empty where it has no answer.
+    """Return {"text": [...], "answer_start": [...]} of a question, both empty if it has no answer.
 
-    Taken are SQuAD's two forms, the same written as text (in a csv file), and texts alone, which are looked up in the
+    It accepts SQuAD's two formats, the same as text (in a csv file), and texts alone, which are searched in the
     context.
 
     Raises:
-        UnusableValueError: It has another form, or an answer does not stand where it should.
+        UnusableValueError: It has another format, or an answer is not where it should be.
     """
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         written = written_value(value)

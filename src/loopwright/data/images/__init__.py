@@ -1,6 +1,6 @@
-"""Images: decoding, scenes with boxes and masks, transforms that move all of it together, datasets and batches.
+"""Images: decoding, scenes with boxes and masks, transforms for all of them, datasets and batches.
 
-Needs the extra `vision` (Pillow; faster-coco-eval for masks of objects). Nothing of it is imported before use.
+Needs the extra `vision` (Pillow; faster-coco-eval for masks of objects). It is imported lazily.
 """
 
 from loopwright.data.images.dataset import ImageDataset, ImageOnly, UnreadableSampleError, as_transform

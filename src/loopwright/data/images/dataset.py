@@ -1,8 +1,8 @@
 """A map-style dataset of images: rows in, features out.
 
-`ImageDataset` loads the scene of a row, transforms it under a generator of its own, and makes features of it. The
-generator is seeded from numpy's global one, which loopwright's loaders seed for each micro-batch from (seed, epoch,
-position): so workers, processes and restarts change no pixel.
+`ImageDataset` loads the scene of a row, transforms it with its own generator, and makes features of it. The generator
+is seeded from numpy's global one, which loopwright's loaders seed from (seed, epoch, position), so workers, processes
+and restarts change no pixel.
 
 Example:
     dataset = ImageDataset(plan.rows("train"), load_scene, classification_train(224), SceneFeatures())
@@ -30,10 +30,10 @@ Row = Mapping[str, Any]
 
 
 class UnreadableSampleError(ValueError):
-    """What a DataError of `load_scene` becomes inside a dataset.
+    """Replaces a DataError of `load_scene` inside a dataset.
 
-    A loader takes a DataError for something that is wrong with the run, and never skips it. This one is about a single
-    sample: bad_samples="skip" leaves it out, and "raise" makes a DataError of it that names the sample.
+    For a loader a DataError concerns the whole run, and is never skipped. This one concerns a single sample:
+    bad_samples="skip" leaves it out, and "raise" turns it into a DataError that names the sample.
     """
 
 
@@ -42,10 +42,10 @@ class ImageDataset:
 
     Attributes:
         rows: anything with a length and items.
-        load_scene: called with a row; returns its scene. A DataError from it makes the sample one that can be skipped.
-        transform: called with the scene and a generator; returns a scene. Anything that `as_transform` takes.
-        to_features: called with the transformed scene and the row; returns a dict. "position" is added to it, the
-            number of the row.
+        load_scene: called with a row; returns its scene. Its DataErrors make a sample skippable.
+        transform: called with the scene and a generator; returns a scene. Anything that `as_transform` accepts.
+        to_features: called with the transformed scene and the row; returns a dict. The row number is added as
+            "position".
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class ImageDataset:
         try:
             scene = self.load_scene(row)
         except InputError:
-            raise  # a package that is missing is missing for every sample
+            raise  # a missing package affects every sample
         except DataError as error:
             raise UnreadableSampleError(str(error)) from error
         return {**self.to_features(self.transform(scene, rng), row), "position": position}
 
 
 def as_transform(function: Callable[..., Any] | None) -> Transform:
-    """Return a transform for what the user passed.
+    """Return a transform for the user's function.
 
     Args:
-        function: takes (scene, rng) and is used as it is; or takes only an image and is wrapped in `ImageOnly`; or
-            None, which leaves scenes as they are. It takes (scene, rng) if it needs two positional arguments.
+        function: takes (scene, rng), recognised by two required positional arguments; or only an image, and is wrapped
+            in `ImageOnly`; or None for the identity.
     """
     if function is None:
         return Compose(())
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a function written in C has none to show
+    except (TypeError, ValueError):  # a function written in C has no signature
         parameters = []
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if len(positional) >= 2 and positional[1].default is inspect.Parameter.empty:
@@ -98,32 +98,27 @@ def as_transform(function: Callable[..., Any] | None) -> Transform:
 
 @dataclass(frozen=True)
 class ImageOnly:
-    """A function of an image alone as a transform: for classification, where nothing has to move along.
+    """A transform from a function of the image alone: for classification, without boxes and masks.
 
-    It may return an image of Pillow, an array (height, width, 3) or a tensor (3, height, width), as uint8 or as floats
-    between 0 and 1. What it draws it should draw from the global generators of torch, numpy or Python: loaders seed
-    them.
+    It may return a Pillow image, an array (height, width, 3) or a tensor (3, height, width), as uint8 or as floats
+    between 0 and 1. It should use the global generators of torch, numpy or Python, which loaders seed.
 
     Attributes:
         function: called with the image.
-        takes_array: it is given a uint8 array (height, width, 3), and else an image of Pillow.
+        takes_array: it takes a uint8 array (height, width, 3) instead of a Pillow image.
     """
 
     function: Callable[[Any], Any]
     takes_array: bool = False
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        """Return the scene with the image that the function made.
-
-        Raises:
-            DataError: the scene has boxes or masks, which would be left behind, or the result is no image.
-        """
+        """Return the scene with the new image; DataError if it has boxes or masks, or the result is not an image."""
         if scene.num_objects or scene.semantic is not None:
             raise DataError(
                 f"{self._name} takes only an image, and would leave the boxes and masks of the sample where they were. "
                 "Pass a transform that takes (scene, rng) and moves them along."
             )
-        image = np.array(scene.image, order="C")  # a copy: the function may write into it
+        image = np.array(scene.image, order="C")  # a copy: the function may modify it
         return replace(
             scene, image=self._as_bytes(self.function(image if self.takes_array else pillow().fromarray(image)))
         )

@@ -1,8 +1,8 @@
-"""From files and bytes to pixels, whatever the file holds.
+"""From files and bytes to pixels.
 
-`decode_image` gives an upright RGB image: EXIF orientation applied, grey and palette images spread to three channels,
-transparency laid over white, 16-bit values scaled to 8. `decode_mask` gives the numbers that a mask file stores, be
-they grey values or palette indices. A file that cannot be read is a DataError that names it.
+`decode_image` returns an upright RGB image: EXIF orientation applied, grey and palette images converted to RGB,
+transparency blended with white, 16-bit values scaled to 8. `decode_mask` returns the ids in a mask file, grey values or
+palette indices. An unreadable file raises a DataError that names it.
 
 Example:
     image = decode_image("photos/cat.jpg")
@@ -40,7 +40,7 @@ _WIDE_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 _PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
 _LARGEST_OF_16_BITS = 65535
-# What Pillow's readers raise for files with flipped, missing or made-up bytes.
+# Raised by Pillow's readers for corrupt files.
 _BROKEN = (
     OSError,
     SyntaxError,
@@ -55,13 +55,13 @@ _BROKEN = (
 
 
 def decode_image(source: Source | PillowImage) -> PillowImage:
-    """Return an image as Pillow's RGB image, upright.
+    """Return an image as an upright Pillow RGB image.
 
     Args:
         source: a path, the bytes of a file, or an image that Pillow has opened.
 
     Raises:
-        DataError: it cannot be read; the text names the path.
+        DataError: it cannot be read; the message names the path.
     """
     image = _read(source)
     try:
@@ -73,11 +73,11 @@ def decode_image(source: Source | PillowImage) -> PillowImage:
 def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
     """Return the ids that a mask stores: int32, (height, width).
 
-    Grey images of 1, 8, 16 or 32 bits give their values, palette images their indices. A colour image counts where
-    all its channels are the same.
+    Grey images of 1, 8, 16 or 32 bits give their values, palette images their indices. A colour image must have equal
+    channels.
 
     Raises:
-        DataError: it cannot be read, or it holds colours and not ids; the text names the path.
+        DataError: it cannot be read, or contains colours instead of ids; the message names the path.
     """
     image = _read(source)
     if image.mode == "PA":
@@ -141,8 +141,7 @@ def _to_rgb(image: PillowImage) -> PillowImage:
 def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
     """Return 16-bit, 32-bit or float values as 8 bits.
 
-    16-bit formats are scaled by their range. The others do not say what their range is: it is taken to be the smallest
-    usual one that holds the values, or what they reach.
+    16-bit formats are scaled by their range. Others have no known range: the smallest usual one that fits is assumed.
     """
     values = np.asarray(image).astype(np.float64)
     largest = float(values.max(initial=0.0))

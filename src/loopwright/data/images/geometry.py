@@ -1,8 +1,8 @@
-"""Moving scenes: each function returns a scene whose image, boxes and masks have moved together.
+"""Geometry of scenes: each function moves image, boxes and masks together.
 
-Images are sampled bilinearly (with antialiasing when they get smaller), masks take the nearest pixel. Where pixels are
-sampled anew, a box is taken from the moved mask if there is one; so is the box of an object that a border cuts. An
-object of which less than `min_visible` is left, or nothing, is dropped with its class, mask and crowd flag.
+Images are sampled bilinearly (with antialiasing when they shrink), masks by the nearest pixel. After resampling, or if
+a border cuts an object, its box is computed from the moved mask if there is one. An object with nothing left, or less
+than `min_visible`, is dropped with its class, mask and crowd flag.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Boxes: TypeAlias = "NDArray[np.float32]"
 Matrix: TypeAlias = "NDArray[np.float64]"
 Color: TypeAlias = "tuple[int, int, int]"
 
-MIDDLE_GREY: Color = (124, 116, 104)  # the mean of ImageNet: about zero once it is normalized
+MIDDLE_GREY: Color = (124, 116, 104)  # ImageNet's mean: about zero once normalized
 
 
 def moved_boxes(boxes: Boxes, matrix: Matrix) -> Boxes:
-    """Return the smallest upright boxes around boxes whose corners are moved by a (3, 3) matrix."""
+    """Return the smallest upright boxes around boxes with corners moved by a (3, 3) matrix."""
     corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2).astype(np.float64)
     moved = corners @ matrix[:2, :2].T + matrix[:2, 2]
     return np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1).astype(np.float32)
 
 
 def clipped_boxes(boxes: Boxes, size: tuple[int, int]) -> Boxes:
-    """Return boxes cut off at the borders of an image of this height and width."""
+    """Return boxes clipped to an image of this height and width."""
     height, width = size
     return boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
 
@@ -49,7 +49,7 @@ def cropped(scene: Scene, top: int, left: int, height: int, width: int, min_visi
 
 
 def resized(scene: Scene, height: int, width: int) -> Scene:
-    """Return a scene of this size; its sides may change differently."""
+    """Return a scene of this size; the aspect ratio may change."""
     if (height, width) == scene.size:
         return scene
     old_height, old_width = scene.size
@@ -63,7 +63,7 @@ def resized(scene: Scene, height: int, width: int) -> Scene:
 
 
 def flipped(scene: Scene, is_vertical: bool = False) -> Scene:
-    """Return the mirror image: left and right exchanged, or top and bottom."""
+    """Return the mirror image, horizontally or vertically."""
     height, width = scene.size
     across = (slice(None, None, -1),) if is_vertical else (slice(None), slice(None, None, -1))
     masks = None if scene.masks is None else scene.masks[(slice(None), *across)]
@@ -82,7 +82,7 @@ def padded(
     fill: Color = MIDDLE_GREY,
     ignore_index: int = IGNORED_CLASS,
 ) -> Scene:
-    """Return a scene with so many more pixels on each side; they have the class `ignore_index`."""
+    """Return a scene padded on each side; the new pixels have the class `ignore_index`."""
     if not (top or left or bottom or right):
         return scene
     height, width = scene.size
@@ -108,7 +108,7 @@ def warped(
     ignore_index: int = IGNORED_CLASS,
     min_visible: float = 0.0,
 ) -> Scene:
-    """Return a scene of the same size whose points are moved by a (3, 3) matrix."""
+    """Return a scene of the same size with points moved by a (3, 3) matrix."""
     height, width = scene.size
     inverse = np.linalg.inv(matrix)
     source = pillow().fromarray(np.ascontiguousarray(scene.image))
@@ -137,7 +137,7 @@ def _moved(
     min_visible: float,
     is_resampled: bool,
 ) -> Scene:
-    """Return the scene made of what was moved, with the boxes moved too and without the objects that are gone."""
+    """Return the moved scene, with its boxes moved too and without lost objects."""
     boxes, size = scene.boxes, (image.shape[0], image.shape[1])
     share: NDArray[Any] | None = None
     if boxes is not None:
@@ -165,5 +165,5 @@ def _translation(x: float, y: float) -> Matrix:
 
 
 def _nearest(new: int, old: int) -> NDArray[np.int64]:
-    """Return for each of `new` pixels which of `old` ones holds its centre."""
+    """Return for each of `new` pixels the index of the `old` pixel at its centre."""
     return ((np.arange(new) * 2 + 1) * old // (2 * new)).astype(np.int64)

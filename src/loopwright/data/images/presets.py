@@ -1,8 +1,8 @@
-"""Transforms for each task that are a sensible start: one for training, in four strengths, and one for evaluation.
+"""Sensible default transforms for each task: one for training, in four strengths, and one for evaluation.
 
-Strengths: "none" does what the evaluation does, "light" moves a little, "standard" is the usual recipe, "strong" is for
-long runs on little data. Pass `flip=False` where left and right mean something (digits, text, traffic signs).
-Every transform gives images of one size, so that they can be stacked.
+Strengths: "none" equals the evaluation, "light" moves a little, "standard" is the usual recipe, "strong" is for long
+runs on little data. Pass `flip=False` if left and right matter (digits, text, traffic signs). Every transform returns
+images of one size, so that they can be stacked.
 
 Example:
     dataset = ImageDataset(rows, load_scene, classification_train(224), SceneFeatures())
@@ -37,7 +37,7 @@ _JITTER = {
 
 
 def classification_train(size: Size, strength: str = "standard", flip: bool = True) -> Compose:
-    """Return what training images of image-classification go through: a random part, resized to `size`."""
+    """Return the training transform for image-classification: a random crop, resized to `size`."""
     if _checked(strength) == "none":
         return classification_eval(size)
     least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
@@ -48,11 +48,8 @@ def classification_train(size: Size, strength: str = "standard", flip: bool = Tr
 
 
 def classification_eval(size: Size, crop_share: float = 1.0) -> Compose:
-    """Return what images to classify go through: resized, and the middle of it.
-
-    Args:
-        size: what comes out.
-        crop_share: how much of the shorter side the middle takes; 0.875 is usual for photos of ImageNet's kind.
+    """Return the evaluation transform for image-classification: resize and center crop of `crop_share` (0.875 is
+    usual).
     """
     if not 0 < crop_share <= 1:
         raise ConfigError(f"crop_share must be above 0 and at most 1, got {crop_share}")
@@ -62,7 +59,7 @@ def classification_eval(size: Size, crop_share: float = 1.0) -> Compose:
 def segmentation_train(
     size: Size, strength: str = "standard", flip: bool = True, ignore_index: int = IGNORED_CLASS
 ) -> Compose:
-    """Return what training images of semantic-segmentation go through: a random part, resized to `size`."""
+    """Return the training transform for semantic-segmentation: a random crop, resized to `size`."""
     if _checked(strength) == "none":
         return segmentation_eval(size)
     least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
@@ -71,14 +68,14 @@ def segmentation_train(
 
 
 def segmentation_eval(size: Size) -> Compose:
-    """Return what images to segment go through: resized to exactly `size`, so that every pixel is judged."""
+    """Return the evaluation transform for semantic-segmentation: resized to `size`, so that every pixel counts."""
     return Compose([Resize(exact=size)])
 
 
 def detection_train(size: int, strength: str = "standard", flip: bool = True) -> Compose:
-    """Return what training images of object-detection and instance-segmentation go through.
+    """Return the training transform for object-detection and instance-segmentation.
 
-    The whole image is fitted into a square of `size` first; then it is shifted, scaled and turned there.
+    The whole image is fitted into a square of `size`, then shifted, scaled and rotated there.
     """
     fitted = detection_eval(size).transforms
     if _checked(strength) == "none":
@@ -92,12 +89,12 @@ def detection_train(size: int, strength: str = "standard", flip: bool = True) ->
 
 
 def detection_eval(size: int) -> Compose:
-    """Return what images to find objects in go through: fitted into a square, the rest of it filled."""
+    """Return the evaluation transform for object-detection: fitted into a square and padded."""
     return Compose([Resize(longest=size), PadTo(size)])
 
 
 def masked_image_train(size: Size, strength: str = "standard", flip: bool = True) -> Compose:
-    """Return what training images of masked-image-modeling go through: colours are left alone, they are the target."""
+    """Return the training transform for masked-image-modeling: colours are the target, so they stay unchanged."""
     if _checked(strength) == "none":
         return classification_eval(size)
     least = {"light": 0.85, "standard": 0.67, "strong": 0.35}[strength]
@@ -105,7 +102,7 @@ def masked_image_train(size: Size, strength: str = "standard", flip: bool = True
 
 
 def masked_image_eval(size: Size) -> Compose:
-    """Return what images to rebuild go through: resized, and the middle of it."""
+    """Return the evaluation transform for masked-image-modeling: resize and center crop."""
     return classification_eval(size)
 
 

@@ -1,7 +1,7 @@
-"""A picture and what is known of it: boxes, classes and masks of its objects, or a class for each pixel.
+"""An image and its annotations: boxes, classes and masks of objects, or a class for each pixel.
 
-`load_scene` makes one of a row of `sources`. Coordinates are pixels of the upright image: x to the right, y downwards,
-pixel i covers [i, i + 1). Boxes are (left, top, right, bottom).
+`load_scene` creates one from a row of `sources`. Coordinates are pixels of the upright image: x to the right, y
+downwards, pixel i covers [i, i + 1). Boxes are (left, top, right, bottom).
 
 Example:
     scene = load_scene({"image": "cat.jpg", "objects": {"boxes": [[3, 4, 40, 50]], "classes": [0]}})
@@ -29,7 +29,7 @@ def _identity() -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Scene:
-    """An image with everything that has to move along with it.
+    """An image with the annotations that move with it.
 
     Attributes:
         image: uint8, (height, width, 3).
@@ -38,7 +38,7 @@ class Scene:
         masks: bool, (objects, height, width).
         semantic: int32, (height, width): a class id for each pixel.
         crowd: bool, (objects,): the object stands for a group.
-        matrix: float64, (3, 3): where a point (x, y, 1) of the image as it was decoded lies now. Its inverse takes
+        matrix: float64, (3, 3): maps a point (x, y, 1) of the decoded image to its place now. Its inverse maps
             predicted boxes back: `moved_boxes(boxes, np.linalg.inv(scene.matrix))`.
     """
 
@@ -73,11 +73,11 @@ class Scene:
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are; 0 where none are known."""
+        """The number of objects; 0 if none are known."""
         return next((len(value) for value in self._objects().values()), 0)
 
     def with_objects(self, chosen: NDArray[np.bool_]) -> Scene:
-        """Return the scene with the chosen ones of its objects, each with its class, mask and crowd flag."""
+        """Return the scene with the chosen objects only, each with its class, mask and crowd flag."""
         return self if chosen.all() else replace(self, **{name: own[chosen] for name, own in self._objects().items()})
 
     def _objects(self) -> dict[str, NDArray[Any]]:
@@ -92,13 +92,13 @@ def load_scene(
     reduce_labels: bool = False,
     ignore_index: int = IGNORED_CLASS,
 ) -> Scene:
-    """Return the scene of a row: its "image", and what it has of "mask" and "objects".
+    """Return the scene of a row: its "image", and its "mask" and "objects" if it has any.
 
     Args:
-        row: as `plan.rows(split)[i]` gives it.
-        with_masks: make masks of the segments of the objects; one without a segment gets its box.
-        reduce_labels: class 0 of "mask" is not to be learnt: it becomes `ignore_index`, and the others count from 0.
-        ignore_index: the id in "mask" that stands for no class.
+        row: as from `plan.rows(split)[i]`.
+        with_masks: create masks from the segments of the objects; one without a segment uses its box.
+        reduce_labels: class 0 of "mask" becomes `ignore_index`, and the others shift down by one.
+        ignore_index: the id in "mask" for no class.
 
     Raises:
         DataError: a file cannot be read, or image and mask differ in size.
@@ -135,10 +135,10 @@ def rasterize(
         segments: each a list of polygons (flat lists of x, y), a run-length encoding {"size": [height, width],
             "counts": a string or a list}, or None.
         size: height and width.
-        boxes: what a segment that is None is filled from; without them it stays empty.
+        boxes: fill a segment that is None; without them it stays empty.
 
     Raises:
-        DataError: a segment is neither, or its encoding is of another size.
+        DataError: a segment has another type, or its encoding another size.
         InputError: faster-coco-eval, which draws polygons and reads encodings, is not installed.
     """
     masks = np.zeros((len(segments), *size), dtype=np.bool_)
@@ -152,7 +152,7 @@ def rasterize(
 
 
 def boxes_of_masks(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the smallest box around each mask: float32, (masks, 4). That of an empty mask is all zeros."""
+    """Return the smallest box around each mask: float32, (masks, 4). The box of an empty mask is all zeros."""
     columns: NDArray[np.bool_] = np.any(masks, axis=1)
     rows: NDArray[np.bool_] = np.any(masks, axis=2)
     left, top = columns.argmax(axis=1), rows.argmax(axis=1)

@@ -1,7 +1,6 @@
 """From scenes to tensors, and from samples to batches.
 
-`SceneFeatures` makes the features of one sample, `collate_images` a batch of them. This is the last thing that happens
-to an image: everything before works on bytes.
+`SceneFeatures` makes the features of one sample, `collate_images` a batch of them. Everything before works on uint8.
 
 Example:
     loader = DataLoader(dataset, batch_size=8, collate_fn=partial(collate_images, is_padded=True))
@@ -42,7 +41,7 @@ def normalize(pixels: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequen
 def denormalize(
     pixels: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
 ) -> NDArray[np.uint8]:
-    """Return what `normalize(to_tensor(image))` was made of, to look at: uint8, (..., height, width, 3)."""
+    """Invert `normalize(to_tensor(image))` for display: uint8, (..., height, width, 3)."""
     values = pixels.detach().cpu().float() * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     image: NDArray[np.uint8] = values.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).numpy()
     return image
@@ -50,11 +49,11 @@ def denormalize(
 
 @dataclass(frozen=True)
 class SceneFeatures:
-    """Makes the features of a sample of its scene and its row: a `to_features` of `ImageDataset`.
+    """Makes the features of a sample from its scene and row: a `to_features` of `ImageDataset`.
 
     Called with the transformed scene and the row, it returns a dict with "pixel_values" (float32, 3 x height x width),
-    "labels" (the "label" of the row, or the class of each pixel), and of what the scene has "boxes", "classes",
-    "masks" and "crowd". With objects it also holds "matrix", which says where they lay in the file.
+    "labels" (the "label" of the row, or the class of each pixel), and the scene's "boxes", "classes", "masks" and
+    "crowd" if present. With objects it also has "matrix", which maps from the coordinates of the file.
 
     Attributes:
         mean: of each channel.
@@ -86,20 +85,20 @@ def collate_images(
     multiple: int = 1,
     ignore_index: int = IGNORED_CLASS,
 ) -> dict[str, Any]:
-    """Return a batch of what `SceneFeatures` or something like it made.
+    """Return a batch of samples from `SceneFeatures` or similar.
 
-    Numbers and tensors are stacked: "pixel_values", "labels", "position". What belongs to objects ("boxes", "classes",
-    "masks", "crowd") and everything that is no number or tensor comes as a list with one entry for each sample.
+    Numbers and tensors are stacked: "pixel_values", "labels", "position". Values of objects ("boxes", "classes",
+    "masks", "crowd") and of other types become a list with one entry per sample.
 
     Args:
         samples: dicts with the same names.
-        is_padded: images may differ in size: they get zeros at the right and bottom up to the largest, and so do masks;
-            labels get `ignore_index`. The batch has "pixel_mask" then: int64, 1 where there is a pixel.
-        multiple: sides of padded images are made multiples of it.
-        ignore_index: the label of what is padded.
+        is_padded: images may differ in size: images and masks are padded with zeros at the right and bottom, labels
+            with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
+        multiple: sides of padded images are rounded up to it.
+        ignore_index: the label of padding.
 
     Raises:
-        DataError: tensors of one name differ in shape; it says which and how.
+        DataError: tensors of one name differ in shape; the message has both.
     """
     sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
     batch: dict[str, Any] = {}

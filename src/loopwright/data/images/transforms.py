@@ -1,8 +1,8 @@
-"""Transforms of scenes: callables `transform(scene, rng) -> Scene`, put together with `Compose`.
+"""Transforms of scenes: callables `transform(scene, rng) -> Scene`, combined with `Compose`.
 
-All randomness comes from the numpy generator that is passed in, so the same generator gives the same pixels. What is
-geometric moves boxes and masks along (see `geometry`). Sizes are one number for a square, or (height, width).
-A transform is a frozen dataclass: its repr says all there is to say, and workers can be sent it.
+All randomness comes from the numpy generator that is passed in, so the same generator gives the same pixels. Geometric
+ones also move boxes and masks (see `geometry`). Sizes are one number for a square, or (height, width). A transform is a
+frozen dataclass: its repr is complete, and it can be pickled.
 
 Example:
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), ColorJitter(0.2, 0.2, 0.2)])
@@ -27,13 +27,13 @@ from loopwright.errors import ConfigError
 Transform: TypeAlias = Callable[[Scene, np.random.Generator], Scene]
 Size: TypeAlias = "int | tuple[int, int]"
 
-MIN_VISIBLE = 0.1  # the share of an object that has to be left for it to be kept
+MIN_VISIBLE = 0.1  # the fraction of an object that must remain visible
 _MOST_TRIES = 10
 
 
 @dataclass(frozen=True)
 class Compose:
-    """Transforms after one another."""
+    """A sequence of transforms."""
 
     transforms: Sequence[Transform]
 
@@ -49,12 +49,12 @@ class Compose:
 
 @dataclass(frozen=True)
 class Resize:
-    """Makes an image larger or smaller.
+    """Resizes an image.
 
     Attributes:
-        shorter: length of the shorter side; the ratio of the sides is kept.
-        longest: length of the longer side, or with `shorter` what it must not exceed.
-        exact: the size to get, whatever becomes of the ratio.
+        shorter: length of the shorter side; the aspect ratio is kept.
+        longest: length of the longer side, or with `shorter` its maximum.
+        exact: the exact size; the aspect ratio may change.
     """
 
     shorter: int | None = None
@@ -69,11 +69,11 @@ class Resize:
             _check_positive("a side", side)
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        """Return the resized scene; nothing is drawn."""
+        """Return the resized scene, without random draws."""
         return resized(scene, *self.size_for(*scene.size))
 
     def size_for(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width that an image of this size gets."""
+        """Return the new height and width of an image of this size."""
         if self.exact is not None:
             return height_and_width(self.exact)
         scales = []
@@ -86,12 +86,12 @@ class Resize:
 
 @dataclass(frozen=True)
 class PadTo:
-    """Adds pixels at the right and at the bottom up to a size; a side that is longer stays as it is.
+    """Pads at the right and at the bottom up to a size; longer sides are unchanged.
 
     Attributes:
-        size: the least size.
-        multiple: sides are made multiples of it.
-        fill: the colour of what is added.
+        size: the minimum size.
+        multiple: sides are rounded up to it.
+        fill: the colour of the padding.
         ignore_index: its class.
     """
 
@@ -104,7 +104,7 @@ class PadTo:
         _check_positive("multiple", self.multiple)
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        """Return the padded scene; nothing is drawn."""
+        """Return the padded scene, without random draws."""
         bottom, right = (
             -(-max(own, least) // self.multiple) * self.multiple - own
             for own, least in zip(scene.size, height_and_width(self.size), strict=True)
@@ -117,12 +117,12 @@ class PadTo:
 
 @dataclass(frozen=True)
 class _Crop:
-    """What cuts out a part of a size; an image that is smaller is padded on all sides first.
+    """Crops a part of a size; a smaller image is padded on all sides first.
 
     Attributes:
-        size: of what is cut out.
-        min_visible: the share of an object that has to be left for it to be kept.
-        fill: the colour of what is padded.
+        size: of the crop.
+        min_visible: the fraction of an object that must remain visible.
+        fill: the colour of the padding.
         ignore_index: its class.
     """
 
@@ -133,17 +133,17 @@ class _Crop:
 
 
 class CenterCrop(_Crop):
-    """Cuts out the middle; takes the size, min_visible, and the fill and ignore_index of what is padded."""
+    """Crops the center; takes the size, min_visible, and the fill and ignore_index of the padding."""
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
-        """Return the middle of the scene; nothing is drawn."""
+        """Return the center of the scene, without random draws."""
         scene, free_height, free_width = _at_least(scene, self.size, self.fill, self.ignore_index)
         height, width = height_and_width(self.size)
         return cropped(scene, free_height // 2, free_width // 2, height, width, self.min_visible)
 
 
 class RandomCrop(_Crop):
-    """Cuts out a part anywhere; takes the size, min_visible, and the fill and ignore_index of what is padded."""
+    """Crops a random part; takes the size, min_visible, and the fill and ignore_index of the padding."""
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         """Return a part of the scene."""
@@ -154,13 +154,13 @@ class RandomCrop(_Crop):
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cuts out a part of random size and shape, and resizes it.
+    """Crops a part of random size and aspect ratio, and resizes it.
 
     Attributes:
-        size: what it is resized to.
-        scale: the least and the largest share of the area that is cut out.
-        ratio: the least and the largest width / height of it.
-        min_visible: the share of an object that has to be left for it to be kept.
+        size: the final size.
+        scale: the smallest and the largest fraction of the area.
+        ratio: the smallest and the largest width / height.
+        min_visible: the fraction of an object that must remain visible.
     """
 
     size: Size
@@ -178,7 +178,7 @@ class RandomResizedCrop:
         return resized(part, *height_and_width(self.size))
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Return top, left, height and width; the middle in the nearest allowed shape if no draw fits."""
+        """Return top, left, height and width; the center in the nearest allowed shape if no draw fits."""
         for _ in range(_MOST_TRIES):
             area = height * width * rng.uniform(*self.scale)
             ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
@@ -196,7 +196,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Exchanges left and right, with a probability."""
+    """Flips left and right, with a probability."""
 
     probability: float = 0.5
 
@@ -207,7 +207,7 @@ class HorizontalFlip:
 
 @dataclass(frozen=True)
 class VerticalFlip:
-    """Exchanges top and bottom, with a probability."""
+    """Flips top and bottom, with a probability."""
 
     probability: float = 0.5
 
@@ -218,15 +218,15 @@ class VerticalFlip:
 
 @dataclass(frozen=True)
 class RandomAffine:
-    """Turns, shifts, scales and shears about the centre; the size of the image stays.
+    """Rotates, shifts, scales and shears about the centre; the size of the image stays.
 
     Attributes:
-        degrees: the largest turn, either way.
-        translate: the largest shift, as a share of the height and of the width.
-        scale: the least and the largest factor.
+        degrees: the largest rotation, either way.
+        translate: the largest shift, as a fraction of the height and of the width.
+        scale: the smallest and the largest factor.
         shear: the largest shear in degrees, either way, along x and along y.
-        min_visible: the share of an object that has to be left for it to be kept.
-        fill: the colour of what comes in from outside.
+        min_visible: the fraction of an object that must remain visible.
+        fill: the colour of new pixels.
         ignore_index: its class.
     """
 
@@ -266,13 +266,13 @@ class RandomAffine:
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """Changes brightness, contrast, saturation and hue, in an order that is drawn too.
+    """Changes brightness, contrast, saturation and hue, in random order.
 
     Attributes:
-        brightness: a factor between 1 - brightness and 1 + brightness; 0 leaves it alone. So with the next two.
+        brightness: a factor between 1 - brightness and 1 + brightness; 0 disables it. Likewise the next two.
         contrast: about the mean grey of the image.
         saturation: about its grey.
-        hue: the largest turn either way, as a share of the colour circle: at most 0.5.
+        hue: the largest shift either way, as a fraction of the colour circle: at most 0.5.
     """
 
     brightness: float = 0.0
@@ -308,9 +308,9 @@ class RandomErasing:
     """Fills a rectangle with noise, with a probability; boxes and masks stay.
 
     Attributes:
-        probability: of doing it.
-        scale: the least and the largest share of the area.
-        ratio: the least and the largest width / height.
+        probability: of erasing.
+        scale: the smallest and the largest fraction of the area.
+        ratio: the smallest and the largest width / height.
     """
 
     probability: float = 0.5
@@ -350,12 +350,12 @@ def _turned_hue(image: Any, share: float) -> Any:
 
 
 def height_and_width(size: Size) -> tuple[int, int]:
-    """Return a size as (height, width): a single number stands for a square."""
+    """Return a size as (height, width); a single number is a square."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _at_least(scene: Scene, size: Size, fill: Color, ignore_index: int) -> tuple[Scene, int, int]:
-    """Return the scene, padded on all sides where it is smaller than a size, and how much larger it is then."""
+    """Return the scene, padded on all sides to at least a size, and by how much it exceeds that size."""
     missing = [max(0, least - own) for least, own in zip(height_and_width(size), scene.size, strict=True)]
     top, left = missing[0] // 2, missing[1] // 2
     scene = padded(scene, top, left, missing[0] - top, missing[1] - left, fill, ignore_index)

@@ -1,4 +1,4 @@
-"""Pictures of what a model saw and said, for predictions and reports: pure functions from arrays to images.
+"""Pictures of a model's inputs and predictions, for reports: pure functions from arrays to images.
 
     from loopwright.data.pictures import color_of, draw_boxes, draw_masks, encode, sheet, side_by_side
 
@@ -7,10 +7,9 @@
     page = sheet([side_by_side(truth, prediction)], ["0031.png"], columns=1, size=640)
     jpeg = encode(page, "jpeg", quality=80)
 
-An image is a Pillow image, or an array of shape (H, W), (H, W, 1) or (H, W, 3): uint8, bool, or floats from 0 to 1.
-What comes back is always a new Pillow image in RGB. Small images are enlarged by a whole factor, pixel by pixel, so
-that their pixels can be seen: boxes and sheets do so, masks leave the size as it is, so masks come first. Nothing here
-imports torch, and Pillow only when something is drawn.
+An image is a Pillow image, or an array of shape (H, W), (H, W, 1) or (H, W, 3): uint8, bool, or floats from 0 to 1. The
+result is always a new Pillow image in RGB. Boxes and sheets enlarge small images by a whole factor, so that their
+pixels can be seen; masks keep the size, so draw them first. Nothing here imports torch, and Pillow is imported lazily.
 """
 
 from __future__ import annotations

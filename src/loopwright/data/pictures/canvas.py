@@ -1,4 +1,4 @@
-"""Images to draw on: from arrays, larger and smaller, and as bytes."""
+"""Images to draw on: from arrays, resized, and as bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["png", "jpeg", "webp"]
 
 WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
-# Smaller images than this are enlarged before something is drawn on them: a label of 11 pixels must leave room.
+# Smaller images are enlarged before drawing, to leave room for a label of 11 pixels.
 LEAST_SIDE = 224
 
 
@@ -28,7 +28,7 @@ def as_image(image: ImageLike) -> Image:
 
     Args:
         image: a Pillow image, or an array of shape (H, W), (H, W, 1) or (H, W, 3) of uint8, bool, or floats from 0 to 1
-            (what lies outside is clipped, nan is 0).
+            (clipped to that range, nan is 0).
 
     Raises:
         DataError: the array has another shape or another type.
@@ -57,7 +57,7 @@ def blank(width: int, height: int, color: Color = WHITE) -> Image:
 
 
 def scale_for(width: int, height: int, least_side: int = LEAST_SIDE) -> int:
-    """Return the whole factor by which an image is enlarged so that its longer side reaches about `least_side`."""
+    """Return the whole factor that enlarges the longer side to about `least_side`."""
     return max(1, round(least_side / max(width, height)))
 
 
@@ -67,7 +67,7 @@ def enlarge(image: Image, factor: int) -> Image:
 
 
 def fit(image: ImageLike, size: int) -> Image:
-    """Return the image as large as fits into a square of this side: by a whole factor up, or smoothed down."""
+    """Return the image as large as fits into a square: enlarged by a whole factor, or smoothly shrunk."""
     picture = as_image(image)
     longer = max(picture.size)
     if longer <= size:
@@ -77,12 +77,11 @@ def fit(image: ImageLike, size: int) -> Image:
 
 
 def encode(image: ImageLike, kind: Kind = "png", quality: int = 85) -> bytes:
-    """Return the image as a file's content: the same bytes for the same pixels, with no time and no name inside.
+    """Return the image as file content, deterministic: without a timestamp or name.
 
     Args:
-        image: what to encode.
         kind: "png" keeps every pixel; "jpeg" and "webp" are smaller.
-        quality: 1 to 100; of no use for "png".
+        quality: 1 to 100; ignored for "png".
 
     Raises:
         DataError: the kind is not one of these.

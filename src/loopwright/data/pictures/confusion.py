@@ -12,10 +12,10 @@ from loopwright.data.pictures.canvas import Color, Image, as_image, blank
 from loopwright.data.pictures.lettering import line_height, readable_on, shorten, text_width, write, write_upwards
 from loopwright.errors import DataError
 
-# Right answers are blue, wrong ones red: the darker, the larger their share of the row.
+# Right answers are blue, wrong ones red; darker for a larger fraction of the row.
 _RIGHT = np.array([16.0, 78.0, 139.0])
 _WRONG = np.array([178.0, 24.0, 43.0])
-# Below 1, so that a few wrong answers in a hundred still show.
+# Below 1, so that a few percent of wrong answers still show.
 _GAMMA = 0.6
 _LINE: Color = (214, 214, 214)
 _MOST_SIDE = 800
@@ -28,9 +28,9 @@ _COUNT_SIZE = 10
 
 
 def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
-    """Return the matrix with a square per pair of classes: truth from above to below, predictions from left to right.
+    """Return the matrix with a square per pair of classes: truth top to bottom, predictions left to right.
 
-    Squares hold their counts where there is room. With many classes only every so many names are written.
+    Squares show their counts if there is room. With many classes only some names are shown.
 
     Args:
         matrix: counts, shape (n, n); a row is a true class, a column a predicted one.
@@ -49,13 +49,13 @@ def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
     colors = _colors(counts)
     squares = as_image(_squares(colors, cell))
     side = squares.width
-    # Names below the columns stand upright where one of them is wider than its column.
+    # Column names are vertical if one is wider than its column.
     is_upright = room >= cell
     below = room if is_upright else line_height()
     left, top = line_height() + 2 * _GAP + room, _GAP
     picture = blank(left + side + _GAP, top + side + 2 * _GAP + below + line_height())
     picture.paste(squares, (left, top))
-    # Names that would run into each other are left out.
+    # Overlapping names are left out.
     for index in range(0, num, -(-line_height() // cell)):
         place = index * cell + (cell - line_height()) // 2
         write(picture, left - _GAP // 2 - text_width(shown[index]), top + place, shown[index])
@@ -75,7 +75,7 @@ def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
 def _write_counts(
     picture: Image, counts: npt.NDArray[Any], colors: npt.NDArray[np.uint8], cell: int, corner: tuple[int, int]
 ) -> None:
-    """Write each count that is not 0 into its square, in place, where it fits."""
+    """Write each nonzero count into its square, in place, if it fits."""
     for row, column in np.argwhere(counts):
         text = str(counts[row, column])
         width = text_width(text, _COUNT_SIZE)
@@ -87,7 +87,7 @@ def _write_counts(
 
 
 def _colors(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the color of each square, shape (n, n, 3): white where there is nothing."""
+    """Return the color of each square, shape (n, n, 3): white for 0."""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     strength = (share**_GAMMA)[:, :, None]
     full = np.where(np.eye(len(counts), dtype=np.bool_)[:, :, None], _RIGHT, _WRONG)
@@ -96,7 +96,7 @@ def _colors(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _squares(colors: npt.NDArray[np.uint8], cell: int) -> npt.NDArray[np.uint8]:
-    """Return all squares as one image, with lines between them where they are large enough, and around them."""
+    """Return all squares as one image, with a border, and lines between them if they are large enough."""
     pixels = np.repeat(np.repeat(colors, cell, axis=0), cell, axis=1)
     pixels = np.pad(pixels, ((0, 1), (0, 1), (0, 0)))
     lines = np.arange(0, len(pixels), cell if cell >= _LEAST_CELL_WITH_LINES else len(pixels) - 1)

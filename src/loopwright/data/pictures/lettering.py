@@ -1,4 +1,4 @@
-"""Text on images, in Pillow's built-in font. It knows the letters of Latin alphabets; others appear as empty frames."""
+"""Text on images, in Pillow's built-in font. It supports Latin alphabets; other letters appear as empty frames."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _PADDING = 2
 
 @cache
 def font(size: int) -> Any:
-    """Return the built-in font of Pillow in this size, in pixels."""
+    """Return Pillow's built-in font in this size, in pixels."""
     return pillow("ImageFont").load_default(size)
 
 
 def line_height(size: int = SIZE) -> int:
-    """Return how many pixels a line of text takes, room below and above it included."""
+    """Return the height of a line of text in pixels, with its margins."""
     return size + 2 * _PADDING
 
 
 def text_width(text: str, size: int = SIZE) -> int:
-    """Return how many pixels a text takes."""
+    """Return the width of a text in pixels."""
     return int(font(size).getlength(text) + 0.5)
 
 
 def shorten(text: str, width: int, size: int = SIZE) -> str:
-    """Return the text, or its beginning and three dots where it is wider than this."""
+    """Return the text, truncated with three dots if it is wider than this."""
     if text_width(text, size) <= width:
         return text
     end = len(text)
@@ -42,27 +42,27 @@ def shorten(text: str, width: int, size: int = SIZE) -> str:
 
 
 def readable_on(color: Color) -> Color:
-    """Return black or white, whichever can be read better on this color."""
+    """Return black or white, whichever is more readable on this color."""
     lightness = to_lab(np.array([color]))[0, 0]
     return BLACK if lightness > 50 else WHITE
 
 
 def write(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:
-    """Write one line of text into an image, in place, with the left upper corner of the line's room at x, y."""
+    """Write one line of text into an image, in place, with its top left corner at x, y."""
     pillow("ImageDraw").Draw(image).text(
         (x, y + line_height(size) // 2), text, fill=color, font=font(size), anchor="lm"
     )
 
 
 def write_upwards(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:
-    """Write one line of text from below to above, in place, on white, ending above at y."""
+    """Write one line of vertical text upwards, in place, on white, ending at y."""
     line = blank(max(1, text_width(text, size)), line_height(size))
     write(line, 0, 0, text, color, size)
     image.paste(line.transpose(pillow().Transpose.ROTATE_90), (x, y))
 
 
 def write_label(image: Image, x: int, y: int, text: str, color: Color, size: int = SIZE) -> None:
-    """Write one line of text on a filled box of this color, in place, moved so that it stays inside the image."""
+    """Write one line of text on a filled box, in place, moved to stay inside the image."""
     text = shorten(text, image.width - 2 * _PADDING, size)
     width, height = text_width(text, size) + 2 * _PADDING, line_height(size)
     left = max(0, min(x, image.width - width))

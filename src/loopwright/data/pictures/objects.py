@@ -27,13 +27,12 @@ def draw_boxes(
     """Return the image with boxes, each with its name and score on a label of its color.
 
     Args:
-        image: the image the boxes are of.
         boxes: x0, y0, x1, y1 of each in pixels of `image`, shape (n, 4): from the left edge of its first pixel to the
-            right edge of its last one. Lines lie inside the box; what is outside the image is not drawn.
-        names: the text of each label; None for no names.
-        scores: shown behind the names, with two digits; the box of the highest is drawn last.
-        colors: one per box; None for one color after the other.
-        scale: the whole factor to enlarge by first; None for that of `scale_for`.
+            right edge of its last one. Lines are inside the box, clipped to the image.
+        names: the text of each label.
+        scores: shown after the names, with two digits; the highest is drawn last.
+        colors: one per box; None cycles through the palette.
+        scale: the whole factor to enlarge by first; None uses `scale_for`.
 
     Raises:
         DataError: there are not as many names, scores or colors as boxes.
@@ -57,7 +56,7 @@ def draw_boxes(
         words += [f"{scores[index]:.2f}"] if scores is not None else []
         if words:
             placed.append((left, top - line_height(size), " ".join(words), color))
-    # Labels come last, so that no line of another box runs through one.
+    # Labels are drawn last, so that no line crosses them.
     for x, y, text, color in placed:
         write_label(picture, x, y, text, color, size)
     return picture
@@ -68,13 +67,12 @@ def draw_masks(
 ) -> Image:
     """Return the image, in its own size, with each object's pixels blended with its color.
 
-    Later masks lie over earlier ones. In images of 224 pixels and more each mask gets a line around it.
+    Later masks cover earlier ones. In images of 224 pixels and more each mask gets an outline.
 
     Args:
-        image: the image the masks are of.
         masks: bool, shape (n, H, W).
-        colors: one per mask; None for one color after the other.
-        alpha: how much of the color to take, 0 to 1.
+        colors: one per mask; None cycles through the palette.
+        alpha: the opacity of the color, 0 to 1.
 
     Raises:
         DataError: a mask has another size than the image, or there are not as many colors as masks.
@@ -104,12 +102,10 @@ def draw_semantic(
     """Return the image, in its own size, with each pixel blended with the color of its class.
 
     Args:
-        image: the image.
         semantic: class ids, shape (H, W).
-        colors: one per class id; None for those of `color_of`.
-        alpha: how much of the color to take, 0 to 1.
-        unpainted: ids whose pixels stay as they are: the id to ignore, and the background where there is one. Ids below
-            0 stay too.
+        colors: one per class id; None uses `color_of`.
+        alpha: the opacity of the color, 0 to 1.
+        unpainted: ids whose pixels stay unchanged: the ignored id, and any background. Ids below 0 always do.
 
     Raises:
         DataError: the ids have another size than the image, or an id has no color.
@@ -138,7 +134,7 @@ def _blend(
 
 
 def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return the pixels of a mask that have a neighbour outside it; the rim of the image counts as inside."""
+    """Return the pixels of a mask with a neighbour outside it; the image border counts as inside."""
     padded = np.pad(mask, 1, mode="edge")
     inside = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
     edge: npt.NDArray[np.bool_] = mask & ~inside

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from loopwright.data.pictures.canvas import Color
 
 NUM_COLORS = 200
-# What belongs to no class: ids below 0.
+# For ids below 0, which belong to no class.
 NO_CLASS: Color = (128, 128, 128)
 
-# The first color is a red; each later one is the farthest from all before it that is left.
+# The first color is a red; each later one is the farthest from all before it.
 _FIRST = (230, 25, 25)
 _STEP = 15
 _LIGHTNESS = (38.0, 88.0)
@@ -35,7 +35,7 @@ def color_of(class_id: int) -> Color:
 def palette() -> npt.NDArray[np.uint8]:
     """Return the 200 colors by class id, shape (200, 3). The first ones differ most; none is near grey, black or white.
 
-    They are chosen by their distance in CIELAB, so the color of an id does not depend on how many classes there are.
+    They are chosen by distance in CIELAB, so the color of an id does not depend on the number of classes.
     """
     levels = np.arange(0, 256, _STEP)
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -47,7 +47,7 @@ def palette() -> npt.NDArray[np.uint8]:
     chosen[0] = _FIRST
     distance = np.linalg.norm(lab - to_lab(np.array([_FIRST])), axis=1)
     for index in range(1, NUM_COLORS):
-        # Rounded, so that the last bit of another machine's arithmetic decides nothing.
+        # Rounded, so that the last bit of a machine's arithmetic does not matter.
         farthest = int(np.argmax(distance.round(6)))
         chosen[index] = grid[farthest]
         distance = np.minimum(distance, np.linalg.norm(lab - lab[farthest], axis=1))
@@ -56,7 +56,7 @@ def palette() -> npt.NDArray[np.uint8]:
 
 
 def to_lab(colors: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Return sRGB colors of shape (n, 3) as CIELAB, where distances are about as large as they look."""
+    """Return sRGB colors of shape (n, 3) as CIELAB, where distances are perceptually uniform."""
     share = colors / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     ratio = linear @ _TO_XYZ.T / _WHITE_POINT

@@ -1,4 +1,4 @@
-"""Several pictures on one: contact sheets, truth beside prediction, and what was rebuilt of an image."""
+"""Several pictures on one: contact sheets, truth next to prediction, and reconstructions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def sheet(
 
     Args:
         images: at least one; they may differ in size.
-        captions: one per image, of one or more lines; what is wider than its column is cut.
-        columns: how many images in a row; None for up to 8.
+        captions: one per image, of one or more lines; truncated to the column width.
+        columns: images per row; None for up to 8.
         size: the longer side of an image on the sheet. Smaller ones are enlarged by a whole factor, larger ones shrunk.
 
     Raises:
@@ -54,7 +54,7 @@ def sheet(
 
 
 def side_by_side(truth: ImageLike, prediction: ImageLike, captions: tuple[str, str] = ("truth", "prediction")) -> Image:
-    """Return two pictures of one image beside each other, as large as the larger one, and not too small to be seen."""
+    """Return two pictures of one image side by side, in the size of the larger one, enlarged if tiny."""
     pair = [as_image(truth), as_image(prediction)]
     return sheet(pair, captions, columns=2, size=max(LEAST_SIDE, *(max(picture.size) for picture in pair)))
 
@@ -66,13 +66,11 @@ def reconstruction_row(
     captions: tuple[str, str, str] = ("image", "seen", "rebuilt"),
     size: int = 160,
 ) -> Image:
-    """Return an image, the part of it that a model saw, and what the model made of that, in one row.
+    """Return an image, the part that a model saw, and its reconstruction, in one row.
 
     Args:
-        image: the whole image.
-        masked: which pixels were hidden from the model: bool, shape (H, W). They are shown in blue.
-        rebuilt: the image as the model rebuilt it.
-        captions: what to write below the three.
+        masked: the pixels hidden from the model: bool, shape (H, W). They are shown in blue.
+        captions: the texts below the three.
         size: the longer side of each on the row, as for `sheet`.
 
     Raises:

@@ -1,5 +1,5 @@
-"""Demo data of images, for the five vision tasks: digits, scenes of digits on photos, and Fashion-MNIST where it is.
+"""Image demos for the five vision tasks: digits, scenes of digits on photos, and Fashion-MNIST if installed.
 
-Unlike the rows of text they need packages: numpy and Pillow, and scikit-learn for handwriting and photos. Without
-scikit-learn the digits are drawn with Pillow's built-in font, on color gradients. Nothing here imports torch.
+Unlike text they need packages: numpy and Pillow, and scikit-learn for handwriting and photos. Without scikit-learn the
+digits are drawn with Pillow's built-in font, on color gradients. Nothing here imports torch.
 """

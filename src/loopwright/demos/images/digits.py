@@ -1,4 +1,4 @@
-"""1,797 digits of 8 x 8 pixels: the handwritten ones of scikit-learn, or drawn ones where it is not installed."""
+"""1,797 digits of 8 x 8 pixels: scikit-learn's handwritten ones, or drawn ones without scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from loopwright.keys import key
 NUM_DIGITS, NUM_TRAIN = 1797, 1437
 _SIDE = 8
 _NAMES = tuple("0123456789")
-# Drawn ones are drawn this large, and then averaged over squares.
+# Digits are drawn in this size, then averaged over squares.
 _LARGE = 64
 _FONT_SIZES, _STROKES, _MOST_SHIFT, _MOST_DEGREES = (60, 76), (2, 4), 5, 15
 
 
 def has_scikit_learn() -> bool:
-    """Return whether scikit-learn is installed; if not, digits and backgrounds are generated."""
+    """Return whether scikit-learn is installed; otherwise digits and backgrounds are generated."""
     return find_spec("sklearn") is not None
 
 
 def load_digits() -> LabelledImages:
-    """Return the digits, in the order of scikit-learn: 1,437 for training, 360 for validation, no two alike."""
+    """Return the digits, in scikit-learn's order: 1,437 for training, 360 for validation, no two alike."""
     return written_digits() if has_scikit_learn() else drawn_digits()
 
 
 def written_digits() -> LabelledImages:
-    """Return the handwritten digits of scikit-learn; called where it is installed."""
+    """Return scikit-learn's handwritten digits; requires scikit-learn."""
     found = import_module("sklearn.datasets").load_digits()
-    # Their ink goes from 0 to 16.
+    # Their ink ranges from 0 to 16.
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)
     source = "handwritten digits of scikit-learn (UCI Optical Recognition of Handwritten Digits, test set)"
     licence = "Creative Commons Attribution 4.0 (E. Alpaydin and C. Kaynak, 1998)"
@@ -42,7 +42,7 @@ def written_digits() -> LabelledImages:
 
 
 def drawn_digits() -> LabelledImages:
-    """Return digits of the same number and size, drawn with Pillow's built-in font, each turned and moved a little."""
+    """Return as many digits of the same size, drawn with Pillow's built-in font, slightly rotated and moved."""
     labels = np.arange(NUM_DIGITS, dtype=np.int64) % len(_NAMES)
     images = np.stack([_draw(_NAMES[label], key(0, "drawn digits", index)) for index, label in enumerate(labels)])
     source = "digits drawn with Pillow's built-in font"

@@ -1,7 +1,7 @@
-"""Fashion-MNIST from the files of Debian's package `dataset-fashion-mnist`, or from anywhere else they lie.
+"""Fashion-MNIST from the files of Debian's package `dataset-fashion-mnist`, or another folder.
 
-The four files are gzipped IDX: two zero bytes, a type (8: bytes), the number of dimensions, each size as four bytes
-with the largest first, then the values.
+The four files are gzipped IDX: two zero bytes, a type (8: bytes), the number of dimensions, each size as four
+big-endian bytes, then the values.
 """
 
 from __future__ import annotations
@@ -21,20 +21,13 @@ _NAMES = (
     *("T-shirt", "trouser", "pullover", "dress", "coat"),
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
-# The names of the files say which part they hold; t10k are the 10,000 held out.
+# The file names identify the part; t10k are the 10,000 held out.
 _PARTS = ("train", "t10k")
 _IMAGES, _LABELS = "{}-images-idx3-ubyte.gz", "{}-labels-idx1-ubyte.gz"
 
 
 def load_fashion(folder: str | Path = FOLDER) -> LabelledImages:
-    """Return 60,000 images of 28 x 28 pixels for training and 10,000 for validation, of ten kinds of clothing.
-
-    Args:
-        folder: where the four gz files are.
-
-    Raises:
-        DataError: a file is missing or damaged, or there are not as many labels as images.
-    """
+    """Return 60,000 images of 28 x 28 pixels for training and 10,000 for validation, of ten kinds of clothing."""
     place = Path(folder)
     missing = [name for name in _files() if not (place / name).is_file()]
     if missing:
@@ -57,11 +50,7 @@ def load_fashion(folder: str | Path = FOLDER) -> LabelledImages:
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Return the array of bytes that a gzipped IDX file holds.
-
-    Raises:
-        DataError: it is cut, damaged, or holds something else.
-    """
+    """Return the array in a gzipped IDX file of bytes; raise a DataError if it is damaged or of another type."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:

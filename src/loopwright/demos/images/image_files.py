@@ -30,15 +30,13 @@ _PACKAGES = ("numpy", "pillow", "scikit-learn")
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The files of a demo, and what to note about them.
+    """The files of a demo, and their description.
 
     Attributes:
         files: contents by path, with "/" between the parts.
-        splits: which file or folder holds "train" and which "validation".
-        num_rows: how many images each has.
+        splits: the file or folder of "train" and of "validation".
+        num_rows: the number of images of each.
         names: the names of the classes, by id.
-        source: what the images were made from.
-        licence: under which licence.
     """
 
     files: dict[str, bytes]
@@ -50,12 +48,11 @@ class ImageFiles:
 
 
 def make_image_files(task: str, variant: str = "digits", source: str | Path | None = None) -> ImageFiles:
-    """Return the files of a vision task's demo; called by `write_demo`, which has checked task and variant.
+    """Return the files of a vision task's demo; `write_demo` has checked task and variant.
 
     Args:
-        task: one of the five vision tasks.
         variant: "digits", or "fashion" for image-classification and masked-image-modeling.
-        source: for "fashion", the folder of its four gz files; None for where Debian puts them.
+        source: for "fashion", the folder of its four gz files; None for Debian's location.
 
     Raises:
         InputError: Pillow is not installed.
@@ -69,7 +66,7 @@ def make_image_files(task: str, variant: str = "digits", source: str | Path | No
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that the bytes of the files depend on; one that is missing is left out."""
+    """Return the versions of the installed packages that the bytes of the files depend on."""
     found: dict[str, str] = {}
     for name in _PACKAGES:
         try:
@@ -80,7 +77,7 @@ def package_versions() -> dict[str, str]:
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Return a mask as the counts of COCO: column by column, first how many are 0, then how many are 1, and so on."""
+    """Return a mask as COCO's counts: column by column, alternating lengths of 0s and 1s."""
     values = mask.T.ravel()
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], changes, [len(values)]])).tolist()
@@ -88,7 +85,7 @@ def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
 
 
 def _class_folders(variant: str, source: str | Path | None) -> ImageFiles:
-    """Return `train/<class>/<number>.png` and `validation/...`; numbers go on from one split to the other."""
+    """Return `train/<class>/<number>.png` and `validation/...`; the numbering continues across the splits."""
     found = load_fashion(FOLDER if source is None else source) if variant == "fashion" else load_digits()
     digits = max(4, len(str(len(found.images) - 1)))
     files = {
@@ -103,7 +100,7 @@ def _class_folders(variant: str, source: str | Path | None) -> ImageFiles:
 def _mask_folders(parts: SceneParts, num_scenes: Mapping[str, int]) -> ImageFiles:
     """Return `train/images`, `train/masks`, the same for validation, and `id2label.json`.
 
-    Masks have the class ids as their values, and a palette that shows them in color.
+    Mask values are class ids, with a palette that shows them in color.
     """
     names = ("background", *NAMES)
     files: dict[str, bytes] = {}
@@ -117,9 +114,9 @@ def _mask_folders(parts: SceneParts, num_scenes: Mapping[str, int]) -> ImageFile
 
 
 def _coco_files(parts: SceneParts, task: str) -> ImageFiles:
-    """Return `train.json` and `validation.json` in COCO's form, and all images in `images`.
+    """Return `train.json` and `validation.json` in COCO's format, and all images in `images`.
 
-    A category's id is its digit. Masks come for instance-segmentation only, as counts without compression.
+    A category's id is its digit. Masks are for instance-segmentation only, as uncompressed counts.
     """
     files: dict[str, bytes] = {}
     for split in SPLITS:
@@ -146,7 +143,7 @@ def _annotations(scene: DigitScene, image_id: int, num_before: int, has_masks: b
     found: list[dict[str, Any]] = []
     for mask, digit, (x0, y0, x1, y1) in zip(scene.masks, scene.classes, scene.boxes, strict=True):
         annotation: dict[str, Any] = {
-            # From 1 on: some readers take 0 for none.
+            # From 1 on: some readers treat 0 as none.
             "id": num_before + len(found) + 1,
             "image_id": image_id,
             "category_id": digit,
@@ -161,10 +158,10 @@ def _annotations(scene: DigitScene, image_id: int, num_before: int, has_masks: b
 
 
 def _png(pixels: npt.NDArray[np.uint8], has_palette: bool = False) -> bytes:
-    """Return an image of one or three channels as the bytes of a PNG, which hold no time."""
+    """Return an image of one or three channels as a PNG without a timestamp."""
     image = pillow().fromarray(pixels)
     if has_palette:
-        # The background is black; each class behind it has its own color. The values stay as they are.
+        # The background is black; each other class has its own color. The values stay unchanged.
         image.putpalette([0, 0, 0, *palette().ravel().tolist()])
     content = io.BytesIO()
     image.save(content, "PNG")

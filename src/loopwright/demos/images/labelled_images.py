@@ -1,4 +1,4 @@
-"""Images with one label each: what demos of image classification are made of."""
+"""Images with one label each, for demos of image classification."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ class LabelledImages:
         images: uint8, shape (n, H, W); light ink on black.
         labels: class ids, shape (n,).
         names: the names of the classes, by id.
-        num_train: how many of them are for training.
-        source: what they are.
-        licence: under which licence.
+        num_train: the number of training images.
     """
 
     images: npt.NDArray[np.uint8]
@@ -29,5 +27,5 @@ class LabelledImages:
     licence: str
 
     def positions(self, split: str) -> range:
-        """Return where the images of "train" or "validation" are."""
+        """Return the indexes of the images of "train" or "validation"."""
         return range(self.num_train) if split == "train" else range(self.num_train, len(self.images))

@@ -1,7 +1,7 @@
 """Digit scenes: one to four digits on a crop of a photo, with exact boxes, masks and classes.
 
 Training takes the left half of each photo and the digits for training, validation the right half and the other digits.
-A scene follows from its split and number only, so that 800 scenes are the first 800 of 1,000.
+A scene is determined by its split and number only, so 800 scenes are the first 800 of 1,000.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_DIGITS = 4
 _SIZES = (14, 28)
 _CROPS = (64, 160)
 _MOST_DEGREES = 12
-# How much lighter or darker than its surroundings a digit is, of 255.
+# How much lighter or darker than its surroundings a digit is, out of 255.
 _LEAST_CONTRAST = 80
 _NUM_TRIES = 40
 _NUM_GRADIENTS = 8
@@ -37,17 +37,17 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 Pixels = npt.NDArray[np.uint8]
 Shares = npt.NDArray[np.float64]
-# Top, left, and behind the last row and column.
+# Top, left, bottom, right; the end is exclusive.
 Rectangle = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class DigitScene:
-    """An image and what is in it. No two digits overlap, so every mask is whole.
+    """An image and its digits. No two overlap, so every mask is complete.
 
     Attributes:
         image: uint8, shape (64, 64, 3).
-        masks: which pixels belong to which digit: bool, shape (n, 64, 64).
+        masks: the pixels of each digit: bool, shape (n, 64, 64).
         classes: the digits, from 0 to 9.
     """
 
@@ -57,7 +57,7 @@ class DigitScene:
 
     @cached_property
     def boxes(self) -> list[tuple[int, int, int, int]]:
-        """Return x0, y0, x1, y1 around each mask; x1 and y1 lie behind the last pixel."""
+        """Return x0, y0, x1, y1 around each mask; x1 and y1 are exclusive."""
         corners = []
         for mask in self.masks:
             rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -66,7 +66,7 @@ class DigitScene:
 
     @cached_property
     def semantic(self) -> Pixels:
-        """Return the class of each pixel, shape (64, 64): 0 for the background, the digit and one for a digit."""
+        """Return the class of each pixel, shape (64, 64): 0 for the background, the digit plus one for a digit."""
         ids = np.zeros((SIDE, SIDE), np.uint8)
         for mask, digit in zip(self.masks, self.classes, strict=True):
             ids[mask] = digit + 1
@@ -75,14 +75,12 @@ class DigitScene:
 
 @dataclass(frozen=True)
 class SceneParts:
-    """What scenes are made of, and where that comes from.
+    """The components of scenes, and their sources.
 
     Attributes:
         digits: the digits of either split, uint8, shape (n, 8, 8).
-        labels: which digits they are.
+        labels: their classes.
         backgrounds: the photos of either split, or their halves.
-        source: what they are.
-        licence: under which licences.
     """
 
     digits: dict[str, Pixels]
@@ -93,7 +91,7 @@ class SceneParts:
 
 
 def load_parts() -> SceneParts:
-    """Return the digits and the backgrounds: photos of scikit-learn, or gradients where it is not installed."""
+    """Return the digits and the backgrounds: scikit-learn's photos, or gradients without scikit-learn."""
     found = load_digits()
     positions = {split: np.array(found.positions(split)) for split in ("train", "validation")}
     digits = {split: found.images[where] for split, where in positions.items()}
@@ -118,7 +116,7 @@ def digit_scenes(parts: SceneParts, split: str, num_scenes: int) -> Iterator[Dig
 
 
 def make_scene(parts: SceneParts, split: str, rng: np.random.Generator) -> DigitScene:
-    """Return one scene. A digit that finds no room is left out, the first one never."""
+    """Return one scene. A digit without room is left out, except the first one."""
     image = _crop(parts.backgrounds[split], rng)
     taken: list[Rectangle] = []
     masks: list[npt.NDArray[np.bool_]] = []
@@ -142,7 +140,6 @@ def make_scene(parts: SceneParts, split: str, rng: np.random.Generator) -> Digit
 
 
 def _crop(backgrounds: list[Pixels], rng: np.random.Generator) -> Shares:
-    """Return a square part of a background in the size of a scene."""
     images = pillow()
     background = backgrounds[int(rng.integers(len(backgrounds)))]
     side = int(rng.integers(_CROPS[0], _CROPS[1] + 1))
@@ -152,7 +149,7 @@ def _crop(backgrounds: list[Pixels], rng: np.random.Generator) -> Shares:
 
 
 def _free_place(shape: tuple[int, ...], taken: list[Rectangle], rng: np.random.Generator) -> Rectangle | None:
-    """Return where in the scene something of this shape touches nothing; None if no such place was found."""
+    """Return a free place for this shape that touches nothing; None if none was found."""
     height, width = shape
     for top, left in rng.integers((SIDE - height + 1, SIDE - width + 1), size=(_NUM_TRIES, 2)).tolist():
         bottom, right = top + height, left + width
@@ -162,18 +159,17 @@ def _free_place(shape: tuple[int, ...], taken: list[Rectangle], rng: np.random.G
 
 
 def _ink(digit: Pixels, size: int, degrees: float) -> Shares:
-    """Return a digit enlarged and turned, with soft edges, cut to where there is ink."""
+    """Return a digit enlarged and rotated, with soft edges, cropped to its ink."""
     images = pillow()
     large = images.fromarray(digit).resize((size, size), images.Resampling.BICUBIC)
     turned = large.rotate(degrees, images.Resampling.BICUBIC, expand=True)
-    # Handwriting of 8 x 8 pixels is blurred when enlarged: this makes strokes of it again.
+    # Enlarged handwriting of 8 x 8 pixels is blurred: this restores the strokes.
     ink = ((np.asarray(turned, np.float64) / 255 - 0.25) / 0.4).clip(0, 1)
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
 def _contrasting_color(below: Shares, rng: np.random.Generator) -> Shares:
-    """Return a color that can be seen on these pixels."""
     lightness = below @ _LUMA
     for _ in range(_NUM_TRIES):
         hue, saturation, value = rng.uniform((0, 0, 0.1), (1, 1, 1))
@@ -184,7 +180,7 @@ def _contrasting_color(below: Shares, rng: np.random.Generator) -> Shares:
 
 
 def _gradients(split: str) -> list[Pixels]:
-    """Return backgrounds for who has no photos: four colors in the corners, blended, with a little noise."""
+    """Return backgrounds without photos: four corner colors, blended, with a little noise."""
     backgrounds = []
     for index in range(_NUM_GRADIENTS):
         rng = np.random.default_rng(key(0, f"gradient {split[:5]}", index))

@@ -1,6 +1,6 @@
-"""COCO's json: images, annotations and categories in one file. Only the places of the annotations are kept.
+"""COCO's json: images, annotations and categories in one file. Only the offsets of annotations are kept.
 
-Category ids are numbered 0, 1, ... by ascending id. Annotations are read from the file when their image is asked for.
+Category ids are numbered 0, 1, ... by ascending id. Annotations are read with their image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEAD_BYTES = 1 << 16
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a json file has COCO's form: an object with a list of images, by its first and last bytes."""
+    """Whether a json file has COCO's format, an object with a list of images, by its first and last bytes."""
     source = FileBytes(path)
     head = source.read(source.start, _HEAD_BYTES)
     if not head.lstrip().startswith(b"{"):
@@ -37,7 +37,7 @@ def is_coco(path: Path) -> bool:
 
 
 class CocoTable(ListedTable):
-    """The images of a COCO json, each with its objects. `image_dir`: where they lie, from the folder of the file on."""
+    """The images of a COCO json, each with its objects. `image_dir` is relative to the folder of the file."""
 
     def __init__(self, source: FileBytes, image_dir: str | None, say: Say | None) -> None:
         self.source = source
@@ -124,7 +124,7 @@ class CocoTable(ListedTable):
         )
 
     def _rows_of(self, images_of: list[Any], starts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the row of each annotation; refuse ids that two images have, or none."""
+        """Return the row of each annotation; refuse duplicate or unknown image ids."""
         rows = {number: row for row, number in enumerate(self._ids)}
         if len(rows) != len(self._ids):
             twice = next(number for row, number in enumerate(self._ids) if rows[number] != row)
@@ -173,7 +173,7 @@ class CocoTable(ListedTable):
         )
 
     def _find_images(self, folder: Path) -> str:
-        """Return the folder in which the first images are, from that of the file on; "." where none is found."""
+        """Return the folder of the first images, relative to the file; "." if none is found."""
         stem = os.path.basename(self.path).partition(".")[0]
         split = stem.rpartition("_")[2]
         candidates = [".", "images", split, stem, f"images/{split}", f"{split}/images"]
@@ -186,7 +186,7 @@ class CocoTable(ListedTable):
     # -------------------------------------------------------------------------------------------------------- rows
 
     def row(self, index: int) -> Row:
-        """Return the image, its id, and its objects as the file has them."""
+        """Return the image, its id, and its objects in the format of the file."""
         row: Row = {"image": self.files[index], "image_id": self._ids[index]}
         if "objects" in self.columns:
             places = range(int(self._firsts[index]), int(self._firsts[index + 1]))
@@ -201,15 +201,15 @@ class CocoTable(ListedTable):
         return row
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind, and where the images are."""
+        """Return the kind, and the location of the images."""
         return {"kind": self.kind, "image_dir": self.image_dir}
 
 
 def _is_in(number: Any, known: Mapping[Any, Any]) -> bool:
-    """Whether an id is among the known ones; one that is a list or an object is not."""
+    """Whether an id is known; a list or an object never is."""
     return isinstance(number, str | int | float) and number in known
 
 
 def _as_number(value: Any) -> Any:
-    """Return the number that a text is; None for anything else."""
+    """Return a text as a number; None for anything else."""
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else None

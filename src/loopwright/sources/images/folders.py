@@ -1,4 +1,4 @@
-"""Folders of images: a folder per class, images beside masks, or images alone."""
+"""Folders of images: a folder per class, images with masks, or images alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from loopwright.sources.images.reading import UNREAD_ENDINGS, is_image_name
 from loopwright.sources.images.tables import ListedTable
 from loopwright.sources.tables import Row
 
-MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # of the stem of a mask, behind that of its image
+MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # suffix of the stem of a mask after its image's
 _MOST_NAMED = 5
 
 
 def list_images(root: Path, folder: str = ".", unread: Counter[str] | None = None) -> tuple[list[str], int]:
-    """Return the images in a folder and below, as sorted paths from root on, and how many bytes they have.
+    """Return the images of a folder, recursively, as sorted paths relative to root, and their total bytes.
 
-    Links are followed, each folder once; names that begin with a dot are left out. `unread` is told the endings of
-    images that are of a kind that is not read.
+    Links are followed, each folder once; dot files are skipped. `unread` counts the endings of unsupported image types.
     """
     found: list[str] = []
     num_bytes = 0
@@ -47,7 +46,7 @@ def list_images(root: Path, folder: str = ".", unread: Counter[str] | None = Non
 
 
 def note_unread(path: Path, unread: Counter[str]) -> tuple[str, ...]:
-    """Return a note about images of kinds that are not read; nothing where there are none."""
+    """Return a note about unsupported image types, if there are any."""
     if not unread:
         return ()
     what = f"{unread.total():,} files of {path.name} are of kinds that are not read: {', '.join(sorted(unread))}"
@@ -55,7 +54,7 @@ def note_unread(path: Path, unread: Counter[str]) -> tuple[str, ...]:
 
 
 def digest_of(kind: str, lines: list[str]) -> str:
-    """Return the sha256 of a listing. The content of the images comes to it when they are read."""
+    """Return the sha256 of a listing. The content of the images is added when they are read."""
     return hashlib.sha256("\n".join([kind, *lines]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -72,7 +71,7 @@ def no_images(folder: Path, what: str = "holds no images") -> InputError:
 
 
 class ImagesTable(ListedTable):
-    """All images in a folder and below, or one image, without anything else."""
+    """All images of a folder, recursively, or one image, without annotations."""
 
     def __init__(self, path: Path, image_dir: str | None = None) -> None:
         self.path = str(path)
@@ -143,7 +142,7 @@ class ImageFolderTable(ListedTable):
 
 
 class MaskFolderTable(ListedTable):
-    """Images and masks of the same names in two folders; a mask may have another ending, or `_mask` behind its stem."""
+    """Images and masks of the same names in two folders; a mask may have another ending, or the suffix `_mask`."""
 
     def __init__(self, path: Path, image_dir: str, annotation_dir: str, names_file: str | None) -> None:
         self.path = str(path)
@@ -167,7 +166,6 @@ class MaskFolderTable(ListedTable):
         self.sha256 = digest_of(self.kind, [*self.files, *masks, *(f"{k} {name}" for k, name in self.names.items())])
 
     def _pair(self, masks: list[str]) -> list[str | None]:
-        """Return the mask of each image, None where there is none."""
         by_stem: dict[str, str] = {}
         for mask in masks:
             stem = os.path.splitext(os.path.relpath(mask, self.annotation_dir))[0]

@@ -1,4 +1,4 @@
-"""What a folder of images holds, and where its splits are: from names to the settings with which tables are opened."""
+"""Detect the layout of an image folder and its splits, and return the settings to open its tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Settings = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """Where the data of one split is, which option named it, and how `open_table` reads it."""
+    """The location of a split's data, the option that named it, and the settings for `open_table`."""
 
     path: str
     flag: str
@@ -49,13 +49,13 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Finds the data of a task with images. `wants`: label, mask, objects, or nothing but the images.
+    """Finds the data of an image task. `wants`: label, mask, objects, or just the images.
 
     Args:
         schema: Of the task.
-        image_dir: The folder of images that was named, if one was.
-        names_file: The file with names of classes that was named, if one was.
-        settings: What else `open_table` is given.
+        image_dir: The folder of images, if given.
+        names_file: The file of class names, if given.
+        settings: Other settings of `open_table`.
     """
 
     def __init__(self, schema: Schema, image_dir: str | None, names_file: str | None, settings: Settings) -> None:
@@ -83,7 +83,7 @@ class Layout:
         return {split: tables[split] for split in SPLITS if split in tables}
 
     def locate(self, data: str | Path | None, files: dict[str, str | Path | None]) -> dict[str, Place]:
-        """Return where each split is."""
+        """Return the location of each split."""
         refuse_empty_names(data, files)
         named = {
             split: self._named(Path(file).expanduser(), f"--{split}_file")
@@ -115,7 +115,7 @@ class Layout:
         raise missing_file(path, flag)
 
     def _file(self, path: Path, flag: str, image_dir: str | None = None) -> Place:
-        """Return how a file is read: an image, COCO's json, or a table with a column of images."""
+        """Return how to read a file: as an image, COCO's json, or a table with a column of images."""
         folder = path.resolve().parent
         if image_dir is None and self.image_dir is not None:
             given = Path(self.image_dir).expanduser()
@@ -136,7 +136,6 @@ class Layout:
         return Place(str(path), flag, self.settings | {"image_dir": image_dir or ""} | found)
 
     def _folder(self, folder: Path, flag: str) -> Place:
-        """Return how a folder without splits is read."""
         kind = self.settings.get("kind")
         if kind in IMAGE_KINDS:
             return Place(str(folder), flag, {"kind": kind} | self._names(folder))
@@ -173,7 +172,7 @@ class Layout:
         )
 
     def _pair(self, folder: Path, flag: str, images: str, annotations: str) -> Place:
-        """Return how two folders, of images and of masks or text files, are read."""
+        """Return how to read two folders, one of images and one of masks or text files."""
         is_text = self.wants == "objects" and any(_texts(folder / annotations))
         if self.wants == "objects" and not is_text and not self.has_outlines:
             raise InputError(
@@ -191,7 +190,6 @@ class Layout:
         return {"names_file": os.path.relpath(Path(self.names_file).expanduser().resolve(), folder.resolve())}
 
     def _only_coco(self, folder: Path) -> Path | None:
-        """Return the one json of a folder that has COCO's form."""
         found = [path for path in sorted(folder.glob("*.json")) if path.name not in NAMES_FILES and is_coco(path)]
         if len(found) > 1:
             raise InputError(
@@ -205,7 +203,6 @@ class Layout:
     # ----------------------------------------------------------------------------------------- a folder with splits
 
     def _splits(self, folder: Path) -> dict[str, Place]:
-        """Return the splits of a folder, in whichever of the usual ways it is laid out."""
         if self.wants == "objects" and (found := self._coco_splits(folder)):
             return found
         files = self._file_splits(folder)
@@ -230,7 +227,7 @@ class Layout:
         return any(is_image_name(name) for path in others for name in os.listdir(path))
 
     def _parallel_splits(self, folder: Path, images: str) -> dict[str, Place]:
-        """Return the splits of images/train beside labels/train or masks/train."""
+        """Return the splits of images/train next to labels/train or masks/train."""
         found = {}
         for split, name in _split_folders(folder / images).items():
             if not self.wants:
@@ -249,7 +246,7 @@ class Layout:
         return found
 
     def _coco_splits(self, folder: Path) -> dict[str, Place]:
-        """Return the splits of instances_train.json, train.json and the like, here or in annotations/."""
+        """Return the splits of instances_train.json, train.json and similar, here or in annotations/."""
         for place in (folder, folder / "annotations"):
             files = sorted(place.glob("*.json")) if place.is_dir() else []
             found: dict[str, Place] = {}
@@ -270,7 +267,7 @@ class Layout:
         return {}
 
     def _file_splits(self, folder: Path) -> dict[str, Place]:
-        """Return the splits of train.csv, validation.csv and the like, if there is one for training."""
+        """Return the splits of train.csv, validation.csv and similar, if there is one for training."""
         found: dict[str, Place] = {}
         for path in sorted(folder.iterdir()):
             split = _split_in(SHARD.sub("", path.name.partition(".")[0]), is_whole=True)
@@ -287,7 +284,7 @@ class Layout:
         return {split: found[split] for split in SPLITS if split in found} if "train" in found else {}
 
     def _yaml_splits(self, path: Path) -> dict[str, Place]:
-        """Return the splits that a data.yaml names; the text files are where the images are, with labels for images."""
+        """Return the splits of a data.yaml; the text files are next to the images, with labels in place of images."""
         content = read_yaml(path)
         base = path.parent / str(content.get("path") or ".")
         base = base if base.is_dir() else path.parent
@@ -312,12 +309,12 @@ class Layout:
 
 
 def _texts(folder: Path) -> Iterator[Path]:
-    """Yield the text files of a folder and below that could hold objects."""
+    """Yield the text files of a folder, recursively, that could contain objects."""
     return (path for path in folder.rglob("*.txt") if path.name not in ("classes.txt", "labels.txt", "README.txt"))
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Return the names of the folders train, validation and test in a folder, by split; train2017 counts too."""
+    """Return the folders train, validation and test in a folder, by split; train2017 counts too."""
     if not folder.is_dir():
         return {}
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -330,6 +327,6 @@ def _split_folders(folder: Path) -> dict[str, str]:
 
 
 def _split_in(name: str, is_whole: bool = False) -> str:
-    """Return the split that a file name speaks of, "" for none."""
+    """Return the split in a file name, or ""."""
     words = [name.lower()] if is_whole else re.split(r"[^a-z]+", name.lower())
     return next((split for split in SPLITS if any(word in SPLIT_NAMES[split] for word in words)), "")

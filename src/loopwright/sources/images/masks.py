@@ -1,4 +1,4 @@
-"""Masks: class ids as the pixels of a picture, and objects as pictures of class and instance ids."""
+"""Masks: pictures of class ids, and objects as pictures of class and instance ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ Ids = npt.NDArray[np.int32]
 
 
 def _decode(source: Source) -> tuple[Any, str, str]:
-    """Return (pixels, mode, format) of a picture."""
     data = read_bytes(source)
     pillow = import_pillow()
     try:
@@ -29,11 +28,11 @@ def _decode(source: Source) -> tuple[Any, str, str]:
 
 
 def decode_ids(source: Source) -> Ids:
-    """Return the class ids of a mask, (height, width): the grey values, or the places in its palette.
+    """Return the class ids of a mask, (height, width): grey values, or palette indexes.
 
     Raises:
         BadImageError: It cannot be decoded.
-        UnusableValueError: It is in colour, or was packed with loss.
+        UnusableValueError: It is in colour, or has lossy compression.
     """
     pixels, mode, kind = _decode(source)
     if mode not in _ID_MODES:
@@ -45,7 +44,7 @@ def decode_ids(source: Source) -> Ids:
 
 
 def count_ids(ids: Ids) -> dict[int, int]:
-    """Return how many pixels each id has."""
+    """Return the number of pixels of each id."""
     if ids.size and int(ids.min()) >= 0 and int(ids.max()) < 1 << 16:
         counts = np.bincount(ids.ravel())
         return {int(number): int(counts[number]) for number in np.flatnonzero(counts)}
@@ -54,7 +53,7 @@ def count_ids(ids: Ids) -> dict[int, int]:
 
 
 def class_of(number: int, ignore_index: int, has_reduced_labels: bool) -> int | None:
-    """Return the class that an id in a mask stands for; None for pixels that do not count."""
+    """Return the class of an id in a mask; None for ignored pixels."""
     if number == ignore_index:
         return None
     if has_reduced_labels:
@@ -63,7 +62,7 @@ def class_of(number: int, ignore_index: int, has_reduced_labels: bool) -> int | 
 
 
 def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_labels: bool) -> list[int]:
-    """Return how many pixels each class has, by number; ids that stand for none of them are left out."""
+    """Return the number of pixels of each class; other ids are ignored."""
     counts = [0] * num_classes
     for number, pixels in count_ids(ids).items():
         place = class_of(number, ignore_index, has_reduced_labels)
@@ -73,7 +72,7 @@ def count_classes(ids: Ids, num_classes: int, ignore_index: int, has_reduced_lab
 
 
 def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool) -> dict[str, list[Any]]:
-    """Return the objects of a picture whose first channel holds class ids and whose second holds instance ids, 0 none.
+    """Return the objects of a picture with class ids in the first channel and instance ids in the second, 0 for none.
 
     Raises:
         BadImageError: It cannot be decoded.
@@ -98,7 +97,7 @@ def objects_of_mask(source: Source, ignore_index: int, has_reduced_labels: bool)
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, list[int]]:
-    """Return a mask as COCO's run lengths: pixels outside, inside, outside, ... down the columns."""
+    """Return a mask as COCO's run lengths: pixels outside, inside, outside, ... by column."""
     flat = mask.ravel(order="F")
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     counts = np.diff(np.concatenate([[0], changes, [flat.size]])).tolist()

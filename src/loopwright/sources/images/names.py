@@ -1,4 +1,4 @@
-"""Names of classes by their number, as files beside the data give them: id2label.json, classes.txt, data.yaml."""
+"""Class names by number, from files next to the data: id2label.json, classes.txt, data.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Names = dict[int, str]
 
 
 def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
-    """Return the first file with names of classes in a folder; of a folder `train` also in the one above."""
+    """Return the first file with class names in a folder; for a folder `train` also in its parent."""
     above = [root.parent] if _SPLIT.fullmatch(root.name.lower()) else []
     for folder in (root, *above, root / annotation_dir):
         for name in (*NAMES_FILES, *NAMES_TEXTS):
@@ -29,11 +29,7 @@ def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
 
 
 def read_names(path: Path) -> Names:
-    """Return the names by number, in the order of the numbers.
-
-    Raises:
-        InputError: data.file or data.json about a file that cannot be read; data.classes about one without names.
-    """
+    """Return the names by ascending number; raise an InputError (data.file, data.json, data.classes)."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -81,7 +77,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _as_names(value: Any) -> Names:
-    """Return names by number from {"0": "sky"}, {"sky": 0}, ["sky"] or [{"id": 0, "name": "sky"}]; else nothing."""
+    """Return names by number from {"0": "sky"}, {"sky": 0}, ["sky"] or [{"id": 0, "name": "sky"}]; else empty."""
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
         value = {part.get("id"): part.get("name") for part in value}
     if isinstance(value, list):

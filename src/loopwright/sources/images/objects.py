@@ -1,4 +1,4 @@
-"""Objects of an image: from the forms that files have to boxes inside the image, with classes, outlines and crowds."""
+"""Objects of an image: from file formats to boxes inside the image, with classes, outlines and crowds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEYS = {
     "iscrowd": ("iscrowd", "is_crowd", "crowd"),
 }
 _MOST_DIGITS = 7  # of five bits each: more pixels than an image can have
-_NEAR = 1.0  # pixels over the edge that are rounding and not worth a word
+_NEAR = 1.0  # pixels over the edge that count as rounding
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Objects:
 
     Attributes:
         boxes: [x0, y0, x1, y1] in pixels of the upright image.
-        categories: What the file has for the class of each: a number or a name.
-        segments: Of each None, a list of polygons, or COCO's run lengths.
-        crowd: Whether each stands for several that are not told apart.
-        dropped: (reason, what) of each object that was left out: "zero_size" or "outside".
-        num_clipped: How many boxes were cut at the edge by more than a pixel.
-        problem: What is wrong with the sizes that are stated, if something is.
+        categories: The class of each in the file: a number or a name.
+        segments: Each is None, a list of polygons, or COCO's run lengths.
+        crowd: Whether each represents a group.
+        dropped: (reason, what) of each dropped object: "zero_size" or "outside".
+        num_clipped: The number of boxes clipped by more than a pixel.
+        problem: The problem with the stated sizes, if any.
     """
 
     boxes: list[list[float]] = field(default_factory=list)
@@ -47,11 +47,7 @@ class Objects:
 
 
 def by_column(value: Any) -> dict[str, Any]:
-    """Return {"bbox": [...], "category": [...], ...} of the forms there are: a dict of lists, a list of dicts, JSON.
-
-    Raises:
-        UnusableValueError: It is something else, or its lists differ in length.
-    """
+    """Return {"bbox": [...], ...} from a dict of lists, a list of dicts, or JSON; UnusableValueError otherwise."""
     if isinstance(value, str):
         written = written_value(value) if value.strip() else []
         if not isinstance(written, dict | list):
@@ -82,18 +78,14 @@ def by_column(value: Any) -> dict[str, Any]:
 
 
 def stated_size(value: Any) -> tuple[int, int] | None:
-    """Return the (width, height) of the image that annotations state; None where they state none."""
+    """Return the (width, height) stated by annotations, if any."""
     size = value.get("size") if isinstance(value, dict) else None
     is_pair = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size)
     return (size[0], size[1]) if size is not None and is_pair else None
 
 
 def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> Objects:
-    """Return the objects of an image of this upright size (width, height).
-
-    Raises:
-        UnusableValueError: A box or an outline is none.
-    """
+    """Return the objects of an image of this upright size (width, height); UnusableValueError for invalid ones."""
     columns = by_column(value)
     found = Objects()
     stated = stated_size(columns)
@@ -129,7 +121,7 @@ def _shown(box: list[float]) -> str:
 
 
 def _as_box(bbox: Any, segment: Any, relative_to: tuple[int, int] | None) -> list[float]:
-    """Return [x0, y0, x1, y1], from x, y, width, height, from shares of the image, or from the outline."""
+    """Return [x0, y0, x1, y1], from x, y, width, height, from fractions of the image, or from the outline."""
     if bbox is None and segment is not None:
         return _box_of(segment)
     is_box = isinstance(bbox, list | tuple) and len(bbox) == 4
@@ -178,15 +170,11 @@ def _is_length(value: Any) -> bool:
 
 
 def unpacked_run_lengths(packed: str) -> npt.NDArray[np.int64]:
-    """Return the run lengths that COCO packs into a text: five bits per character, differences from the third on.
-
-    Raises:
-        UnusableValueError: It is no such text.
-    """
+    """Return the run lengths of COCO's packed text: five bits per character, differences from the third on."""
     digits = np.frombuffer(packed.encode("ascii", "replace"), np.uint8).astype(np.int64) - 48
     if not len(digits) or digits.min() < 0 or digits.max() > 63 or digits[-1] & 32:
         raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
-    ends = np.flatnonzero(digits & 32 == 0)  # the sixth bit says that a number goes on
+    ends = np.flatnonzero(digits & 32 == 0)  # the sixth bit marks that a number continues
     starts = np.concatenate([[0], ends[:-1] + 1])
     if int((ends - starts).max()) > _MOST_DIGITS:
         raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
@@ -194,7 +182,7 @@ def unpacked_run_lengths(packed: str) -> npt.NDArray[np.int64]:
     numbers = np.add.reduceat((digits & 31) << (5 * places), starts)
     is_negative = digits[ends] & 16 != 0
     numbers = np.where(is_negative, numbers - (np.int64(1) << (5 * (ends - starts + 1))), numbers)
-    for first in (1, 2):  # each is the difference to the one before the last
+    for first in (1, 2):  # each is the difference to the second last
         numbers[first::2] = np.cumsum(numbers[first::2])
     if numbers.min() < 0:
         raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")

@@ -1,4 +1,4 @@
-"""One image, looked at and not decoded: is it one, is it whole, what size does it have upright, what is its content."""
+"""One image, inspected without decoding: is it valid and complete, its upright size, its content hash."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ IMAGE_ENDINGS = (
 )
 UNREAD_ENDINGS = (".heic", ".heif", ".avif", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm")
 _ADDRESS = re.compile(r"(https?|ftp|s3|gs)://")
-_ORIENTATION = 274  # the tag of EXIF
-_TURNED = (5, 6, 7, 8)  # orientations with width and height exchanged
+_ORIENTATION = 274  # the EXIF tag
+_TURNED = (5, 6, 7, 8)  # orientations with width and height swapped
 _PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 Source = str | bytes
 
 
 class ImageFacts(NamedTuple):
-    """What is known of an image without decoding it.
+    """The properties of an image without decoding it.
 
     Attributes:
-        width, height: Of the upright image, as its EXIF orientation wants it to be seen.
-        is_turned: Whether width and height are stored the other way round.
-        sha256: Of its bytes, as hexadecimal digits.
-        num_bytes: How many there are.
+        width, height: Of the upright image, after its EXIF orientation.
+        is_turned: Whether width and height are stored swapped.
+        sha256: Of its bytes, in hex.
+        num_bytes: The size of the file.
     """
 
     width: int
@@ -44,7 +44,7 @@ class ImageFacts(NamedTuple):
 
 
 class BadImageError(ValueError):
-    """An image that is missing, cut off or none; its text says which. `fingerprint` is (sha256, number of bytes)."""
+    """A missing, truncated or invalid image; the message has the reason. `fingerprint` is (sha256, number of bytes)."""
 
     def __init__(self, what: str, fingerprint: tuple[str, int] = ("", 0)) -> None:
         super().__init__(what)
@@ -52,16 +52,12 @@ class BadImageError(ValueError):
 
 
 def is_image_name(name: str) -> bool:
-    """Whether the ending of a file name is that of an image."""
+    """Whether a file name has the ending of an image."""
     return os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
 
 
 def import_pillow(module: str = "Image") -> Any:
-    """Return a module of Pillow.
-
-    Raises:
-        InputError: install.extra, if it is not installed.
-    """
+    """Return a module of Pillow; raise an InputError, install.extra, if it is not installed."""
     try:
         return importlib.import_module(f"PIL.{module}")
     except ImportError as error:
@@ -74,22 +70,18 @@ def import_pillow(module: str = "Image") -> Any:
 
 
 def shown_source(source: Source) -> str:
-    """Return how an image is named in a message."""
+    """Return the name of an image for messages."""
     return f"an image of {len(source):,} bytes" if isinstance(source, bytes) else source
 
 
 def read_bytes(source: Source) -> bytes:
-    """Return the bytes of an image.
-
-    Raises:
-        BadImageError: There is no such file, or it cannot be read, or it is empty.
-    """
+    """Return the bytes of an image; raise a BadImageError if it is missing, unreadable or empty."""
     if isinstance(source, bytes):
         return source
     if "\0" in source:
         raise BadImageError("has a NUL byte in its name")
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would be waited for.
+        if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would block.
             raise BadImageError("is no ordinary file")
         data = Path(source).read_bytes()
     except FileNotFoundError as error:
@@ -102,11 +94,7 @@ def read_bytes(source: Source) -> bytes:
 
 
 def look_at(source: Source) -> ImageFacts:
-    """Return what is known of an image.
-
-    Raises:
-        BadImageError: It is missing, cut off, or no image.
-    """
+    """Return the properties of an image; raise a BadImageError if it is missing, truncated or invalid."""
     data = read_bytes(source)
     sha256 = hashlib.sha256(data).hexdigest()
     pillow = import_pillow()
@@ -115,7 +103,7 @@ def look_at(source: Source) -> ImageFacts:
             width, height = image.size
             is_turned = _is_turned(image, data)
             if not _has_end(image.format, data):
-                image.load()  # Some writers leave the end out or add to it; what can be decoded is whole.
+                image.load()  # Some writers omit the end or add to it; if it can be decoded, it is complete.
     except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         raise BadImageError(_explain(error, data), (sha256, len(data))) from error
     if is_turned:
@@ -124,11 +112,7 @@ def look_at(source: Source) -> ImageFacts:
 
 
 def upright_size(source: Source) -> tuple[int, int]:
-    """Return (width, height) of an image as it is to be seen; reads its head only.
-
-    Raises:
-        BadImageError: It is missing or no image.
-    """
+    """Return the upright (width, height) of an image from its header; raise a BadImageError if there is none."""
     pillow = import_pillow()
     try:
         with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
@@ -144,18 +128,18 @@ def upright_size(source: Source) -> tuple[int, int]:
 
 
 def _is_turned(image: Any, data: bytes) -> bool:
-    """Whether EXIF says that the image lies on its side. Pillow decodes a PNG for that, so its bytes come first."""
+    """Whether EXIF rotates the image by 90 degrees. Pillow decodes a PNG for that, so its bytes are checked first."""
     if image.format == "PNG" and not any(mark in data for mark in _PNG_ORIENTATION_MARKS):
         return False
     return image.getexif().get(_ORIENTATION) in _TURNED
 
 
 def _has_end(kind: str | None, data: bytes) -> bool:
-    """Whether the last bytes are those of a whole file; a cheap look, True for kinds that have no end mark."""
+    """Whether the file ends properly; a cheap check, True for formats without an end mark."""
     if kind == "PNG":
         return b"IEND" in data[-64:]
     if kind in ("JPEG", "MPO"):
-        # The end mark of a thumbnail stands before the start of the last scan.
+        # The end mark of a thumbnail precedes the start of the last scan.
         return data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
     if kind == "GIF":
         return data.rstrip(b"\0").endswith(b";")
@@ -175,7 +159,7 @@ def _explain(error: Exception, data: bytes) -> str:
 
 
 def path_of(folder: str, name: str) -> str:
-    """Return the path of a file in a folder; one that Windows wrote, with backslashes, is found elsewhere too."""
+    """Return the path of a file in a folder; backslashes from Windows work everywhere."""
     path = os.path.join(folder, name)
     if "\\" not in name or os.sep == "\\" or os.path.exists(path):
         return path
@@ -183,9 +167,9 @@ def path_of(folder: str, name: str) -> str:
 
 
 def as_source(value: Any, folder: str) -> Source | None:
-    """Return an image as absolute path or bytes, from what a row holds; None for nothing.
+    """Return the image of a row as an absolute path or bytes; None if it is empty.
 
-    Taken are a path (from `folder` on), bytes, and the form of `datasets`: {"bytes": ..., "path": ...}.
+    It accepts a path relative to `folder`, bytes, and the format of `datasets`: {"bytes": ..., "path": ...}.
 
     Raises:
         UnusableValueError: It is something else.

@@ -1,4 +1,4 @@
-"""One pass over the images of a file, and over what is said to be in them."""
+"""One pass over the images of a file and their annotations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAY_EVERY = 200
 
 
 class SceneOptions(NamedTuple):
-    """What masks mean: which id does not count, and whether 0 is nothing and all others are one too high."""
+    """The meaning of masks: the ignored id, and whether 0 means no class and all others are one too high."""
 
     ignore_index: int = 255
     reduce_labels: bool = False
@@ -35,7 +35,7 @@ class SceneOptions(NamedTuple):
 
 @dataclass
 class Findings:
-    """How often something occurred, and the first times in words."""
+    """The count of a finding, and its first occurrences in words."""
 
     number: int = 0
     first: list[str] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Findings:
 
 
 def picture_of(value: Any, folder: str) -> Source | None:
-    """Return the picture of class and instance ids that objects are given as; None if they are lists."""
+    """Return the picture of class and instance ids, if objects are given as one; None for lists."""
     is_path = isinstance(value, str) and bool(value.strip()) and not value.lstrip().startswith(("{", "["))
     is_stored = isinstance(value, dict) and ("bytes" in value or "path" in value)
     return as_source(value, folder) if is_path or is_stored or isinstance(value, bytes) else None
 
 
 def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, options: SceneOptions) -> Objects:
-    """Return the objects of an image, from what its row holds: lists, JSON, or a picture of class and instance ids.
+    """Return the objects of an image from lists, JSON, or a picture of class and instance ids.
 
     Raises:
         UnusableValueError: It is neither.
@@ -68,19 +68,19 @@ def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, 
 
 
 class SceneScan:
-    """Gathers what is known of the images of one file, block by block; `finish` refuses what cannot be trained on.
+    """Collects the properties of the images of one file, block by block; `finish` refuses unusable ones.
 
     Attributes:
-        is_bad: Which rows have an image, or a mask, that is missing, cut off or none.
+        is_bad: Which rows have an image or mask that is missing, truncated or invalid.
         bad: The same in words.
-        sizes: Width and height of each upright image; 0 of a bad one.
-        num_turned: How many images EXIF turns on their side.
-        counts: By row of objects or masks that were looked at: how often each class occurs, by name or by id.
-        num_objects: By row; of files with objects.
-        dropped: Boxes that are left out, by reason.
-        clipped: Boxes that were cut at the edge of their image.
-        first_with: The first row that has a class, and how often.
-        num_masks_scanned: How many masks were read to the last pixel.
+        sizes: Width and height of each upright image; 0 for a bad one.
+        num_turned: The number of images that EXIF rotates by 90 degrees.
+        counts: The frequency of each class, by name or id, by scanned row.
+        num_objects: By row, for files with objects.
+        dropped: Dropped boxes, by reason.
+        clipped: Boxes clipped at the edge of their image.
+        first_with: The first row with each class, and the frequency.
+        num_masks_scanned: The number of masks read completely.
     """
 
     def __init__(self, table: ImageTable, options: SceneOptions, say: Say | None) -> None:
@@ -108,12 +108,12 @@ class SceneScan:
 
     @property
     def sha256(self) -> str:
-        """The sha256 of all images and masks that are files of their own; "" where all are inside the table."""
+        """The sha256 of all images and masks in separate files; "" if all are inside the table."""
         return self._digest.hexdigest() if self._has_files else ""
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about what was found."""
+        """The warnings about the findings, in sentences."""
         found = []
         if self._turned_boxes:
             found.append(
@@ -123,7 +123,7 @@ class SceneScan:
         return found
 
     def add(self, role: Role, column: str, start: int, values: list[Any]) -> list[Any]:
-        """Take the values of some rows; return what stands for each in the content of the row, nothing for none."""
+        """Add the values of some rows; return the part of each in its row's content hash."""
         add_one = {"image": self._add_image, "mask": self._add_mask, "objects": self._add_objects}[role.kind]
         taken = []
         for row, value in enumerate(values, start):
@@ -190,7 +190,7 @@ class SceneScan:
         return value
 
     def _is_scanned(self, row: int) -> bool:
-        """Whether a mask is among those that are read to the last pixel: all, or some at equal distances."""
+        """Whether a mask is read completely: all, or some at equal distances."""
         number = len(self.table)
         if number <= MOST_MASKS_SCANNED:
             return True
@@ -262,11 +262,7 @@ class SceneScan:
     # ------------------------------------------------------------------------------------------------------- end
 
     def finish(self) -> None:
-        """Refuse what no option leaves out.
-
-        Raises:
-            InputError: data.size, data.masks, data.boxes or data.outlines.
-        """
+        """Raise an InputError for problems that no option drops: data.size, data.masks, data.boxes, data.outlines."""
         if self._wrong_size.number:
             raise InputError(
                 "data.size",
@@ -298,15 +294,15 @@ class SceneScan:
 
 
 def file_line(value: Any, sha256: str, num_bytes: int) -> bytes:
-    """Return what stands for one file in the sha256 of all: its name as the row has it, its size and its content."""
+    """Return a file's entry in the sha256 of all: its name in the row, its size and its content."""
     name = value.get("path") if isinstance(value, dict) else value
     return f"{name}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape")
 
 
 def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -> str:
-    """Return the sha256 of all images and masks of a table as they are now; the same number as `SceneScan.sha256`.
+    """Return the current sha256 of all images and masks of a table, as in `SceneScan.sha256`.
 
-    `columns` has the column of each kind of role, in the order of the roles.
+    `columns` maps each kind of role to its column, in the order of the roles.
     """
     digest, has_files, done = hashlib.sha256(), False, 0
     for block in table.blocks(list(columns.values())):
@@ -324,7 +320,7 @@ def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -
 
 
 def content_of(path: str) -> tuple[str, int]:
-    """Return the sha256 of a file and how many bytes it has; ("", 0) of one that cannot be read."""
+    """Return the sha256 and the size of a file; ("", 0) if it cannot be read."""
     try:
         data = read_bytes(path)
     except BadImageError as error:
@@ -333,7 +329,7 @@ def content_of(path: str) -> tuple[str, int]:
 
 
 def joined(sha256: str, of_files: str) -> str:
-    """Return the sha256 of a table together with that of its images."""
+    """Return the combined sha256 of a table and its images."""
     return hashlib.sha256(f"{sha256} {of_files}".encode()).hexdigest() if of_files else sha256
 
 

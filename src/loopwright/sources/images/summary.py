@@ -1,4 +1,4 @@
-"""From what the scans of all files found to the labels of a plan, the counts of its splits, and its warnings."""
+"""From the scans of all files to the labels of a plan, the counts of its splits, and its warnings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _MOST_NAMELESS = 1_000
 
 
 class Scenes:
-    """What is in the images of a run: classes of objects, or of pixels.
+    """The content of the images of a run: classes of objects, or of pixels.
 
     Args:
         role: The role of the objects or masks.
-        column: Its column.
-        scans: By split; the first decides about the classes.
+        scans: By split; the first decides the classes.
         label_names, label_map, unknown_labels: As in `DataOptions`.
         is_training: Whether the first split is trained on.
     """
@@ -77,7 +76,7 @@ class Scenes:
         names = tuple(label_names or (stated if found <= set(stated) else ordered(sorted(found))))
         for split, scan in self.scans.items():
             self._check_unknown(split, scan, names, unknown_labels)
-        if label_names is None:  # else the map is that of a model
+        if label_names is None:  # otherwise the map comes from a model
             occurring = [*(name for scan in self.scans.values() for name in scan.first_with), *listed]
             self.warnings += never_renamed(self.label_map, map(str, occurring), "object is of the class")
         return Labels("class", names, self.label_map)
@@ -136,7 +135,7 @@ class Scenes:
         return Labels("class", names, {})
 
     def _check_gaps(self, lead: SceneScan, largest: int) -> None:
-        """Note, or refuse, ids that are probably no numbers of classes: a few, with wide gaps between them."""
+        """Note, or refuse, ids that are probably not class numbers: a few, with wide gaps."""
         ids = sorted(lead.first_with)
         if not ids or largest < _LEAST_GAPS * len(ids):
             return
@@ -206,9 +205,9 @@ class Scenes:
     # ----------------------------------------------------------------------------------------------------- numbers
 
     def count(self, parts: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[str, dict[str, int]]:
-        """Return how many objects, or pixels of the masks that were scanned, each class has, by split.
+        """Return the number of objects, or of pixels in scanned masks, of each class, by split.
 
-        `parts` has for each split the (split of the file, rows) that it is made of.
+        `parts` maps each split to its (split of the file, rows).
         """
         counts = {}
         for split, pieces in parts.items():
@@ -240,7 +239,7 @@ class Scenes:
         return counts
 
     def class_ids(self) -> list[int | None]:
-        """Return the number that each class has in the file that decides, by its place among the labels."""
+        """Return the number of each class in the deciding file, by its index among the labels."""
         ids: dict[str, int] = {}
         for number, name in self.scans[self._lead].table.id_names(self.column).items():
             ids.setdefault(self.label_map.get(name, name), number)
@@ -248,14 +247,14 @@ class Scenes:
 
 
 def _filled(names: Names, number: int) -> tuple[str, ...]:
-    """Return a name for each of so many classes: its number, where it has none."""
+    """Return a name for each of this many classes, by default its number."""
     return tuple(names.get(place, str(place)) for place in range(number))
 
 
 def describe_images(
     scans: Mapping[str, SceneScan], scenes: Scenes | None, parts: Mapping[str, Sequence[tuple[str, Any]]]
 ) -> dict[str, Any]:
-    """Return what data.json says about images: sizes, objects, boxes that are left out, how masks are read."""
+    """Return the image section of data.json: sizes, objects, dropped boxes, and the reading of masks."""
     sizes = np.concatenate([scan.sizes[~scan.is_bad] for scan in scans.values()])
     found: dict[str, Any] = {
         "sizes": {

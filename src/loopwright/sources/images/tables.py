@@ -1,4 +1,4 @@
-"""What every table of images offers beside its rows: where its images lie, and the names of its classes."""
+"""The interface of image tables besides rows: the location of images, and the names of classes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ImageTable(Table):
     """A table whose rows name images.
 
     Attributes:
-        root: The folder from which paths in its rows go.
-        names: The names of its classes by their number, in the order of the numbers; empty where nothing gives them.
-        names_file: The file that gives them, from the table's own folder on.
+        root: The folder that paths in its rows are relative to.
+        names: The names of its classes by ascending number; empty if unknown.
+        names_file: The file of these names, relative to the table's folder.
     """
 
     root: str
@@ -31,7 +31,7 @@ class ImageTable(Table):
     names_file: str | None = None
 
     def category_name(self, value: Any, column: str) -> str | None:
-        """Return the name of a class of an object, from its number or name in a row; None if it has none."""
+        """Return the class name of an object, from its number or name in a row; None if it has none."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -40,14 +40,14 @@ class ImageTable(Table):
         return self.names.get(value) if self.names else str(value)
 
     def id_names(self, column: str) -> Names:
-        """Return the names of the classes of a column by number, where the data gives them."""
+        """Return the class names of a column by number, if the data has them."""
         return self.names
 
 
 class TableOfImages(ImageTable):
     """A csv, tsv, json, jsonl, parquet or Hub table with a column of images.
 
-    `image_dir` is the folder from which its paths go, seen from the file; "" until `find_images` has found it.
+    `image_dir` is the base folder of its paths, relative to the file; "" before `find_images`.
     """
 
     def __init__(self, table: Table, image_dir: str, names_file: str | None) -> None:
@@ -64,7 +64,7 @@ class TableOfImages(ImageTable):
         self.names = read_names(Path(folder, names_file)) if names_file is not None else {}
 
     def find_images(self, column: str) -> None:
-        """Find the folder from which the paths in a column go; called once the column is known."""
+        """Find the base folder of the paths in a column; called once the column is known."""
         if self.image_dir:
             return
         rows = (self[index] for index in range(min(len(self), ROWS_TRIED)))
@@ -84,31 +84,31 @@ class TableOfImages(ImageTable):
         return self._table[index]
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only. A value that a row lacks is None."""
+        """Yield all rows in order, with the named columns only. A missing value is None."""
         return self._table.blocks(columns, say)
 
     def place(self, index: int) -> str:
-        """Return where a row stands, in words for an error message."""
+        """Return the location of a row, for error messages."""
         return self._table.place(index)
 
     def settings(self) -> dict[str, Any]:
-        """Return those of the table, where its images are, and the file of its names."""
+        """Return the table's settings, the location of its images, and the file of its names."""
         names = {"names_file": self.names_file} if self.names_file is not None else {}
         return self._table.settings() | {"image_dir": self.image_dir} | names
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the classes of a column in the order of their ids, where the table itself names them."""
+        """Return the classes of a column in the order of their ids, if the table names them."""
         return self._table.class_names(column)
 
     def category_name(self, value: Any, column: str) -> str | None:
-        """Return the name of a class of an object; those of a dataset of the Hub know their names."""
+        """Return the class name of an object; Hub datasets know their own names."""
         names = self.id_names(column)
         if names and isinstance(value, int) and not isinstance(value, bool):
             return names.get(value)
         return super().category_name(value, column)
 
     def id_names(self, column: str) -> Names:
-        """Return the names by number: of a file, of the column, or of a column `semantic_class_to_id`."""
+        """Return the names by number: from a file, the column, or a column `semantic_class_to_id`."""
         if not self.names:
             stated = next(
                 (names for entry in ("category", "categories") if (names := self.class_names(f"{column}.{entry}"))), ()
@@ -121,17 +121,17 @@ class TableOfImages(ImageTable):
 
 
 class ListedTable(ImageTable):
-    """A table whose rows are made from lists that are held in memory: one image each, with its own columns."""
+    """A table over lists in memory: one image per row, with its own columns."""
 
     has_fixed_columns = True
-    files: list[str]  # the images, from `root` on
+    files: list[str]  # the images, relative to `root`
 
     def __len__(self) -> int:
         return len(self.files)
 
     @abstractmethod
     def row(self, index: int) -> Row:
-        """Return one row; called with an index that there is."""
+        """Return one row; called with a valid index."""
 
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
@@ -139,7 +139,7 @@ class ListedTable(ImageTable):
         return self.row(index)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, the named columns only."""
+        """Yield all rows in order, with the named columns only."""
         for start in range(0, len(self), ROWS_PER_BLOCK):
             rows = [self.row(index) for index in range(start, min(start + ROWS_PER_BLOCK, len(self)))]
             yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})

@@ -1,4 +1,4 @@
-"""Images with a text file of boxes or outlines beside each, one object per line, all numbers as shares of the image.
+"""Images with one text file of boxes or outlines each, one object per line, in fractions of the image.
 
 A line is `class x_center y_center width height`, or `class x1 y1 x2 y2 x3 y3 ...` for an outline.
 """
@@ -72,7 +72,7 @@ class YoloTable(ListedTable):
             self.notes = (f"{len(unused):,} text files belong to no image: {', '.join(unused[:5])}",)
 
     def row(self, index: int) -> Row:
-        """Return the image, its objects as shares of its size, and its name without ending."""
+        """Return the image, its objects in fractions of its size, and its name without ending."""
         objects: dict[str, Any] = {"bbox": [], "category": [], "segmentation": [], "is_relative": True}
         text = (self._read(index) or b"").decode("utf-8", "replace")
         for number, line in enumerate(text.splitlines(), 1):
