@@ -3,8 +3,8 @@
     python benchmarks/eager_turns.py --output benchmarks/results/eager_turns.md
 
 So small a model is bound by the host, so this shows what the library adds to each update. Processes differ from each
-other by more than that (finetune.py measures each side in its own), so both sides take turns here, and the median counts.
-The first updates of each run are not timed.
+other by more than that (finetune.py measures each side in its own), so both sides take turns here, and the median
+counts. The first updates of each run are not timed.
 """
 
 import argparse

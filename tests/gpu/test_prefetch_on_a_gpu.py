@@ -41,11 +41,19 @@ def test_small_batches_are_copied_when_they_are_used():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_pins_what_it_reads(num_workers):
-    source = DataLoader(TensorDataset(torch.arange(8.0)), 4, pin_memory=True, num_workers=num_workers)
+    rows = torch.arange(8.0).unsqueeze(1).expand(8, 8192).contiguous()  # batches of 128 KiB
+    source = DataLoader(TensorDataset(rows), 4, pin_memory=True, num_workers=num_workers)
     loader = adopt(source, seed=0, share=Share(0, 1, 1), device=DEVICE)
     found = [window.pieces[0].batch[0] for window in loader.windows()]
     assert all(tensor.is_pinned() for tensor in found)
-    assert torch.cat(found).tolist() == list(range(8))
+    assert torch.cat(found)[:, 0].tolist() == list(range(8))
+
+
+def test_a_small_batch_that_is_read_here_is_not_pinned():
+    source = DataLoader(TensorDataset(torch.arange(8.0)), 4, pin_memory=True)
+    loader = adopt(source, seed=0, share=Share(0, 1, 1), device=DEVICE)
+    found = [window.pieces[0].batch[0] for window in loader.windows()]
+    assert not any(tensor.is_pinned() for tensor in found) and torch.cat(found).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "graph"])

@@ -39,13 +39,14 @@ from loopwright.data.samples import (
 )
 from loopwright.data.streams import OwnGenerators, keyed_stream, parts_of, set_epoch_of
 from loopwright.data.workers import WorkerWatch
-from loopwright.engine.nested import num_rows, to_device
+from loopwright.engine.nested import iter_tensors, num_rows, to_device
 from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import preserved_generators, seed_generators
 from loopwright.errors import ConfigError, DataError, LoopwrightError, StopTrainingError
 from loopwright.keys import KeyStream, key
 
 _END = object()
+_NOT_PINNED_BYTES = 64 * 1024
 _MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
@@ -266,7 +267,7 @@ class OrderedLoader(Loader):
         micro_batches = self._local_micro_batches(epoch, position, fetched)
         if self._fetches_here:
             batches: Iterator[Any] = map(self._reader, micro_batches)
-            batches = map(pin_memory, batches) if self._pins else batches
+            batches = map(_pinned, batches) if self._pins else batches
         else:
             self._feed.begin(micro_batches)
             batches = self._workers.persevere(self._fetched_by_loader)
@@ -392,6 +393,12 @@ class OrderedLoader(Loader):
         """Return a window as the processes run it: short ones of an evaluation are split evenly."""
         is_split = self._even_tail and 0 < len(window) < self.share.processes
         return _split_evenly(window, self.share.processes) if is_split else window
+
+
+def _pinned(batch: Any) -> Any:
+    """Pin a batch, unless it is small: the driver copies up to 64 KiB without waiting, for less than pinning costs."""
+    is_small = sum(tensor.nbytes for tensor in iter_tensors(batch)) <= _NOT_PINNED_BYTES
+    return batch if is_small else pin_memory(batch)
 
 
 class ReplayLoader(Loader):
