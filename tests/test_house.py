@@ -44,11 +44,11 @@ MOST_LINES = {
     "checkpoint": 2714,
     "cli": 1835,
     "config": 2152,
-    "core": 3971,
+    "core": 3979,
     "data": 5680,
     "demos": 1694,
     "engine": 2672,
-    "hf": 4050,
+    "hf": 4053,
     "metrics": 3218,
     "models": 879,
     "report": 4067,
@@ -59,7 +59,7 @@ MOST_LINES = {
     "stepping": 929,
     "tasks": 9766,
     "tracking": 578,
-    "training": 2909,
+    "training": 2923,
 }
 
 # Functions whose body is longer than MOST_BODY_LINES, with its length.

@@ -21,7 +21,7 @@ from loopwright.checkpoint import Checkpointing
 from loopwright.collisions import CORE_CONTRACT, warn_of_collisions
 from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
-from loopwright.engine import Engine, create_accelerator
+from loopwright.engine import create_accelerator
 from loopwright.engine.compiling import compile_model
 from loopwright.engine.joint_failure import fails_together
 from loopwright.engine.memory import leave_alone
@@ -167,7 +167,7 @@ class Trainer(TrainerHooks):
             LeaseError: another process trains in the folder of `checkpoints`.
             MemoryLimitError: memory ran out.
         """
-        if not isinstance(vars(self)["_current_run"], TrainingRun):  # a subclass has taken the name
+        if not isinstance(vars(self).get("_current_run"), TrainingRun):  # a subclass has taken the name
             _start_idle_run(self)
         settings = RunSettings(
             num_epochs=num_epochs,
@@ -387,6 +387,15 @@ class Trainer(TrainerHooks):
         # Made here only for a subclass that assigns a name of the contract before it calls `super().__init__()`.
         return TrainingRun(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, which get their own run."""
+        return {**vars(self), "_current_run": self._current_run.carried()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: value for name, value in state.items() if name != "_current_run"})
+        vars(self)["_current_run"] = TrainingRun(self)
+        self._current_run.carry(state["_current_run"])
+
     def create_step(self, run: TrainingRun) -> MicroBatchStep:
         """Return the loop's view of a micro-batch; called for every run, like the three below."""
         return MicroBatchStep(run)
@@ -518,13 +527,12 @@ class Trainer(TrainerHooks):
 
     @property
     def _accelerator(self) -> Any:
-        """accelerate's object; assigning one makes the run's engine."""
-        return self._current_run.engine.accelerator
+        """accelerate's object; one that is assigned while a run is prepared becomes its engine's."""
+        return self._current_run.accelerator
 
     @_accelerator.setter
     def _accelerator(self, accelerator: Any) -> None:
-        run = self._current_run
-        run.engine = None if accelerator is None else Engine(accelerator, run.settings.reduction)  # type: ignore[assignment]
+        self._current_run.accelerator = accelerator
 
     # --- tools --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf.tiny import Classifier, rows
-from loopwright.errors import MemoryLimitError
+from loopwright.errors import ConfigError, MemoryLimitError
 from loopwright.hf import Trainer, TrainerCallback, TrainingArguments
 from loopwright.training.run import run_of
 
@@ -137,3 +137,28 @@ def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too
     with pytest.raises(MemoryError, match="^of the callback$"):
         trainer.evaluate() if event == "on_prediction_step" else trainer.train()
     assert trainer.core.num_parts == run_of(trainer.core).memory.parts.evaluation == 1
+
+
+def test_the_parts_of_an_evaluation_hold_for_the_next_ones(tmp_path, capsys):
+    args = TrainingArguments(str(tmp_path), per_device_eval_batch_size=8, report_to=[], disable_tqdm=True)
+    trainer = Trainer(Limited(eval_room=3), args, eval_dataset=rows(24))
+    trainer.evaluate()
+    assert capsys.readouterr().out.count("Out of memory while evaluating") == 2
+    trainer.evaluate()
+    trainer.predict(rows(24))
+    assert capsys.readouterr().out.count("Out of memory while evaluating") == 0
+    assert run_of(trainer.core).memory.parts.evaluation == 4
+
+
+def test_training_inside_a_run_is_refused_and_the_run_is_finished(tmp_path):
+    refused = []
+
+    class Nested(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            with pytest.raises(ConfigError, match="in the middle of a training run"):
+                trainer.train()
+            refused.append(state.global_step)
+
+    args = TrainingArguments(str(tmp_path), max_steps=3, report_to=[], disable_tqdm=True, save_strategy="no")
+    trainer = Trainer(Classifier(), args, train_dataset=rows(24), callbacks=[Nested()])
+    assert trainer.train().global_step == 3 and refused == [1, 2, 3]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import io
+import pickle
 import shutil
 import weakref
 from collections import namedtuple
@@ -1313,3 +1315,41 @@ def test_a_trainer_and_its_model_are_freed_without_the_garbage_collector(use, tm
         assert [one() for one in used()] == [None] * 3
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
+def test_a_copy_of_a_trainer_trains_its_own_model(make, has_trained) -> None:
+    trainer = trainer_of()
+    if has_trained:
+        trainer.train(data(8), 2, seed=3)
+    copied = make(trainer)
+    assert (copied.progress.update, copied.seed) == (trainer.progress.update, trainer.seed)
+    copied.model = nn.Linear(4, 1)
+    copied.optimizer = torch.optim.SGD(copied.model.parameters(), 0.1)
+    ours, theirs = weights(copied.model), weights(trainer.model)
+    assert copied.train(data(16), 1).updates == 2
+    assert not torch.equal(weights(copied.model), ours) and torch.equal(weights(trainer.model), theirs)
+    assert run_of(copied) is not run_of(trainer) and run_of(copied).trainer is copied
+    assert trainer.progress.update == (2 if has_trained else 0)
+
+
+def test_a_state_saved_after_an_evaluation_keeps_the_metrics_of_the_run(tmp_path) -> None:
+    policy = Checkpointing(tmp_path / "run", every_updates=1)
+    trainer = trainer_of()
+    trainer.train(data(16), 1, data(8), checkpoints=policy)
+    trainer.evaluate(data(8))
+    trainer.save_training_state(tmp_path / "state")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    result = trainer_of().train(data(16), 2, data(8), resume_from=tmp_path / "state", checkpoints=policy)
+    after = (tmp_path / "run" / "metrics.jsonl").read_text()
+    kept = [line for line in before.splitlines() if '"event": "log"' in line or '"event":"log"' in line]
+    assert result.updates == 4 and kept and all(line in after for line in kept)
+
+
+def test_any_accelerator_may_be_assigned_between_runs() -> None:
+    trainer = trainer_of()
+    for accelerator in (None, Mock()):
+        trainer._accelerator = accelerator
+        assert trainer._accelerator is accelerator
+        assert trainer.train(data(8), 1).updates == 1

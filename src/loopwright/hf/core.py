@@ -93,6 +93,7 @@ class Core(CoreTrainer):
             return
         run = training.next(RunSettings(mixed_precision=self.owner.args.mixed_precision))
         run.install(training)
+        run.memory.parts = training.memory.parts
         run.start_engine()
         optimizer, self.optimizer = self.optimizer, None
         self.model, _ = run.engine.prepare(self.owner.model, None)

@@ -58,6 +58,7 @@ from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
 from loopwright.schedulers import get_scheduler
+from loopwright.settings import check_is_idle
 
 _LABEL_COLUMNS = ("labels", "label", "label_ids", "start_positions", "end_positions")
 
@@ -180,6 +181,7 @@ class Trainer(PrivateNames):
             ConfigError, DataError: before anything is touched.
             CheckpointError: the checkpoint is damaged, belongs to another model, or was written by transformers.
         """
+        check_is_idle(self.core.is_running)
         if trial is not None:
             raise ConfigError("trial is not supported: make a Trainer per trial, with the arguments of the trial")
         if self.train_dataset is None and self.uses_default("get_train_dataloader"):

@@ -231,9 +231,9 @@ class RunCheckpoints:
 
     def request_due_after_epoch(self) -> None:
         """Request a checkpoint if one is due after this epoch."""
-        progress, metrics = self.run.progress, self.run.trainer.run_history.latest()
-        if self.saver is not None and self.saver.is_due_after_epoch(progress.epoch, metrics):
-            self.run.trainer.request_save(self.saver.path(progress.update))
+        progress, trainer = self.run.progress, self.run.trainer
+        if self.saver is not None and self.saver.is_due_after_epoch(progress.epoch, trainer.run_history.latest()):
+            trainer.request_save(self.saver.path(progress.update))
 
     def request_final(self) -> None:
         """Request the end of the run to be saved, unless its last epoch saved it already."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.back_reference import BackReference
@@ -36,7 +35,7 @@ class Logbook:
 
     def __init__(self, run: TrainingRun) -> None:
         self.record = RunRecord()
-        self.speed: Mapping[str, float] = MappingProxyType({})
+        self.speed: Mapping[str, float] = {}
         self.num_graphed_updates = 0
         self.first_update_of_epoch = 1
         self.skipped_in_a_row = 0

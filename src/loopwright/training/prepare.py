@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopwright.data.defaults import without_preparation
-from loopwright.engine import forget_precision
+from loopwright.engine import Engine, forget_precision
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import RunSettings, check_dataset, check_is_idle, is_overridden
@@ -46,6 +46,8 @@ def prepare(run: TrainingRun) -> None:
     trainer, given = run.trainer, (run.train_loader, run.eval_loader)
     forget_precision()
     trainer._prepare_model_optimizer_and_dataloaders()
+    if run.engine.accelerator is not run.accelerator:  # an override has made its own
+        run.engine = Engine(run.accelerator, run.settings.reduction)
     engine = run.engine
     engine.follow(trainer.model, trainer.optimizer)
     run.train_loader = without_preparation(run.train_loader, given[0])

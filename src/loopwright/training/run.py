@@ -53,6 +53,14 @@ if TYPE_CHECKING:
     from loopwright.training.protocols import LoopTrainer
 
 
+# What outlives a run: an evaluation after it, and copies and pickles of its trainer, have it too.
+_CARRIED = (
+    *("settings", "engine", "accelerator", "progress", "losses", "seed", "first_epoch", "run_id"),
+    *("memory.parts.train", "checkpoints.metadata", "checkpoints.initial"),
+    *("logbook.record", "logbook.speed", "logbook.num_graphed_updates"),
+)
+
+
 class TrainingRun:
     """The parts and the state of one run. None of the flags decides a number.
 
@@ -63,6 +71,7 @@ class TrainingRun:
 
     Attributes:
         engine: device, precision and processes.
+        accelerator: accelerate's object; an overridden preparation may assign its own.
         progress: where the run is.
         requests: what callbacks asked for, served at the next boundary.
         train_loader, eval_loader: the loaders; None if there is none.
@@ -94,6 +103,7 @@ class TrainingRun:
         self.trainer = trainer
         self.settings = RunSettings() if settings is None else settings
         self.engine: Engine = None if previous is None else previous.engine  # type: ignore[assignment] # before __init__
+        self.accelerator: Any = None if previous is None else previous.accelerator
         self.progress, self.requests = Progress(), Requests()
         self.train_loader: Any = None
         self.eval_loader: Any = None
@@ -137,15 +147,17 @@ class TrainingRun:
         if training is None:
             self.first_epoch, trainer.scheduler = trainer.run_history.current_epoch, None
             return
-        self.progress, self.losses, self.seed = training.progress, training.losses, training.seed
-        self.first_epoch, self.run_id = training.first_epoch, training.run_id
-        self.memory.parts.train = training.memory.parts.train
-        self.checkpoints.metadata, self.checkpoints.initial = (
-            training.checkpoints.metadata,
-            training.checkpoints.initial,
-        )
-        self.logbook.speed = training.logbook.speed
-        self.logbook.num_graphed_updates = training.logbook.num_graphed_updates
+        self.carry({**training.carried(), "settings": self.settings})
+
+    def carried(self) -> dict[str, Any]:
+        """Return the state that outlives the run, by name."""
+        return {name: attrgetter(name)(self) for name in _CARRIED}
+
+    def carry(self, carried: dict[str, Any]) -> None:
+        """Take over the state that `carried` returned for another run."""
+        for name, value in carried.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(attrgetter(owner)(self) if owner else self, attribute, value)
 
     def result(self) -> TrainResult:
         """Return the outcome of a training run."""
@@ -163,7 +175,8 @@ class TrainingRun:
     def start_engine(self) -> None:
         """Make a fresh engine over the trainer's accelerator."""
         forget_precision()
-        self.engine = Engine(self.trainer._create_accelerator(), self.settings.reduction)
+        self.accelerator = self.trainer._create_accelerator()
+        self.engine = Engine(self.accelerator, self.settings.reduction)
         self.losses.follow(self.engine)
 
     def as_loader(self, source: Any, is_evaluation: bool = False) -> Loader:
