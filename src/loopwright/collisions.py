@@ -59,5 +59,5 @@ def _warn(place: str, base: type) -> None:
     warnings.warn(
         f"{place} has the name of a private part of loopwright's {base.__qualname__}, which the training loop uses. "
         "Rename it.",
-        stacklevel=4,
+        stacklevel=5,  # the line that makes the trainer, or calls train
     )
