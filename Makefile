@@ -18,6 +18,8 @@ CORE := loop resume checkpoint callbacks graphs tracking schedulers run_folder d
 
 # One thread each: the same bits on every machine, and no fight over cores between the test processes.
 export OMP_NUM_THREADS := 1
+# Bytecode is kept: a test that starts a process would compile the whole package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick coverage lint types layers format docs clean install install-dev

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -67,10 +68,11 @@ def imported_names(node: ast.AST) -> list[str]:
     return []
 
 
-def run_python(code: str, folder: Path) -> dict:
+def run_python(code: str, folder: Path, **variables: str) -> dict:
     """Run code in a fresh interpreter and return what it prints, which must be one JSON object."""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -214,9 +216,11 @@ start = time.process_time()
 from loopwright import Trainer
 print(json.dumps({"seconds": time.process_time() - start}))
 """
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
+    run_python(code, tmp_path, **bytecode)  # The first import compiles; users pay for that once.
     costs = []
-    while len(costs) < 3 and min(costs, default=1.0) > 0.3:  # The first import may have to compile.
-        costs.append(run_python(code, tmp_path)["seconds"])
+    while len(costs) < 3 and min(costs, default=1.0) > 0.3:
+        costs.append(run_python(code, tmp_path, **bytecode)["seconds"])
     assert min(costs) <= 0.3, costs
 
 
