@@ -31,37 +31,37 @@ API_PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...] | None]]] =
     ),
     "hf": (
         "loopwright.hf",
-        "The names of transformers over the same loop; [more](../../hf.md).",
+        "The names of transformers over the same loop; [more](../../migrating/hf.md).",
         {"loopwright.hf": None},
     ),
     "callbacks": (
         "loopwright.callbacks",
-        "Events, and every callback that is built in; [more](../../callbacks.md).",
+        "Events, and every callback that is built in; [more](../../guides/callbacks.md).",
         {"loopwright.callbacks": None},
     ),
     "schedulers": (
         "loopwright.schedulers",
-        "Learning rates; [more](../../schedulers.md).",
+        "Learning rates; [more](../../guides/schedulers.md).",
         {"loopwright.schedulers": None},
     ),
     "checkpoint": (
         "loopwright.checkpoint",
-        "Checkpoints, also for a loop of your own; [more](../../saving_and_resuming.md).",
+        "Checkpoints, also for a loop of your own; [more](../../concepts/saving_and_resuming.md).",
         {"loopwright.checkpoint": None},
     ),
     "metrics": (
         "loopwright.metrics",
-        "Metrics that stream, merge exactly and have intervals; [more](../../metrics.md).",
+        "Metrics that stream, merge exactly and have intervals; [more](../../guides/metrics.md).",
         {"loopwright.metrics": None},
     ),
     "tasks": (
         "loopwright.tasks",
-        "What a task is made of; [more](../../tasks.md).",
+        "What a task is made of; [more](../../tasks/index.md).",
         {"loopwright.tasks": None, "loopwright.tasks.base": ("Task", "Job", "Origin")},
     ),
     "data": (
         "loopwright.data",
-        "Order, loaders and collators; [more](../../data_order.md).",
+        "Order, loaders and collators; [more](../../concepts/data_order.md).",
         {"loopwright.data": None, "loopwright.data.collators": None},
     ),
     "more": (
@@ -103,11 +103,11 @@ def generated_pages() -> dict[str, str]:
         "reference/cli.md": cli_page(),
         "reference/flags.md": flags_page(),
         "reference/errors.md": errors_page(),
-        "benchmarks.md": benchmarks_page(),
-        "examples.md": examples_page(),
-        "decisions.md": decisions_page(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        "reference/benchmarks.md": benchmarks_page(),
+        "start/examples.md": examples_page(),
+        "concepts/decisions.md": decisions_page(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "reference/contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
     }
     for name in API_PAGES:
         pages[f"reference/api/{name}.md"] = api_page(name)
@@ -155,9 +155,9 @@ def cli_page() -> str:
     lines = [
         "# Verbs of the command line",
         "",
-        "Written from the parsers of the installed version. `loopwright` and `lw` are the same command; how it is used",
-        "is in [the command line](../command_line.md), the flags of the tasks are [here](flags.md), the error codes",
-        "[there](errors.md).",
+        "Generated from the parsers of the installed version. `loopwright` and `lw` are the same command. See also how",
+        "to use [the command line](../start/command_line.md), the [task flags](flags.md) and the",
+        "[error codes](errors.md).",
         "",
         "| verb | |",
         "|---|---|",
@@ -195,11 +195,11 @@ def flags_page() -> str:
     training = {name for name in shared if name in TrainingArguments.__dataclass_fields__}
     about_data = {name for name in shared if name in TaskArguments.__dataclass_fields__}
     lines = [
-        "# Flags of the tasks",
+        "# Task flags",
         "",
-        "Written from the parsers of the installed version. `train`, `check`, `demo` and `resume` take all flags of a",
-        "task, [as file, flag or argument in Python](../command_line.md#flags). `-` may stand for `_`. A flag that is",
-        "on is switched off by `--no_NAME`. Short names: `--lr` is `--learning_rate`, `--epochs` is",
+        "Generated from the parsers of the installed version. `train`, `check`, `demo` and `resume` take all flags",
+        "of a task, [in a file, as flags or in Python](../start/command_line.md#flags). `-` and `_` are equal.",
+        "`--no_NAME` switches a flag off. Short names: `--lr` is `--learning_rate`, `--epochs` is",
         "`--num_train_epochs`, `--batch` is `--per_device_train_batch_size`, `--out` is `--output_dir`.",
         "",
         "## Of every task: data and model",
@@ -208,7 +208,7 @@ def flags_page() -> str:
         "",
         "## Of every task: training",
         "",
-        "The fields of [`TrainingArguments`](../training_arguments.md) that have an effect here.",
+        "The fields of [`TrainingArguments`](training_arguments.md) that have an effect here.",
         "",
         *_flag_table(action for action in shown(any_parser) if action.dest in training),
     ]
@@ -271,7 +271,7 @@ def errors_page() -> str:
         "",
         "An error about what you gave has a code, what was given, what was seen, and the nearest fix. The codes stay",
         "the same from version to version; `lw explain errors` prints this list, and the exit codes of the command are",
-        "[here](../command_line.md#ends).",
+        "[here](../start/command_line.md#ends).",
         "",
         "| code | meaning |",
         "|---|---|",
@@ -322,7 +322,7 @@ def decisions_page() -> str:
     ]
     for path in sorted((DOCS / "decisions").glob("*.md")):
         title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        lines.append(f"- [{title}](decisions/{path.name})")
+        lines.append(f"- [{title}](../decisions/{path.name})")
     return "\n".join(lines) + "\n"
 
 
@@ -538,7 +538,7 @@ def turned_links(markdown: str, path: str) -> str:
         markdown: of the page.
         path: of the page, from docs/ on.
     """
-    is_from_root = path in ("changelog.md", "contributing.md")
+    is_from_root = path in ("reference/changelog.md", "reference/contributing.md")
     folder = ROOT if is_from_root else (DOCS / path).parent
     up = "../" * path.count("/")
 
@@ -550,7 +550,7 @@ def turned_links(markdown: str, path: str) -> str:
         target = (folder / name).resolve()
         if target.is_relative_to(DOCS):
             if target == DOCS / "decisions":
-                return f"[{text}]({up}decisions.md)"
+                return f"[{text}]({up}concepts/decisions.md)"
             return f"[{text}]({up}{target.relative_to(DOCS)}{hash_mark}{anchor})" if is_from_root else match[0]
         if not target.is_relative_to(ROOT):
             return match[0]
@@ -563,8 +563,12 @@ def turned_links(markdown: str, path: str) -> str:
 def _page_of(path: Path) -> str | None:
     """Return the generated page, with its anchor, that shows a file of the project; None where there is none."""
     if path.parent == Path("benchmarks/results"):
-        return f"benchmarks.md#{path.stem}"
+        return f"reference/benchmarks.md#{path.stem}"
     if path.parent == Path("examples") and path.stem in _EXAMPLES:
-        return f"examples.md#{path.stem}"
-    pages = {"examples": "examples.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+        return f"start/examples.md#{path.stem}"
+    pages = {
+        "examples": "start/examples.md",
+        "CHANGELOG.md": "reference/changelog.md",
+        "CONTRIBUTING.md": "reference/contributing.md",
+    }
     return pages.get(str(path))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-# Underscore names that are documented, to be overridden or used (docs/trainer.md).
+# Underscore names that are documented, to be overridden or used (docs/start/trainer.md).
 CORE_CONTRACT = frozenset(
     (
         "_accelerator",

@@ -38,7 +38,7 @@ class TrainerHooks:
         """Return the training loader: a DataLoader, or any iterable of batches.
 
         Called by keyword at the start of `train`. A plain DataLoader over a map-style dataset keeps its
-        dataset, sampler, collate function and workers, while its order becomes resumable (docs/data_order.md).
+        dataset, sampler, collate function and workers, while its order becomes resumable (docs/concepts/data_order.md).
 
         Args:
             batch_size: `per_device_batch_size`; a `batch_size` in the kwargs wins over it.

@@ -1,4 +1,4 @@
-"""docs/data_order.md: every row of its table holds for real runs that are saved, resumed and compared bit by bit."""
+"""Every row of the table in docs/concepts/data_order.md holds for real runs that are saved, resumed and compared."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def write_small_mrpc(folder: Path) -> None:
-    """Write what docs/tasks.md works on: train.csv, test.csv, and a BERT of a few thousand weights in minilm/."""
+    """Write what docs/tasks/index.md works on: train.csv, test.csv, and a BERT of a few thousand weights in minilm/."""
     from transformers import BertConfig, BertForSequenceClassification
 
     from loopwright.tasks.text.masked_lm import train_tokenizer
@@ -69,7 +69,7 @@ def write_small_mrpc(folder: Path) -> None:
 
 
 # What the blocks of a page find in their folder; the others begin in an empty one.
-PREPARED = {"docs/tasks.md": write_small_mrpc}
+PREPARED = {"docs/tasks/index.md": write_small_mrpc}
 
 
 def test_there_are_pages_and_blocks_to_run():
@@ -150,7 +150,7 @@ def write_reviews(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "first"),
-    [("README.md", "lw train text-classification"), ("docs/quickstart.md", "lw check text-classification")],
+    [("README.md", "lw train text-classification"), ("docs/start/quickstart.md", "lw check text-classification")],
     ids=["readme", "quickstart"],
 )
 def test_the_commands_on_data_of_ones_own_run_as_they_stand(page, first, tmp_path, monkeypatch):

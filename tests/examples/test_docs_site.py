@@ -53,7 +53,19 @@ def test_the_menu_has_every_page_once_and_no_other():
     listed = nav_paths(settings()["nav"])
     written = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "decisions"]
     assert sorted(listed) == sorted([*written, *pages()])
-    assert len(listed) >= 68
+    assert len(listed) >= 69
+
+
+def test_each_section_of_the_menu_is_a_folder():
+    looked_at, elsewhere = 0, []
+    for section in settings()["nav"]:
+        [(title, entries)] = section.items()
+        folder = {"Coming from": "migrating"}.get(title, title.lower())
+        paths = [] if title == "Home" else nav_paths(entries)
+        looked_at += len(paths)
+        elsewhere += [path for path in paths if not path.startswith(f"{folder}/") and path != "log.md"]
+    assert looked_at >= 68
+    assert elsewhere == []
 
 
 def test_the_reference_has_every_verb_and_every_code():
@@ -86,7 +98,7 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_benchmarks_page_has_every_result_with_its_tables():
-    text = pages()["benchmarks.md"]
+    text = pages()["reference/benchmarks.md"]
     results = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     assert len(results) >= 14
     for path in results:
@@ -101,25 +113,25 @@ def test_the_loop_of_the_page_is_that_of_the_source():
     assert "self.backward_step(loss)" in loop and "underscore methods" not in loop
     source = (ROOT / "src" / "loopwright" / "trainer.py").read_text(encoding="utf-8")
     assert [line for line in loop.splitlines() if line not in source] == []
-    assert (DOCS / "the_loop.md").read_text(encoding="utf-8").count(generate.LOOP_MARK) == 1
+    assert (DOCS / "concepts" / "the_loop.md").read_text(encoding="utf-8").count(generate.LOOP_MARK) == 1
 
 
 def test_examples_are_all_on_their_page():
-    text = pages()["examples.md"]
+    text = pages()["start/examples.md"]
     assert [path.stem for path in (ROOT / "examples").glob("*.py") if f"\n## {path.stem}\n" not in text] == []
 
 
 @pytest.mark.parametrize(
     ("path", "before", "after"),
     [
-        ("speed.md", "[f](../benchmarks/results/faults.md)", "[f](benchmarks.md#faults)"),
-        ("recipes/ema.md", "[f](../../benchmarks/results/faults.md)", "[f](../benchmarks.md#faults)"),
-        ("trainer.md", "[e](../examples/custom_loss.py)", "[e](examples.md#custom_loss)"),
-        ("trainer.md", "[source](../src/loopwright/trainer.py)", "source"),
-        ("trainer.md", "[c](callbacks.md#requests)", "[c](callbacks.md#requests)"),
-        ("index.md", "[why](decisions)", "[why](decisions.md)"),
-        ("contributing.md", "[a](docs/architecture.md)", "[a](architecture.md)"),
-        ("contributing.md", "[c](CHANGELOG.md)", "[c](changelog.md)"),
+        ("index.md", "[f](../benchmarks/results/faults.md)", "[f](reference/benchmarks.md#faults)"),
+        ("concepts/speed.md", "[f](../../benchmarks/results/faults.md)", "[f](../reference/benchmarks.md#faults)"),
+        ("start/trainer.md", "[e](../../examples/custom_loss.py)", "[e](../start/examples.md#custom_loss)"),
+        ("start/trainer.md", "[source](../../src/loopwright/trainer.py)", "source"),
+        ("start/trainer.md", "[c](../guides/callbacks.md#requests)", "[c](../guides/callbacks.md#requests)"),
+        ("index.md", "[why](decisions)", "[why](concepts/decisions.md)"),
+        ("reference/contributing.md", "[a](docs/concepts/architecture.md)", "[a](../concepts/architecture.md)"),
+        ("reference/contributing.md", "[c](CHANGELOG.md)", "[c](../reference/changelog.md)"),
         ("index.md", "![p](images/report.png)", "![p](images/report.png)"),
         ("index.md", "[w](https://example.org/a#b)", "[w](https://example.org/a#b)"),
     ],
@@ -181,4 +193,4 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
         loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\" >]+)", path.read_text(encoding="utf-8"))
         loaded += re.findall(r"<link[^>]* href=\"?(https?:[^\" >]+)", path.read_text(encoding="utf-8"))
         assert loaded == [], path
-    assert generate.LOOP_MARK not in (tmp_path / "site" / "the_loop.html").read_text(encoding="utf-8")
+    assert generate.LOOP_MARK not in (tmp_path / "site" / "concepts" / "the_loop.html").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ Two features that work well together, and alone:
 * an order: `Bucketed` sorts a shuffled order by length within small windows, so that batches need little padding. It
 is a pure function of (seed, epoch, position) like any other order, and yields every sample once per epoch.
 * bucket lengths: a collator with `bucket_lengths` pads every batch to the next of a small set of lengths, so that few
-  shapes occur: `PlannedShapes`. Each shape is one CUDA graph (docs/step_modes.md).
+  shapes occur: `PlannedShapes`. Each shape is one CUDA graph (docs/concepts/step_modes.md).
 """
 
 from __future__ import annotations

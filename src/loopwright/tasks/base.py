@@ -1,4 +1,4 @@
-"""The interface of a task. A new one is a module with a subclass of `Task` and `TASK = ThatClass()`; see docs/tasks.md.
+"""The interface of a task: a module with a subclass of `Task` and `TASK = ThatClass()`; see docs/tasks/index.md.
 
 A task is stateless: the state of a run is in a `Job`. The methods that need torch or a model library import them, so
 that importing a task is cheap.
