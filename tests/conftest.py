@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 
+from loopwright import failpoints
+
 torch.set_num_threads(1)
 
 # A shell starts what runs in its background with SIGINT ignored, and every process of a test would inherit that.
@@ -84,6 +86,7 @@ def pytest_runtest_setup() -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    failpoints.disarm()
 
 
 @pytest.fixture

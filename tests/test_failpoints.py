@@ -22,13 +22,6 @@ from loopwright.failpoints import FAILPOINTS, arm, disarm, failpoint, is_armed, 
 SOURCE = Path(failpoints.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def nothing_armed():
-    disarm()
-    yield
-    disarm()
-
-
 def run_armed(spec: str, code: str) -> subprocess.CompletedProcess:
     """Run code in a fresh interpreter that is armed by its environment."""
     code = f"from loopwright.failpoints import failpoint\n{code}"

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import loopwright.callbacks as callbacks_module
-from flaws import subject
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import (
     DEFAULT_CALLBACKS,
@@ -208,13 +208,13 @@ def test_a_custom_event_may_be_any_callable_also_one_set_on_the_instance():
 
 
 def test_a_trainer_subclass_can_call_an_event_of_its_own_inside_a_run():
-    class WithEvent(subject.recording_trainer_class()):
+    class WithEvent(toys.RecordingTrainer):
         def optimizer_step(self):
             super().optimizer_step()
             self.callback_handler.call_event("on_my_event", trainer=self, lr=self.lrs[-1])
 
-    trainer = subject.trainer([Recorder()], cls=WithEvent)
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of([Recorder()], cls=WithEvent)
+    toys.fit(trainer, toys.data(8))
     assert [call for call in Recorder.calls if call[1] == "on_my_event"] == [
         ("first", "on_my_event", (), {"trainer": trainer, "lr": 0.05})
     ] * 2
@@ -236,7 +236,7 @@ def test_an_attribute_error_inside_a_callback_raises():
     with pytest.raises(AttributeError, match="nor_this"):
         handler.call_event("on_my_event", trainer=object())
     with pytest.raises(AttributeError, match="no_such_attribute"):
-        subject.fit(subject.trainer([Misspelt]), subject.data(8))
+        toys.fit(toys.trainer_of([Misspelt]), toys.data(8))
 
 
 def test_a_callback_that_says_not_implemented_is_skipped_and_the_others_are_called():
@@ -244,15 +244,15 @@ def test_a_callback_that_says_not_implemented_is_skipped_and_the_others_are_call
         def on_train_epoch_start(self, trainer, **kwargs):
             raise CallbackMethodNotImplementedError
 
-    trainer = subject.trainer([Recorder("before"), NotHere, Recorder("after")])
-    result = subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of([Recorder("before"), NotHere, Recorder("after")])
+    result = toys.fit(trainer, toys.data(8))
     assert result.stop_reason is None
     assert [name for name, *_ in Recorder.calls] == ["before", "after"]
 
 
 def test_a_stop_keeps_the_event_from_the_callbacks_after_it():
-    trainer = subject.trainer([Recorder("before"), subject.stop_at("on_train_epoch_start"), Recorder("after")])
-    assert subject.fit(trainer, subject.data(8)).stop_reason == "enough"
+    trainer = toys.trainer_of([Recorder("before"), toys.raising("on_train_epoch_start"), Recorder("after")])
+    assert toys.fit(trainer, toys.data(8)).stop_reason == "enough"
     assert [name for name, *_ in Recorder.calls] == ["before"]
     assert issubclass(StopTrainingError, Exception)
 
@@ -271,7 +271,7 @@ def test_an_unknown_event_is_warned_about_with_the_nearest_name():
     assert len(caught) == 1
     assert re.match(r"Misspelt\.on_train_epoch_finish is not an event", str(caught[0].message))
     with pytest.warns(UserWarning, match="Misspelt.on_train_epoch_finish"):
-        subject.trainer([Misspelt])
+        toys.trainer_of([Misspelt])
     with pytest.warns(UserWarning, match="on_zzz") as caught:
         CallbackHandler([Far])
     assert "Did you mean" not in str(caught[0].message)
@@ -292,15 +292,15 @@ def test_an_event_named_in_custom_events_is_not_warned_about():
 
 def test_a_method_replaced_between_two_runs_is_called_in_the_second():
     calls = []
-    callback = subject.callback(on_train_epoch_start=lambda trainer, **kwargs: calls.append("old"))
+    callback = toys.callback(on_train_epoch_start=lambda trainer, **kwargs: calls.append("old"))
     silent = Silent()
-    trainer = subject.trainer([callback, silent])
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of([callback, silent])
+    toys.fit(trainer, toys.data(8))
 
     type(callback).on_train_epoch_start = staticmethod(lambda trainer, **kwargs: calls.append("new"))
     silent.on_train_epoch_start = lambda trainer, **kwargs: calls.append("no longer silent")
     trainer.callback_handler.callbacks.append(Recorder("appended"))
-    subject.fit(trainer, subject.data(8))
+    toys.fit(trainer, toys.data(8))
     assert calls == ["old", "new", "no longer silent"]
     assert [name for name, *_ in Recorder.calls] == ["appended"]
 
@@ -319,8 +319,8 @@ def test_an_object_that_is_no_trainer_callback_gets_its_events_and_nothing_else(
             self.seen += 1
 
     duck = Duck()
-    trainer = subject.trainer([duck])
-    subject.fit(trainer, subject.data(8), num_epochs=2)
+    trainer = toys.trainer_of([duck])
+    toys.fit(trainer, toys.data(8), num_epochs=2)
     assert duck.seen == 2
     assert trainer.callback_handler.state_dict() == []
     assert trainer.callback_handler.batch_limit(trainer, training=True) is None

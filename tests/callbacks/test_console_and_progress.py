@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from flaws import subject
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import (
     DEFAULT_CALLBACKS,
@@ -31,21 +31,23 @@ from loopwright.checkpoint.fingerprint import TIERS
 
 
 def test_progress_is_printed_in_these_words(capsys):
-    trainer = subject.trainer([PrintProgressCallback])
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    trainer = toys.trainer_of([PrintProgressCallback])
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == (
         "\nStarting training run\n"
         "\nStarting epoch 1\n\nStarting eval epoch\n"
         "\nStarting epoch 2\n\nStarting eval epoch\n"
         "Finishing training run\n"
     )
-    trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+    trainer.evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
     assert capsys.readouterr().out == "\nStarting evaluation run\n\nStarting eval epoch\nFinishing evaluation run\n"
 
 
 def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
-    trainer = subject.trainer([PrintProgressCallback, subject.stop_at("on_train_step_end", "had enough")])
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of(
+        [PrintProgressCallback, toys.raising("on_train_step_end", StopTrainingError("had enough"))]
+    )
+    toys.fit(trainer, toys.data(8))
     assert capsys.readouterr().out == (
         "\nStarting training run\n\nStarting epoch 1\nhad enough\nFinishing training run\n"
     )
@@ -53,9 +55,9 @@ def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
 
 def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
-    subject.fit(subject.trainer([saver]), subject.data(8), num_epochs=2)
+    toys.fit(toys.trainer_of([saver]), toys.data(8), num_epochs=2)
     capsys.readouterr()
-    subject.fit(subject.trainer([PrintProgressCallback]), subject.data(8), 2, resume_from=tmp_path / "step_3")
+    toys.fit(toys.trainer_of([PrintProgressCallback]), toys.data(8), 2, resume_from=tmp_path / "step_3")
     assert capsys.readouterr().out == (
         "Resuming without the saved state of 1 SaveTrainingStateCallback\n"
         f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
@@ -75,8 +77,8 @@ class Measured(Trainer):
 
 
 def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsys):
-    trainer = subject.trainer([LogMetricsCallback], cls=Measured)
-    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    trainer = toys.trainer_of([LogMetricsCallback], cls=Measured)
+    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
     latest = trainer.run_history.latest()
     assert capsys.readouterr().out == (
         f"\na_train_metric: 1\n\ntrain_loss_epoch: {latest['train_loss_epoch']}\n"
@@ -108,8 +110,8 @@ class LogNames(LogMetricsCallback):
 
 def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_once():
     log = LogNames()
-    trainer = subject.trainer([log, CountEvaluations()])
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    trainer = toys.trainer_of([log, CountEvaluations()])
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     train, evaluation = (
         trainer.run_history.get_metric_values(name) for name in ("train_loss_epoch", "eval_loss_epoch")
     )
@@ -127,16 +129,16 @@ def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_o
 
 def test_metrics_of_an_earlier_run_are_not_logged_again_and_equal_ones_of_a_new_run_are():
     log = LogNames()
-    trainer = subject.trainer([log])
-    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
-    subject.fit(trainer, subject.data(8), reset_run_history=False)
+    trainer = toys.trainer_of([log])
+    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
+    toys.fit(trainer, toys.data(8), reset_run_history=False)
     assert [list(metrics) for metrics in log.logged] == [
         ["train_loss_epoch"],
         ["eval_loss_epoch"],
         ["train_loss_epoch"],
     ]
     log.logged.clear()
-    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
     assert [list(metrics) for metrics in log.logged] == [["train_loss_epoch"], ["eval_loss_epoch"]]
 
 
@@ -147,8 +149,8 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
         def log_metrics(self, trainer, metrics):
             logged.append((trainer, metrics))
 
-    trainer = subject.trainer([LogToList], cls=Measured)
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(4))
+    trainer = toys.trainer_of([LogToList], cls=Measured)
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == ""
     assert [set(metrics) for _, metrics in logged] == [
         {"a_train_metric", "train_loss_epoch"},
@@ -161,8 +163,8 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
 
 
 def test_an_evaluation_run_logs_its_metrics(capsys):
-    trainer = subject.trainer([LogMetricsCallback])
-    result = trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+    trainer = toys.trainer_of([LogMetricsCallback])
+    result = trainer.evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
     assert capsys.readouterr().out == f"\nevaluation_loss: {result.metrics['evaluation_loss']}\n"
 
 
@@ -213,8 +215,8 @@ def bars(monkeypatch):
 def test_each_epoch_has_a_bar_that_counts_its_micro_batches(bars):
     callback = ProgressBarCallback()
     assert callback.pbar is None and callback.eval_pbar is None
-    trainer = subject.trainer([callback])
-    subject.fit(trainer, subject.data(18), num_epochs=2, eval_dataset=subject.data(9), gradient_accumulation_steps=2)
+    trainer = toys.trainer_of([callback])
+    toys.fit(trainer, toys.data(18), num_epochs=2, eval_dataset=toys.data(9), gradient_accumulation_steps=2)
     assert [bar.summary for bar in bars] == [(5, 0, 5), (3, 0, 3)] * 2
     assert all(bar.is_closed for bar in bars)
     assert [bar.kwargs["disable"] for bar in bars] == [False] * 4
@@ -223,8 +225,8 @@ def test_each_epoch_has_a_bar_that_counts_its_micro_batches(bars):
 
 def test_a_bar_knows_of_the_limits(bars):
     limits = [LimitBatchesCallback(3), LimitEvalStepsCallback(1)]
-    trainer = subject.trainer([*limits, StepBasedEvaluationCallback(2), ProgressBarCallback])
-    subject.fit(trainer, subject.data(32), eval_dataset=subject.data(32))
+    trainer = toys.trainer_of([*limits, StepBasedEvaluationCallback(2), ProgressBarCallback])
+    toys.fit(trainer, toys.data(32), eval_dataset=toys.data(32))
     # The bar of the epoch stays open while a bar inside it comes and goes.
     assert [bar.summary for bar in bars] == [(3, 0, 3), (1, 0, 1), (3, 0, 3)]
     assert all(bar.is_closed for bar in bars)
@@ -232,22 +234,22 @@ def test_a_bar_knows_of_the_limits(bars):
 
 def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
-    subject.fit(subject.trainer([saver]), subject.data(20), num_epochs=2)
-    subject.fit(subject.trainer([ProgressBarCallback]), subject.data(20), 2, resume_from=tmp_path / "step_8")
+    toys.fit(toys.trainer_of([saver]), toys.data(20), num_epochs=2)
+    toys.fit(toys.trainer_of([ProgressBarCallback]), toys.data(20), 2, resume_from=tmp_path / "step_8")
     assert [bar.summary for bar in bars] == [(5, 3, 2)]
 
 
 def test_a_bar_without_a_known_length_has_no_total(bars):
     class Stream(IterableDataset):
         def __iter__(self):
-            return iter(subject.data(10))
+            return iter(toys.data(10))
 
-    subject.fit(subject.trainer([ProgressBarCallback]), Stream())
+    toys.fit(toys.trainer_of([ProgressBarCallback]), Stream())
     assert [bar.summary for bar in bars] == [(None, 0, 3)]
 
 
 def test_an_evaluation_run_has_a_bar(bars):
-    subject.trainer([ProgressBarCallback]).evaluate(subject.data(9), 4, dataloader_kwargs={"num_workers": 0})
+    toys.trainer_of([ProgressBarCallback]).evaluate(toys.data(9), 4, dataloader_kwargs={"num_workers": 0})
     assert [bar.summary for bar in bars] == [(3, 0, 3)]
     assert all(bar.is_closed for bar in bars)
 
@@ -258,24 +260,24 @@ def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
     def end(trainer, **kwargs):
         raise error
 
-    trainer = subject.trainer([ProgressBarCallback, subject.callback(**{event: end})])
+    trainer = toys.trainer_of([ProgressBarCallback, toys.callback(**{event: end})])
     if error is StopTrainingError:
-        subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+        toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
     else:
         with pytest.raises(KeyboardInterrupt):
-            subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+            toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
     assert len(bars) == (1 if event == "on_train_step_end" else 2)
     assert all(bar.is_closed for bar in bars)
 
 
 def test_the_real_bar_is_drawn_to_the_end(capsys):
-    subject.fit(subject.trainer([ProgressBarCallback]), subject.data(20))
+    toys.fit(toys.trainer_of([ProgressBarCallback]), toys.data(20))
     assert "5/5" in capsys.readouterr().err
 
 
 def test_a_trainer_with_the_default_callbacks_prints_all_of_it(capsys):
-    trainer = subject.trainer(DEFAULT_CALLBACKS)
-    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(8))
+    trainer = toys.trainer_of(DEFAULT_CALLBACKS)
+    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
     captured = capsys.readouterr()
     metrics = trainer.run_history.latest()
     assert captured.out == (
@@ -311,11 +313,11 @@ class WithModules(Trainer):
 
 @pytest.mark.parametrize("run", ["train", "evaluate"])
 def test_modules_that_are_attributes_of_the_trainer_are_moved_to_its_device(run):
-    trainer = subject.trainer([MoveModulesToDeviceCallback], cls=WithModules)
+    trainer = toys.trainer_of([MoveModulesToDeviceCallback], cls=WithModules)
     if run == "train":
-        subject.fit(trainer, subject.data(4))
+        toys.fit(trainer, toys.data(4))
     else:
-        trainer.evaluate(subject.data(4), dataloader_kwargs={"num_workers": 0})
+        trainer.evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
     assert trainer.metric.moves == [trainer.device]
     assert trainer.list_of_modules[0].moves == []
 
@@ -329,14 +331,14 @@ def test_the_model_itself_is_left_to_the_engine():
             MoveModulesToDeviceCallback().on_training_run_start(trainer)
             del trainer.model.to
 
-    subject.fit(subject.trainer([Witness]), subject.data(4))
+    toys.fit(toys.trainer_of([Witness]), toys.data(4))
     assert moved_by_callback == []
 
 
 def test_batch_norms_are_left_alone_where_there_is_one_process():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    trainer = subject.trainer([ConvertSyncBatchNormCallback], model)
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of([ConvertSyncBatchNormCallback], model)
+    toys.fit(trainer, toys.data(8))
     assert trainer.model is model and type(model[1]) is nn.BatchNorm1d
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flaws import subject
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import (
     ModelEma,
@@ -178,8 +178,8 @@ def test_the_average_moves_with_every_update_or_as_often_as_asked(every, tmp_pat
     # Seven updates per epoch of two micro-batches, the last of one: the count goes on over the epochs.
     after_updates = WeightsAfterUpdates()
     ema = no_save(tmp_path, decay=0.8, update_every=every)
-    trainer = subject.trainer([ema, after_updates], WithBuffers(), cls=Trainer)
-    subject.fit(trainer, subject.data(52), num_epochs=2, gradient_accumulation_steps=2)
+    trainer = toys.trainer_of([ema, after_updates], WithBuffers(), cls=Trainer)
+    toys.fit(trainer, toys.data(52), num_epochs=2, gradient_accumulation_steps=2)
     assert len(after_updates.states) == 1 + 14
     expected = expected_average(after_updates.states, 0.8, every)
     for name, average in ema.ema_model.module.state_dict().items():
@@ -193,9 +193,9 @@ def test_the_average_is_evaluated_after_the_model_under_its_own_prefix(tmp_path)
             self.run_history.update_metric("sum", sum(p.sum().item() for p in self.model.parameters()))
 
     ema = ModelEmaCallback(decay=0.8, save_path=tmp_path / "ema.pt")
-    trainer = subject.trainer([ema], WithBuffers(), cls=Measured)
-    eval_set = subject.data(12)
-    subject.fit(trainer, subject.data(16), num_epochs=3, eval_dataset=eval_set)
+    trainer = toys.trainer_of([ema], WithBuffers(), cls=Measured)
+    eval_set = toys.data(12)
+    toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=eval_set)
     names = set(trainer.run_history.get_metric_names())
     assert names == {"train_loss_epoch"} | {
         f"{prefix}{name}" for prefix in ("", "ema_model_") for name in ("eval_loss_epoch", "bias", "sum")
@@ -211,12 +211,12 @@ def test_the_average_is_evaluated_after_the_model_under_its_own_prefix(tmp_path)
 
 
 def test_the_model_trains_as_if_there_were_no_average(tmp_path):
-    plain = subject.trainer(model=subject.network(6, dropout=0.4))
-    with_ema = subject.trainer([ModelEmaCallback(save_path=tmp_path / "ema.pt")], subject.network(6, dropout=0.4))
+    plain = toys.trainer_of(model=toys.network(6, dropout=0.4))
+    with_ema = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")], toys.network(6, dropout=0.4))
     for trainer in (plain, with_ema):
-        subject.fit(trainer, subject.data(16), num_epochs=3, eval_dataset=subject.data(8))
+        toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=toys.data(8))
     # Neither its evaluation nor the end of the run changes the model: the average is never loaded into it.
-    assert torch.equal(subject.weights(plain), subject.weights(with_ema))
+    assert torch.equal(toys.weights(plain), toys.weights(with_ema))
     for name in ("train_loss_epoch", "eval_loss_epoch"):
         assert plain.run_history.get_metric_values(name) == with_ema.run_history.get_metric_values(name)
     assert with_ema.model.training == plain.model.training
@@ -232,9 +232,9 @@ def test_only_the_callbacks_given_to_it_are_active_while_the_average_is_evaluate
 
     inside, outside = Witness(), Witness()
     ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[inside])
-    trainer = subject.trainer([outside, ema])
+    trainer = toys.trainer_of([outside, ema])
     model, handler = trainer.model, trainer.callback_handler
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert len(inside.models) == 2 and all(seen is ema.ema_model.module for seen in inside.models)
     assert len(outside.models) == 2 and all(seen is model for seen in outside.models)
     assert trainer.callback_handler is handler
@@ -249,11 +249,11 @@ def test_the_best_average_is_saved_without_the_optimizer(tmp_path):
 
     averages = []
     ema = ModelEmaCallback(0.8, save_path=tmp_path / "ema.pt", watch_metric="ema_model_score")
-    witness = subject.callback(
+    witness = toys.callback(
         on_training_run_epoch_end=lambda trainer, **kwargs: averages.append(state(ema.ema_model.module))
     )
-    trainer = subject.trainer([ema, witness], WithBuffers(), cls=Scored)
-    subject.fit(trainer, subject.data(16), num_epochs=3, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([ema, witness], WithBuffers(), cls=Scored)
+    toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=toys.data(8))
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)
     assert set(saved) == {"model_state_dict", "ema_model_score"}
     assert saved["ema_model_score"] == ema.best_metric == 1.0
@@ -268,8 +268,8 @@ def test_an_average_that_is_not_evaluated_is_saved_after_every_epoch(tmp_path):
         saved.append(torch.load(tmp_path / "ema.pt", weights_only=True))
 
     ema = no_save(tmp_path, decay=0.8)
-    trainer = subject.trainer([ema, subject.callback(on_training_run_epoch_end=read_file)])
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([ema, toys.callback(on_training_run_epoch_end=read_file)])
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert [set(file) for file in saved] == [{"model_state_dict"}] * 2
     assert not torch.equal(saved[0]["model_state_dict"]["weight"], saved[1]["model_state_dict"]["weight"])
     assert torch.equal(saved[1]["model_state_dict"]["weight"], ema.ema_model.module.weight)
@@ -277,19 +277,19 @@ def test_an_average_that_is_not_evaluated_is_saved_after_every_epoch(tmp_path):
 
 
 def test_without_an_evaluation_dataset_there_is_nothing_to_watch(tmp_path):
-    trainer = subject.trainer([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    trainer = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
     with pytest.raises(ValueError, match="No values have been recorded for the metric ema_model_eval_loss_epoch"):
-        subject.fit(trainer, subject.data(8))
+        toys.fit(trainer, toys.data(8))
 
 
 def test_the_average_is_not_evaluated_in_intermediate_evaluations_or_outside_a_training_run(tmp_path):
-    trainer = subject.trainer([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
-    subject.fit(trainer, subject.data(16), eval_dataset=subject.data(8), evaluate_every=1)
+    trainer = toys.trainer_of([ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    toys.fit(trainer, toys.data(16), eval_dataset=toys.data(8), evaluate_every=1)
     assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == 4
     assert len(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")) == 1
     assert "ema_model_intermediate_eval_loss" not in trainer.run_history.get_metric_names()
 
-    result = trainer.evaluate(subject.data(8), dataloader_kwargs={"num_workers": 0})
+    result = trainer.evaluate(toys.data(8), dataloader_kwargs={"num_workers": 0})
     assert set(result.metrics) == {"evaluation_loss"}
 
 
@@ -298,26 +298,26 @@ def test_whatever_ends_its_evaluation_the_trainer_is_as_before(error, tmp_path):
     def fail(trainer, **kwargs):
         raise error
 
-    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[subject.callback(on_eval_step_end=fail)])
-    trainer = subject.trainer([ema])
+    ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[toys.callback(on_eval_step_end=fail)])
+    trainer = toys.trainer_of([ema])
     model, handler = trainer.model, trainer.callback_handler
     if isinstance(error, StopTrainingError):
-        result = subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+        result = toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
         assert result.stop_reason == "enough" and result.updates == 2
     else:
         with pytest.raises(RuntimeError, match="a bug"):
-            subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+            toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert trainer.model is model
     assert trainer.callback_handler is handler
     assert trainer.run_history.metric_name_prefix == ""
 
 
 def test_a_prefix_of_the_users_own_is_put_back(tmp_path):
-    prefix = subject.callback(
+    prefix = toys.callback(
         on_training_run_start=lambda trainer, **kwargs: trainer.run_history.set_metric_name_prefix("mine_")
     )
-    trainer = subject.trainer([prefix, ModelEmaCallback(save_path=tmp_path / "ema.pt")])
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([prefix, ModelEmaCallback(save_path=tmp_path / "ema.pt")])
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert set(trainer.run_history.get_metric_names()) == {
         "mine_train_loss_epoch",
         "mine_eval_loss_epoch",
@@ -331,18 +331,18 @@ def test_a_rule_of_the_users_own_is_used(tmp_path):
             return updated_model_weights
 
     ema = no_save(tmp_path, decay=0.8, model_ema=Latest)
-    trainer = subject.trainer([ema], WithBuffers(), cls=Trainer)
-    subject.fit(trainer, subject.data(16), num_epochs=2)
+    trainer = toys.trainer_of([ema], WithBuffers(), cls=Trainer)
+    toys.fit(trainer, toys.data(16), num_epochs=2)
     assert isinstance(ema.ema_model, Latest) and ema.ema_model.decay == 0.8
     assert_equal_states(ema.ema_model.module.state_dict(), trainer.model.state_dict())
 
 
 def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_path):
     ema = ModelEmaCallback(0.999, save_path=tmp_path / "ema.pt")
-    trainer = subject.trainer([ema])
-    subject.fit(trainer, subject.data(16), num_epochs=2, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([ema])
+    toys.fit(trainer, toys.data(16), num_epochs=2, eval_dataset=toys.data(8))
     first_average, best = ema.ema_model, ema.best_metric
-    subject.fit(trainer, subject.data(16), num_epochs=1, eval_dataset=subject.data(8))
+    toys.fit(trainer, toys.data(16), num_epochs=1, eval_dataset=toys.data(8))
     assert ema.ema_model is not first_average
     assert ema.best_metric is not None and ema.best_metric <= best
 
@@ -362,12 +362,12 @@ def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_sta
     def run(folder, **kwargs):
         ema = no_save(tmp_path, decay=0.8)
         saver = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
-        trainer = subject.trainer([ema, saver], Tied())
-        subject.fit(trainer, subject.data(16), **kwargs)
+        trainer = toys.trainer_of([ema, saver], Tied())
+        toys.fit(trainer, toys.data(16), **kwargs)
         return state(ema.ema_model.module), trainer
 
     whole, trainer = run("whole")
     resumed, again = run("resumed", resume_from=tmp_path / "whole" / "step_2")
     assert_equal_states(resumed, whole)
     assert again.model.first.weight is again.model.second.weight
-    assert torch.equal(subject.weights(again), subject.weights(trainer))
+    assert torch.equal(toys.weights(again), toys.weights(trainer))

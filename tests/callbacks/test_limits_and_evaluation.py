@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from flaws import subject
+import toys
 from loopwright import Trainer, TrainerPlaceholderValues
 from loopwright.callbacks import (
     LimitBatchesCallback,
@@ -66,12 +66,12 @@ def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):
         updates_seen_by_scheduler.append(num_updates)
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=100)
 
-    trainer = subject.trainer([LimitBatchesCallback(3), counter])
-    result = subject.fit(
+    trainer = toys.trainer_of([LimitBatchesCallback(3), counter])
+    result = toys.fit(
         trainer,
-        subject.data(32),
+        toys.data(32),
         num_epochs=2,
-        eval_dataset=subject.data(32),
+        eval_dataset=toys.data(32),
         gradient_accumulation_steps=2,
         create_scheduler_fn=partial(schedule, num_updates=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH),
     )
@@ -84,44 +84,44 @@ def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):
 
 
 def test_a_limit_takes_the_first_batches_of_the_whole_epoch():
-    whole, limited = subject.trainer(), subject.trainer([LimitBatchesCallback(3)])
+    whole, limited = toys.trainer_of(), toys.trainer_of([LimitBatchesCallback(3)])
     for trainer in (whole, limited):
-        subject.fit(trainer, subject.data(32), num_epochs=2)
+        toys.fit(trainer, toys.data(32), num_epochs=2)
     assert limited.seen == whole.seen[:3] + whole.seen[8:11]
     assert LimitBatchesCallback(3).num_batches == 3
 
 
 def test_a_limit_above_the_length_changes_nothing():
-    whole, limited = subject.trainer(), subject.trainer([LimitBatchesCallback(100)])
+    whole, limited = toys.trainer_of(), toys.trainer_of([LimitBatchesCallback(100)])
     for trainer in (whole, limited):
-        subject.fit(trainer, subject.data(18), num_epochs=2)
+        toys.fit(trainer, toys.data(18), num_epochs=2)
     assert limited.seen == whole.seen
-    assert torch.equal(subject.weights(limited), subject.weights(whole))
+    assert torch.equal(toys.weights(limited), toys.weights(whole))
 
 
 def test_an_evaluation_run_is_limited_too():
     counter = Counter()
-    trainer = subject.trainer([LimitBatchesCallback(2), counter])
-    trainer.evaluate(subject.data(16), 4, dataloader_kwargs={"num_workers": 0})
+    trainer = toys.trainer_of([LimitBatchesCallback(2), counter])
+    trainer.evaluate(toys.data(16), 4, dataloader_kwargs={"num_workers": 0})
     assert counter.evaluations == [(False, 2)]
 
 
 def test_a_limited_run_resumes_inside_its_short_epoch(tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
-    whole = subject.trainer([LimitBatchesCallback(3), saver])
-    subject.fit(whole, subject.data(32), num_epochs=2)
-    resumed = subject.trainer([LimitBatchesCallback(3)])
-    subject.fit(resumed, subject.data(32), num_epochs=2, resume_from=tmp_path / "step_2")
+    whole = toys.trainer_of([LimitBatchesCallback(3), saver])
+    toys.fit(whole, toys.data(32), num_epochs=2)
+    resumed = toys.trainer_of([LimitBatchesCallback(3)])
+    toys.fit(resumed, toys.data(32), num_epochs=2, resume_from=tmp_path / "step_2")
     assert resumed.seen == whole.seen[2:]
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 def test_a_trainer_made_inside_limit_batches_is_limited_for_its_life():
     with LimitBatches(2):
-        limited = subject.trainer()
-    unlimited = subject.trainer()
+        limited = toys.trainer_of()
+    unlimited = toys.trainer_of()
     for trainer, batches in ((limited, 2), (unlimited, 8)):
-        subject.fit(trainer, subject.data(32))
+        toys.fit(trainer, toys.data(32))
         assert len(trainer.seen) == batches
     assert limited.callback_handler.callback_list == ["LimitBatchesCallback"]
 
@@ -130,8 +130,8 @@ def test_the_average_of_a_model_is_evaluated_on_as_many_batches_as_the_model(tmp
     for limiter in (LimitBatchesCallback(2), LimitEvalStepsCallback(2, limit_intermediate_only=False)):
         counter, inside = Counter(), Counter()
         ema = ModelEmaCallback(decay=0.0, save_path=tmp_path / "ema.pt", callbacks=[inside])
-        trainer = subject.trainer([limiter, counter, ema])
-        subject.fit(trainer, subject.data(16), eval_dataset=subject.data(32))
+        trainer = toys.trainer_of([limiter, counter, ema])
+        toys.fit(trainer, toys.data(16), eval_dataset=toys.data(32))
         assert counter.evaluations == inside.evaluations == [(False, 2)]
         # With a decay of 0 the average is the model itself.
         latest = trainer.run_history.latest()
@@ -140,8 +140,8 @@ def test_the_average_of_a_model_is_evaluated_on_as_many_batches_as_the_model(tmp
 
 def test_limited_evaluation_is_short_where_it_is_intermediate(capsys):
     counter = Counter()
-    trainer = subject.trainer([LimitEvalStepsCallback(3), StepBasedEvaluationCallback(2), counter])
-    subject.fit(trainer, subject.data(24), eval_dataset=subject.data(32))
+    trainer = toys.trainer_of([LimitEvalStepsCallback(3), StepBasedEvaluationCallback(2), counter])
+    toys.fit(trainer, toys.data(24), eval_dataset=toys.data(32))
     assert counter.evaluations == [(True, 3), (True, 3), (False, 8)]
     assert counter.train_batches == 6
     assert capsys.readouterr().out.count("Limiting evaluation to 3 steps per process\n") == 2
@@ -151,8 +151,8 @@ def test_limited_evaluation_is_short_everywhere_when_asked(capsys):
     counter = Counter()
     limit = LimitEvalStepsCallback(num_eval_steps=3, limit_intermediate_only=False)
     assert (limit.num_eval_steps, limit.limit_intermediate_only) == (3, False)
-    trainer = subject.trainer([StepBasedEvaluationCallback(4), counter, limit])  # any order will do
-    subject.fit(trainer, subject.data(24), eval_dataset=subject.data(32))
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(4), counter, limit])  # any order will do
+    toys.fit(trainer, toys.data(24), eval_dataset=toys.data(32))
     assert counter.evaluations == [(True, 3), (False, 3)]
     assert capsys.readouterr().out.count("Limiting evaluation to 3 steps per process\n") == 2
 
@@ -169,9 +169,9 @@ def test_the_limit_of_evaluation_is_shared_by_the_processes_and_at_least_one():
 
 
 def test_the_loss_of_a_limited_evaluation_is_that_of_its_batches():
-    eval_set = subject.data(32)
-    trainer = subject.trainer([LimitEvalStepsCallback(2, limit_intermediate_only=False)])
-    subject.fit(trainer, subject.data(8), eval_dataset=eval_set)
+    eval_set = toys.data(32)
+    trainer = toys.trainer_of([LimitEvalStepsCallback(2, limit_intermediate_only=False)])
+    toys.fit(trainer, toys.data(8), eval_dataset=eval_set)
     x, y, _ = eval_set[:8]
     with torch.no_grad():
         loss = nn.functional.mse_loss(trainer.model(x), y).item()
@@ -183,15 +183,15 @@ def test_the_loss_of_a_limited_evaluation_is_that_of_its_batches():
 
 def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
     places = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_eval_epoch_start=lambda trainer, is_intermediate, **kwargs: places.append(
             (trainer.progress.update, is_intermediate)
         )
     )
     callback = StepBasedEvaluationCallback(eval_every_n_steps=2)
     assert callback.eval_every_n_steps == 2
-    trainer = subject.trainer([callback, witness])
-    subject.fit(trainer, subject.data(24), num_epochs=2, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([callback, witness])
+    toys.fit(trainer, toys.data(24), num_epochs=2, eval_dataset=toys.data(8))
     # Steps 2 and 4 of each epoch, that is after its third and fifth update, and each epoch's own evaluation.
     assert places == [(3, True), (5, True), (6, False), (9, True), (11, True), (12, False)]
     said = capsys.readouterr().out
@@ -204,25 +204,24 @@ def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
 
 def test_evaluation_waits_for_the_end_of_the_update():
     updates = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_eval_epoch_start=lambda trainer, is_intermediate, **kwargs: (
             updates.append((trainer.progress.update, trainer.progress.batch)) if is_intermediate else None
         )
     )
-    trainer = subject.trainer([StepBasedEvaluationCallback(3), witness])
-    subject.fit(trainer, subject.data(32), eval_dataset=subject.data(8), gradient_accumulation_steps=2)
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(3), witness])
+    toys.fit(trainer, toys.data(32), eval_dataset=toys.data(8), gradient_accumulation_steps=2)
     # Asked for at step 3 (the end of the second window) and at step 6 (inside the fourth).
     assert updates == [(2, 4), (4, 8)]
 
 
 def test_evaluation_inside_an_epoch_changes_nothing_of_the_training():
     plain, evaluating = (
-        subject.trainer(callbacks, subject.network(6, dropout=0.4))
-        for callbacks in ([], [StepBasedEvaluationCallback(1)])
+        toys.trainer_of(callbacks, toys.network(6, dropout=0.4)) for callbacks in ([], [StepBasedEvaluationCallback(1)])
     )
     for trainer in (plain, evaluating):
-        subject.fit(trainer, subject.data(20), num_epochs=2, eval_dataset=subject.data(12))
-    assert torch.equal(subject.weights(plain), subject.weights(evaluating))
+        toys.fit(trainer, toys.data(20), num_epochs=2, eval_dataset=toys.data(12))
+    assert torch.equal(toys.weights(plain), toys.weights(evaluating))
     for name in ("train_loss_epoch", "eval_loss_epoch"):
         assert plain.run_history.get_metric_values(name) == evaluating.run_history.get_metric_values(name)
 
@@ -245,16 +244,16 @@ def test_every_module_is_put_back_into_the_mode_it_was_in():
             super().train_epoch_start()
             self.model[0].eval()
 
-    trainer = subject.trainer(
+    trainer = toys.trainer_of(
         [
             StepBasedEvaluationCallback(1),
-            subject.callback(on_train_step_start=modes(modes_in_training), on_eval_step_end=modes(modes_in_evaluation)),
+            toys.callback(on_train_step_start=modes(modes_in_training), on_eval_step_end=modes(modes_in_evaluation)),
         ],
         model,
         cls=WithFrozenNorm,
     )
     frozen = {name: tensor.clone() for name, tensor in model[0].named_buffers()}
-    subject.fit(trainer, subject.data(16), eval_dataset=subject.data(4))
+    toys.fit(trainer, toys.data(16), eval_dataset=toys.data(4))
     assert modes_in_training == [[False, True, True, True, True]] * 4
     assert modes_in_evaluation == [[False] * 5] * 4  # three inside the epoch and one after it
     for name, tensor in model[0].named_buffers():
@@ -267,10 +266,10 @@ def test_what_the_hooks_record_in_it_is_kept():
         def eval_epoch_end(self):
             self.run_history.update_metric("answer", 42)
 
-    trainer = subject.trainer([StepBasedEvaluationCallback(1)], cls=Measured)
-    subject.fit(trainer, subject.data(12), eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(1)], cls=Measured)
+    toys.fit(trainer, toys.data(12), eval_dataset=toys.data(8))
     assert trainer.run_history.get_metric_values("answer") == [42] * 3
-    x, y, _ = subject.data(8).tensors
+    x, y, _ = toys.data(8).tensors
     with torch.no_grad():
         loss = nn.functional.mse_loss(trainer.model(x), y).item()
     # The last one comes after the last update: the same weights as the epoch's own.
@@ -280,15 +279,15 @@ def test_what_the_hooks_record_in_it_is_kept():
 
 def test_without_an_evaluation_dataset_it_asks_in_vain():
     counter = Counter()
-    trainer = subject.trainer([StepBasedEvaluationCallback(1), counter])
-    result = subject.fit(trainer, subject.data(16))
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(1), counter])
+    result = toys.fit(trainer, toys.data(16))
     assert result.updates == 4 and counter.evaluations == []
     assert "intermediate_eval_loss" not in trainer.run_history.get_metric_names()
 
 
 def test_what_is_printed_around_an_evaluation_follows_the_order_of_the_list(capsys):
-    trainer = subject.trainer([PrintProgressCallback(), StepBasedEvaluationCallback(1)])
-    subject.fit(trainer, subject.data(8), eval_dataset=subject.data(4))
+    trainer = toys.trainer_of([PrintProgressCallback(), StepBasedEvaluationCallback(1)])
+    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
     assert capsys.readouterr().out == (
         "\nStarting training run\n\nStarting epoch 1\n"
         "\nStarting eval epoch\n\nRunning evaluation after 1 training steps\n\nResuming training...\n"
@@ -298,6 +297,6 @@ def test_what_is_printed_around_an_evaluation_follows_the_order_of_the_list(caps
 
 def test_two_of_them_and_evaluate_every_share_one_evaluation():
     counter = Counter()
-    trainer = subject.trainer([StepBasedEvaluationCallback(1), StepBasedEvaluationCallback(2), counter])
-    subject.fit(trainer, subject.data(16), eval_dataset=subject.data(4), evaluate_every=1)
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(1), StepBasedEvaluationCallback(2), counter])
+    toys.fit(trainer, toys.data(16), eval_dataset=toys.data(4), evaluate_every=1)
     assert counter.evaluations == [(True, 1)] * 4 + [(False, 1)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from flaws import subject
+import toys
 from loopwright.callbacks import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
@@ -26,18 +26,18 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.schedulers import WSDLrScheduler
 
 
-class Scored(subject.recording_trainer_class()):
+class Scored(toys.RecordingTrainer):
     """Records the scores it is given as the metric `score`, one per epoch, and the weights after each epoch."""
 
     def train_epoch_end(self):
         self.run_history.update_metric("score", self.scores.pop(0))
-        self.weights_after = [*getattr(self, "weights_after", []), subject.weights(self)]
+        self.weights_after = [*getattr(self, "weights_after", []), toys.weights(self)]
 
 
 def run_with_scores(scores, callbacks, **kwargs):
-    trainer = subject.trainer(callbacks, cls=Scored)
+    trainer = toys.trainer_of(callbacks, cls=Scored)
     trainer.scores = list(scores)
-    subject.fit(trainer, subject.data(8), num_epochs=len(scores), **kwargs)
+    toys.fit(trainer, toys.data(8), num_epochs=len(scores), **kwargs)
     return trainer
 
 
@@ -97,7 +97,7 @@ def test_the_best_model_is_in_the_file_and_at_the_end_in_the_trainer(
     assert saved["score"] == scores[best_epoch - 1]
     expected = trainer.weights_after[best_epoch - 1]
     assert torch.equal(row(saved["model_state_dict"]), expected)
-    assert torch.equal(subject.weights(trainer), expected)
+    assert torch.equal(toys.weights(trainer), expected)
     momentum = [state["momentum_buffer"] for state in saved["optimizer_state_dict"]["state"].values()]
     assert torch.equal(trainer.optimizer.state[trainer.model.weight]["momentum_buffer"], momentum[0])
     said = f"Loading checkpoint with score: {scores[best_epoch - 1]} from epoch {best_epoch}\n"
@@ -133,7 +133,7 @@ def test_without_loading_the_last_weights_stay_in_the_trainer(tmp_path):
     trainer = run_with_scores(
         [1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score", load_saved_checkpoint=False)]
     )
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
     assert torch.equal(row(saved_file(tmp_path / "best.pt")["model_state_dict"]), trainer.weights_after[0])
 
 
@@ -142,9 +142,9 @@ def test_the_best_model_is_loaded_after_a_stop_too(tmp_path):
         if trainer.run_history.current_epoch == 2:
             raise StopTrainingError("enough")
 
-    stopper = subject.callback(on_train_step_end=stop)
+    stopper = toys.callback(on_train_step_end=stop)
     trainer = run_with_scores([1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score"), stopper])
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
 
 
 @pytest.mark.parametrize("stale", [False, True])
@@ -156,7 +156,7 @@ def test_where_nothing_was_saved_nothing_is_loaded(stale, tmp_path):
     trainer = run_with_scores([math.nan], [best])  # a nan is never saved
     assert best.best_metric is None
     assert path.exists() == stale
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
 
 
 def test_two_of_them_watch_two_metrics(tmp_path):
@@ -168,7 +168,7 @@ def test_two_of_them_watch_two_metrics(tmp_path):
     assert torch.equal(row(saved_file(tmp_path / "high.pt")["model_state_dict"]), trainer.weights_after[2])
     assert loss.best_metric == min(trainer.run_history.get_metric_values("train_loss_epoch"))
     assert saved_file(tmp_path / "loss.pt")["train_loss_epoch"] == loss.best_metric
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
 
 
 def test_the_best_value_is_forgotten_at_the_start_of_a_run_unless_told_not_to(tmp_path):
@@ -176,16 +176,16 @@ def test_the_best_value_is_forgotten_at_the_start_of_a_run_unless_told_not_to(tm
         best = SaveBestModelCallback(tmp_path / f"{reset}.pt", "score", reset_on_train=reset)
         trainer = run_with_scores([1.0], [best])
         trainer.scores = [5.0]
-        subject.fit(trainer, subject.data(8))
+        toys.fit(trainer, toys.data(8))
         assert best.best_metric == best_metric
         assert best.best_metric_epoch == 1
         assert saved_file(tmp_path / f"{reset}.pt")["score"] == best_metric
 
 
 def test_a_metric_that_was_never_recorded_is_an_error(tmp_path):
-    trainer = subject.trainer([SaveBestModelCallback(tmp_path / "best.pt", watch_metric="accuracy")])
+    trainer = toys.trainer_of([SaveBestModelCallback(tmp_path / "best.pt", watch_metric="accuracy")])
     with pytest.raises(ValueError, match="No values have been recorded for the metric accuracy"):
-        subject.fit(trainer, subject.data(8))
+        toys.fit(trainer, toys.data(8))
 
 
 def test_the_best_weights_can_be_saved_as_safetensors(tmp_path):
@@ -194,7 +194,7 @@ def test_the_best_weights_can_be_saved_as_safetensors(tmp_path):
     path = tmp_path / "best.safetensors"
     trainer = run_with_scores([2.0, 1.0, 3.0], [SaveBestModelCallback(path, "score")])
     assert torch.equal(row(load_file(path)), trainer.weights_after[1])
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[1])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
 
 
 # Training states
@@ -217,8 +217,8 @@ def test_states_of_which_none_would_be_kept_or_asked_for_are_refused(name, tmp_p
 def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):
     # 20 samples: five micro-batches and three updates per epoch, the last one short.
     saver = SaveTrainingStateCallback(tmp_path / "new" / "folder", save_every_n_epochs=2, save_every_n_steps=3)
-    trainer = subject.trainer([saver])
-    subject.fit(trainer, subject.data(20), num_epochs=2, gradient_accumulation_steps=2)
+    trainer = toys.trainer_of([saver])
+    toys.fit(trainer, toys.data(20), num_epochs=2, gradient_accumulation_steps=2)
     # Every third micro-batch, or the boundary after it: 3 -> 4, 6 -> 7, 9 -> 9.
     folder = tmp_path / "new" / "folder"
     assert names_in(folder) == {"step_4", "step_7", "step_9", "epoch_2", "final"}
@@ -242,8 +242,8 @@ def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):
 
 def test_a_state_of_an_epoch_holds_the_metrics_of_its_evaluation(tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_at_end=False)
-    trainer = subject.trainer([saver])
-    subject.fit(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    trainer = toys.trainer_of([saver])
+    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert names_in(tmp_path) == {"epoch_1", "epoch_2"}
     metrics = read(tmp_path / "epoch_1").state["history"]["metrics"]
     for name in ("train_loss_epoch", "eval_loss_epoch"):
@@ -251,9 +251,9 @@ def test_a_state_of_an_epoch_holds_the_metrics_of_its_evaluation(tmp_path):
 
 
 def test_nothing_is_saved_that_was_not_asked_for(tmp_path):
-    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path, save_at_end=False)]), subject.data(8))
+    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path, save_at_end=False)]), toys.data(8))
     assert names_in(tmp_path) == set()
-    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path)]), subject.data(8))
+    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path)]), toys.data(8))
     assert names_in(tmp_path) == {"final"}
 
 
@@ -261,18 +261,18 @@ def test_only_the_newest_states_are_kept_across_a_resume_too(tmp_path):
     def saver():
         return SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, save_at_end=False, max_checkpoints=2)
 
-    subject.fit(subject.trainer([saver()]), subject.data(12))
+    toys.fit(toys.trainer_of([saver()]), toys.data(12))
     assert names_in(tmp_path) == {"step_2", "step_3"}
-    subject.fit(subject.trainer([saver()]), subject.data(12), num_epochs=2, resume_from=tmp_path / "step_3")
+    toys.fit(toys.trainer_of([saver()]), toys.data(12), num_epochs=2, resume_from=tmp_path / "step_3")
     assert names_in(tmp_path) == {"step_5", "step_6"}
 
 
 def test_states_of_others_are_not_counted_and_not_removed(tmp_path):
-    ask = subject.callback(
+    ask = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"mine_{trainer.progress.update}")
     )
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=1)
-    subject.fit(subject.trainer([saver, ask]), subject.data(8))
+    toys.fit(toys.trainer_of([saver, ask]), toys.data(8))
     assert names_in(tmp_path) == {"mine_1", "mine_2", "final"}
 
 
@@ -281,16 +281,16 @@ def test_a_stopped_run_saves_its_final_state_at_its_last_finished_update(tmp_pat
         if step == 3:
             raise StopTrainingError("enough")
 
-    stopper = subject.callback(on_train_step_end=stop_in_the_second_window)
-    stopped = subject.trainer([SaveTrainingStateCallback(tmp_path), stopper])
-    result = subject.fit(stopped, subject.data(32), gradient_accumulation_steps=2)
+    stopper = toys.callback(on_train_step_end=stop_in_the_second_window)
+    stopped = toys.trainer_of([SaveTrainingStateCallback(tmp_path), stopper])
+    result = toys.fit(stopped, toys.data(32), gradient_accumulation_steps=2)
     assert result.stop_reason == "enough" and result.updates == 1
 
-    whole, resumed = subject.trainer(), subject.trainer()
-    subject.fit(whole, subject.data(32), gradient_accumulation_steps=2)
-    subject.fit(resumed, subject.data(32), gradient_accumulation_steps=2, resume_from=tmp_path / "final")
+    whole, resumed = toys.trainer_of(), toys.trainer_of()
+    toys.fit(whole, toys.data(32), gradient_accumulation_steps=2)
+    toys.fit(resumed, toys.data(32), gradient_accumulation_steps=2, resume_from=tmp_path / "final")
     assert resumed.seen == whole.seen[2:]
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert resumed.run_history.latest() == whole.run_history.latest()
 
 
@@ -301,14 +301,14 @@ def test_a_stop_between_gradients_and_update_loses_and_repeats_nothing(tmp_path)
 
     for event in ("on_before_optimizer_step", "on_update_end"):
         folder = tmp_path / event
-        stopped = subject.trainer([SaveTrainingStateCallback(folder), subject.callback(**{event: stop})])
-        assert subject.fit(stopped, subject.data(16)).updates == 1
+        stopped = toys.trainer_of([SaveTrainingStateCallback(folder), toys.callback(**{event: stop})])
+        assert toys.fit(stopped, toys.data(16)).updates == 1
 
-        whole, resumed = subject.trainer(), subject.trainer()
-        subject.fit(whole, subject.data(16))
-        subject.fit(resumed, subject.data(16), resume_from=folder / "final")
+        whole, resumed = toys.trainer_of(), toys.trainer_of()
+        toys.fit(whole, toys.data(16))
+        toys.fit(resumed, toys.data(16), resume_from=folder / "final")
         assert resumed.seen == whole.seen[1:], event
-        assert torch.equal(subject.weights(resumed), subject.weights(whole)), event
+        assert torch.equal(toys.weights(resumed), toys.weights(whole)), event
         assert resumed.run_history.latest() == whole.run_history.latest(), event
 
 
@@ -319,21 +319,21 @@ def test_a_stop_inside_an_update_saves_no_state_that_is_neither_before_nor_after
         if trainer.progress.update == 2:
             raise StopTrainingError("enough")
 
-    stopped = subject.trainer([saver, subject.callback(on_optimizer_step_end=stop)])
-    subject.fit(stopped, subject.data(16))
+    stopped = toys.trainer_of([saver, toys.callback(on_optimizer_step_end=stop)])
+    toys.fit(stopped, toys.data(16))
     assert names_in(tmp_path) == {"step_1", "step_2"}
 
 
 def test_every_state_resumes_to_the_end_of_the_run(tmp_path):
-    model = partial(subject.network, 6, dropout=0.3)
+    model = partial(toys.network, 6, dropout=0.3)
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, save_every_n_epochs=1)
-    whole = subject.trainer([saver], model())
-    subject.fit(whole, subject.data(12), num_epochs=2, eval_dataset=subject.data(8))
+    whole = toys.trainer_of([saver], model())
+    toys.fit(whole, toys.data(12), num_epochs=2, eval_dataset=toys.data(8))
     assert names_in(tmp_path) == {"step_2", "step_4", "step_6", "epoch_1", "epoch_2", "final"}
     for name in sorted(names_in(tmp_path)):
-        resumed = subject.trainer([SaveTrainingStateCallback(tmp_path / "again")], model())
-        subject.fit(resumed, subject.data(12), num_epochs=2, eval_dataset=subject.data(8), resume_from=tmp_path / name)
-        assert torch.equal(subject.weights(resumed), subject.weights(whole)), name
+        resumed = toys.trainer_of([SaveTrainingStateCallback(tmp_path / "again")], model())
+        toys.fit(resumed, toys.data(12), num_epochs=2, eval_dataset=toys.data(8), resume_from=tmp_path / name)
+        assert torch.equal(toys.weights(resumed), toys.weights(whole)), name
         for metric in ("train_loss_epoch", "eval_loss_epoch"):
             expected = whole.run_history.get_metric_values(metric)
             assert resumed.run_history.get_metric_values(metric) == expected, (name, metric)
@@ -344,7 +344,7 @@ def test_the_state_saved_at_the_end_of_a_run_holds_the_last_weights_not_the_best
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=100)
     trainer = run_with_scores([1.0, 2.0], [best], checkpoints=checkpoints)
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
     at_end = read(tmp_path / "checkpoints" / "step-0000000004")
     assert torch.equal(row(at_end.model), trainer.weights_after[1])
 
@@ -352,12 +352,12 @@ def test_the_state_saved_at_the_end_of_a_run_holds_the_last_weights_not_the_best
 def test_a_final_state_holds_the_last_weights_also_beside_a_callback_that_loads_the_best(tmp_path):
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
     trainer = run_with_scores([1.0, 2.0], [SaveTrainingStateCallback(tmp_path / "before"), best])
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
     assert torch.equal(row(read(tmp_path / "before" / "final").model), trainer.weights_after[1])
 
     # The other way round too: the best model is loaded when everything is saved.
     trainer = run_with_scores([1.0, 2.0], [best, SaveTrainingStateCallback(tmp_path / "after")])
-    assert torch.equal(subject.weights(trainer), trainer.weights_after[0])
+    assert torch.equal(toys.weights(trainer), trainer.weights_after[0])
     assert torch.equal(row(read(tmp_path / "after" / "final").model), trainer.weights_after[1])
 
 
@@ -368,7 +368,7 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
 
     class Export(TrainerCallback):
         def on_training_run_end(self, trainer, **kwargs):
-            seen.append(subject.weights(trainer))
+            seen.append(toys.weights(trainer))
             trainer.request_save(tmp_path / "too_late")
 
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
@@ -402,7 +402,7 @@ def test_the_folder_is_written_when_the_event_says_so(tmp_path):
         def on_checkpoint_saved(self, trainer, path=None, **kwargs):
             seen.append((path, (path / "MANIFEST.json").exists(), trainer.progress.update))
 
-    subject.fit(subject.trainer([SaveTrainingStateCallback(tmp_path, None, 1), Witness()]), subject.data(8))
+    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path, None, 1), Witness()]), toys.data(8))
     assert seen == [(tmp_path / "step_1", True, 1), (tmp_path / "step_2", True, 2), (tmp_path / "final", True, 2)]
 
 
@@ -416,9 +416,9 @@ def wsd(**kwargs):
 def run_wsd(folder, num_epochs=4, num_checkpoints=2, callbacks=(), initial_checkpoint=None, scheduler=None, **kwargs):
     """Four updates per epoch; two checkpoints of 16 updates end at 8 and 16 and decay from 6 and 14 on."""
     callback = WSDCheckpointCallback(folder, initial_checkpoint=initial_checkpoint)
-    trainer = subject.trainer([callback, *callbacks])
+    trainer = toys.trainer_of([callback, *callbacks])
     schedule = scheduler or wsd(num_checkpoints=num_checkpoints)
-    subject.fit(trainer, subject.data(16), num_epochs=num_epochs, create_scheduler_fn=schedule, **kwargs)
+    toys.fit(trainer, toys.data(16), num_epochs=num_epochs, create_scheduler_fn=schedule, **kwargs)
     return trainer, callback
 
 
@@ -458,12 +458,12 @@ def test_wsd_saves_a_state_before_each_decay_and_the_model_after_it(tmp_path):
             assert metadata["total_steps"] == trainer.run_config.max_num_train_steps
             assert metadata["decay_fraction"] == 0.25
             assert datetime.fromisoformat(metadata["timestamp"]).tzinfo is not None
-    assert torch.equal(row(exported["model_state_dict"]), subject.weights(trainer))
+    assert torch.equal(row(exported["model_state_dict"]), toys.weights(trainer))
 
 
 def test_wsd_leaves_out_optimizer_and_scheduler_when_asked(tmp_path):
     callback = WSDCheckpointCallback(tmp_path, save_optimizer=False, save_scheduler=False)
-    subject.fit(subject.trainer([callback]), subject.data(16), create_scheduler_fn=wsd())
+    toys.fit(toys.trainer_of([callback]), toys.data(16), create_scheduler_fn=wsd())
     exported = saved_file(tmp_path / "checkpoint_4_wsd_post_decay.pt")
     assert "model_state_dict" in exported
     assert "optimizer_state_dict" not in exported and "scheduler_state_dict" not in exported
@@ -480,7 +480,7 @@ def test_a_state_before_a_decay_resumes_to_the_same_end(tmp_path):
         state = tmp_path / "whole" / f"checkpoint_{step}_wsd_pre_decay"
         resumed, callback = run_wsd(tmp_path / f"resumed_{step}", resume_from=state)
         assert resumed.lrs == whole.lrs[step:]
-        assert torch.equal(subject.weights(resumed), subject.weights(whole))
+        assert torch.equal(toys.weights(resumed), toys.weights(whole))
         assert callback.last_checkpoint_step == 16
         assert f"checkpoint_{step}_wsd_pre_decay" not in names_in(tmp_path / f"resumed_{step}")
 
@@ -490,9 +490,9 @@ def test_a_new_run_starts_from_an_initial_checkpoint_folder_or_file(source, tmp_
     first, _ = run_wsd(tmp_path / "first")
     step = int(source.split("_")[1])
     seen = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_training_run_start=lambda trainer, **kwargs: seen.append(
-            (subject.weights(trainer), trainer.callback_handler.callbacks[0].last_checkpoint_step)
+            (toys.weights(trainer), trainer.callback_handler.callbacks[0].last_checkpoint_step)
         )
     )
     second, callback = run_wsd(
@@ -530,15 +530,15 @@ def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(tmp_path):
     for name in ("step_3", "step_6"):
         resumed, _ = run_wsd(tmp_path / "resumed", resume_from=tmp_path / "states" / name, **arguments)
         assert resumed.lrs == whole.lrs[int(name[-1]) :], name
-        assert torch.equal(subject.weights(resumed), subject.weights(whole)), name
+        assert torch.equal(toys.weights(resumed), toys.weights(whole)), name
         assert resumed.run_history.latest() == whole.run_history.latest()
 
 
 @pytest.mark.parametrize("schedule", [None, partial(StepLR, step_size=1)])
 def test_a_scheduler_without_decay_phases_is_refused(schedule, tmp_path):
-    trainer = subject.trainer([WSDCheckpointCallback(tmp_path)])
+    trainer = toys.trainer_of([WSDCheckpointCallback(tmp_path)])
     with pytest.raises(ValueError, match=r"Scheduler must implement get_checkpoint_steps\(\)"):
-        subject.fit(trainer, subject.data(8), create_scheduler_fn=schedule)
+        toys.fit(trainer, toys.data(8), create_scheduler_fn=schedule)
 
 
 # What a save does not do
@@ -546,11 +546,9 @@ def test_a_scheduler_without_decay_phases_is_refused(schedule, tmp_path):
 
 def test_a_state_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
     (tmp_path / "in_the_way").write_text("a file where a folder is needed")
-    ask = subject.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "in_the_way" / "state")
-    )
+    ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "in_the_way" / "state"))
     with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
-        subject.fit(subject.trainer([ask]), subject.data(8))
+        toys.fit(toys.trainer_of([ask]), toys.data(8))
 
 
 def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
@@ -558,17 +556,17 @@ def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
         def state_dict(self):
             return {"when": datetime(2020, 1, 1)}
 
-    ask = subject.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state"))
+    ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state"))
     with pytest.raises(CheckpointError, match=r"state\.callbacks\.1\.state\.when is a datetime\.datetime"):
-        subject.fit(subject.trainer([ask, Stubborn()]), subject.data(8))
+        toys.fit(toys.trainer_of([ask, Stubborn()]), toys.data(8))
     assert names_in(tmp_path) == set()
 
 
 def test_metadata_given_with_a_request_comes_back_with_the_state(tmp_path):
-    ask = subject.callback(
+    ask = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state", {"note": "hello"})
     )
-    trainer = subject.trainer([ask])
-    subject.fit(trainer, subject.data(4))
+    trainer = toys.trainer_of([ask])
+    toys.fit(trainer, toys.data(4))
     assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["identity"]["update"] == "1"
     assert trainer.load_training_state(tmp_path / "state") == {"current_epoch": 1, "note": "hello"}

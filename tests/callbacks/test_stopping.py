@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from flaws import subject
+import toys
 from loopwright.callbacks import (
     DEFAULT_CALLBACKS,
     EarlyStoppingCallback,
@@ -20,7 +20,7 @@ from loopwright.callbacks import (
 NAN, INF = math.nan, math.inf
 
 
-class Scored(subject.recording_trainer_class()):
+class Scored(toys.RecordingTrainer):
     """Records the scores it is given as the metric `score`, one per epoch."""
 
     def train_epoch_end(self):
@@ -31,9 +31,9 @@ def run_with_scores(scores, trainer=None, **kwargs):
     """Train as many epochs as there are scores; return the callback, the trainer and the result."""
     if trainer is None:
         early_stopping = EarlyStoppingCallback(watch_metric="score", **kwargs)
-        trainer = subject.trainer([early_stopping], cls=Scored)
+        trainer = toys.trainer_of([early_stopping], cls=Scored)
     trainer.scores = list(scores)
-    result = subject.fit(trainer, subject.data(4), num_epochs=len(scores))
+    result = toys.fit(trainer, toys.data(4), num_epochs=len(scores))
     return trainer.callback_handler.callbacks[0], trainer, result
 
 
@@ -133,21 +133,21 @@ def test_early_stopping_takes_a_tensor_metric():
 
 
 def test_a_metric_that_was_never_recorded_is_an_error():
-    trainer = subject.trainer([EarlyStoppingCallback(watch_metric="accuracy")])
+    trainer = toys.trainer_of([EarlyStoppingCallback(watch_metric="accuracy")])
     with pytest.raises(ValueError, match="No values have been recorded for the metric accuracy"):
-        subject.fit(trainer, subject.data(4))
+        toys.fit(trainer, toys.data(4))
 
 
 def test_an_early_stop_runs_the_closing_events_and_keeps_the_epoch():
     events = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_training_run_epoch_end=lambda trainer, **kwargs: events.append("epoch end"),
         on_stop_training_error=lambda trainer, error, **kwargs: events.append(str(error)),
         on_training_run_end=lambda trainer, **kwargs: events.append("run end"),
     )
-    trainer = subject.trainer([EarlyStoppingCallback(watch_metric="score"), witness], cls=Scored)
+    trainer = toys.trainer_of([EarlyStoppingCallback(watch_metric="score"), witness], cls=Scored)
     trainer.scores = [1.0, 1.0, 1.0]
-    result = subject.fit(trainer, subject.data(4), num_epochs=3)
+    result = toys.fit(trainer, toys.data(4), num_epochs=3)
     # The stop of epoch 2 comes before the witness hears of that epoch's end.
     assert events == ["epoch end", "Stopping training due to no improvement after 1 epochs", "run end"]
     assert result.epochs == 2 and result.updates == 2
@@ -158,20 +158,20 @@ def test_an_early_stop_runs_the_closing_events_and_keeps_the_epoch():
 
 
 def poisoned(num_samples, bad_ids, value=NAN):
-    x, y, ids = subject.data(num_samples).tensors
+    x, y, ids = toys.data(num_samples).tensors
     is_bad = torch.isin(ids, torch.tensor(bad_ids)).unsqueeze(1)
     return TensorDataset(x, torch.where(is_bad, torch.tensor(value), y), ids)
 
 
 def fit_in_order(trainer, dataset, **kwargs):
-    return subject.fit(trainer, dataset, train_dataloader_kwargs={"shuffle": False}, **kwargs)
+    return toys.fit(trainer, dataset, train_dataloader_kwargs={"shuffle": False}, **kwargs)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_bad_training_loss_is_seen_at_the_next_log_which_names_the_first_bad_update(value, capsys):
     # Micro-batches of 4: sample 13 is in the fourth update; logs come after updates 3 and 6.
     terminate = TerminateOnNaNCallback()
-    trainer = subject.trainer([terminate], momentum=0.0)
+    trainer = toys.trainer_of([terminate], momentum=0.0)
     result = fit_in_order(trainer, poisoned(40, [13], value), num_epochs=2, log_every=3)
     assert (
         result.stop_reason
@@ -187,7 +187,7 @@ def test_a_bad_training_loss_is_seen_at_the_next_log_which_names_the_first_bad_u
 
 
 def test_a_bad_training_loss_is_seen_at_the_end_of_the_epoch_at_the_latest():
-    trainer = subject.trainer([TerminateOnNaNCallback()])
+    trainer = toys.trainer_of([TerminateOnNaNCallback()])
     result = fit_in_order(trainer, poisoned(40, [13]), num_epochs=3)
     assert (
         result.stop_reason
@@ -197,11 +197,11 @@ def test_a_bad_training_loss_is_seen_at_the_end_of_the_epoch_at_the_latest():
 
 
 def test_the_first_bad_update_is_counted_over_the_run_and_in_updates_not_micro_batches():
-    x, y, ids = subject.data(24).tensors
+    x, y, ids = toys.data(24).tensors
     healthy = TensorDataset(x, y.clone(), ids)
     # Three updates of two micro-batches per epoch; sample 13 is in the second update of the second epoch.
-    poison = subject.callback(on_training_run_epoch_end=lambda trainer, **kwargs: healthy.tensors[1][13].fill_(NAN))
-    trainer = subject.trainer([TerminateOnNaNCallback(), poison])
+    poison = toys.callback(on_training_run_epoch_end=lambda trainer, **kwargs: healthy.tensors[1][13].fill_(NAN))
+    trainer = toys.trainer_of([TerminateOnNaNCallback(), poison])
     result = fit_in_order(trainer, healthy, num_epochs=3, gradient_accumulation_steps=2)
     samples = ", ".join(map(str, range(8, 16)))
     assert result.stop_reason.endswith(f"NaN loss in training step (first at update 5, samples {samples})")
@@ -210,8 +210,8 @@ def test_the_first_bad_update_is_counted_over_the_run_and_in_updates_not_micro_b
 
 def test_a_bad_evaluation_loss_stops_the_run():
     terminate = TerminateOnNaNCallback()
-    trainer = subject.trainer([terminate])
-    result = subject.fit(trainer, subject.data(8), num_epochs=3, eval_dataset=poisoned(8, [7]))
+    trainer = toys.trainer_of([terminate])
+    result = toys.fit(trainer, toys.data(8), num_epochs=3, eval_dataset=poisoned(8, [7]))
     assert result.stop_reason == "Stopping training due to NaN loss in validation step"
     assert terminate.triggered
     assert result.updates == 2
@@ -220,11 +220,11 @@ def test_a_bad_evaluation_loss_stops_the_run():
 
 def test_a_bad_loss_stops_an_evaluation_run_with_its_closing_events():
     events = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_stop_training_error=lambda trainer, **kwargs: events.append("stop"),
         on_evaluation_run_end=lambda trainer, **kwargs: events.append("end"),
     )
-    trainer = subject.trainer([TerminateOnNaNCallback(), witness])
+    trainer = toys.trainer_of([TerminateOnNaNCallback(), witness])
     result = trainer.evaluate(poisoned(8, [7]), dataloader_kwargs={"num_workers": 0})
     assert result.stop_reason == "Stopping training due to NaN loss in validation step"
     assert events == ["stop", "end"]
@@ -232,18 +232,18 @@ def test_a_bad_loss_stops_an_evaluation_run_with_its_closing_events():
 
 def test_a_healthy_run_after_a_bad_one_is_not_stopped():
     terminate = TerminateOnNaNCallback()
-    trainer = subject.trainer([terminate], momentum=0.0)
+    trainer = toys.trainer_of([terminate], momentum=0.0)
     assert fit_in_order(trainer, poisoned(8, [0])).stop_reason is not None
     assert terminate.triggered
 
-    trainer.model.load_state_dict(subject.network().state_dict())
-    result = fit_in_order(trainer, subject.data(8), num_epochs=2, eval_dataset=subject.data(8))
+    trainer.model.load_state_dict(toys.network().state_dict())
+    result = fit_in_order(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert result.stop_reason is None and result.updates == 4
     assert not terminate.triggered
 
 
 def test_the_default_callbacks_stop_a_bad_run_and_the_process_lives_on(capsys):
-    trainer = subject.trainer(DEFAULT_CALLBACKS)
+    trainer = toys.trainer_of(DEFAULT_CALLBACKS)
     result = fit_in_order(trainer, poisoned(8, [0]), num_epochs=2)
     assert result.stop_reason is not None and result.updates == 2
     assert "Finishing training run" in capsys.readouterr().out
@@ -251,10 +251,10 @@ def test_the_default_callbacks_stop_a_bad_run_and_the_process_lives_on(capsys):
 
 def test_no_training_state_is_saved_in_an_epoch_with_a_bad_loss(tmp_path, capsys):
     # Asked for right after the bad update, long before the next log would see it.
-    ask = subject.callback(
+    ask = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"at_{trainer.progress.update}")
     )
-    fit_in_order(subject.trainer([TerminateOnNaNCallback(), ask]), poisoned(16, [9]))
+    fit_in_order(toys.trainer_of([TerminateOnNaNCallback(), ask]), poisoned(16, [9]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["at_1", "at_2"]
     assert f"Not saving {tmp_path / 'at_3'}: a loss of this epoch was not finite" in capsys.readouterr().out
 

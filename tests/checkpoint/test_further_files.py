@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from flaws import subject
+import toys
 from loopwright import Checkpointing, Trainer
 from loopwright.checkpoint import find_newest, read, verify, write
 from loopwright.checkpoint.store import _canonical
@@ -123,12 +123,12 @@ def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(kind,
 
 def fit(folder, cls=WithFiles, num_epochs=2, resume_from=None, **policy):
     policy = {"every_updates": 1, "keep_last": 10, "keep_best": None, **policy}
-    trainer = subject.trainer(cls=cls)
-    result = subject.fit(
+    trainer = toys.trainer_of(cls=cls)
+    result = toys.fit(
         trainer,
-        subject.data(16),
+        toys.data(16),
         num_epochs=num_epochs,
-        eval_dataset=subject.data(8),
+        eval_dataset=toys.data(8),
         checkpoints=Checkpointing(folder, **policy),
         resume_from=resume_from,
     )
@@ -168,7 +168,7 @@ def test_a_run_with_open_checkpoints_goes_on_though_others_have_written_there(tm
     (newest / "README.md").write_text("added by a callback")
     resumed, result = fit(tmp_path / "parts", is_open=True, resume_from="auto")
     assert result.updates == 8
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert verify(tmp_path / "parts" / "step-0000000008")["is_open"] is True
 
 
@@ -186,7 +186,7 @@ def test_checkpoints_with_a_name_of_ones_own_are_found_pruned_and_continued(tmp_
     assert checkpoints_in(tmp_path / "parts") == ["checkpoint-11", "checkpoint-12"]
     again, _ = fit(tmp_path / "other", num_epochs=1, **policy)
     again, _ = fit(tmp_path / "other", resume_from="auto", **policy)
-    assert torch.equal(subject.weights(again), subject.weights(whole))
+    assert torch.equal(toys.weights(again), toys.weights(whole))
 
 
 def test_the_best_checkpoint_keeps_its_place_under_a_name_of_ones_own(tmp_path):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from flaws import subject
+import toys
 from loopwright import Trainer
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names, untied
 from loopwright.errors import CheckpointError, ConfigError
@@ -182,13 +182,13 @@ def test_other_parameters_than_those_saved_are_refused_by_name():
 
 
 def trained(**kwargs):
-    trainer = subject.trainer(model=Net(), cls=Trainer)
-    subject.fit(trainer, subject.data(16), create_scheduler_fn=partial(StepLR, step_size=2, gamma=0.5), **kwargs)
+    trainer = toys.trainer_of(model=Net(), cls=Trainer)
+    toys.fit(trainer, toys.data(16), create_scheduler_fn=partial(StepLR, step_size=2, gamma=0.5), **kwargs)
     return trainer
 
 
 def fresh(**kwargs):
-    return subject.trainer(model=Net(), cls=Trainer, **kwargs)
+    return toys.trainer_of(model=Net(), cls=Trainer, **kwargs)
 
 
 def assert_same_weights(first, second):
@@ -340,17 +340,17 @@ class Tied(Net):
 
 
 def test_tied_weights_are_one_tensor_in_a_safetensors_file_and_stay_tied(tmp_path):
-    trainer = subject.trainer(model=Tied(), cls=Trainer)
+    trainer = toys.trainer_of(model=Tied(), cls=Trainer)
     trainer.save_checkpoint(tmp_path / "x.safetensors")
     assert set(load_file(tmp_path / "x.safetensors")) == set(trainer.model.state_dict()) - {"copy.weight"}
-    other = subject.trainer(model=Tied(), cls=Trainer)
+    other = toys.trainer_of(model=Tied(), cls=Trainer)
     other.load_checkpoint(tmp_path / "x.safetensors")
     assert_same_weights(trainer, other)
     assert other.model.copy.weight is other.model.inner.weight
 
 
 def test_a_safetensors_file_of_another_model_is_refused_by_name_before_anything_is_touched(tmp_path):
-    subject.trainer(model=Tied(), cls=Trainer).save_checkpoint(tmp_path / "tied.safetensors")
+    toys.trainer_of(model=Tied(), cls=Trainer).save_checkpoint(tmp_path / "tied.safetensors")
     plain = fresh()
     plain.save_checkpoint(tmp_path / "plain.safetensors")
     before = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
@@ -358,7 +358,7 @@ def test_a_safetensors_file_of_another_model_is_refused_by_name_before_anything_
         plain.load_checkpoint(tmp_path / "tied.safetensors")
     assert all(torch.equal(tensor, before[name]) for name, tensor in plain.model.state_dict().items())
     with pytest.raises(CheckpointError, match=r"of another model\. copy\.bias: absent saved, \(3,\) in the model"):
-        subject.trainer(model=Tied(), cls=Trainer).load_checkpoint(tmp_path / "plain.safetensors")
+        toys.trainer_of(model=Tied(), cls=Trainer).load_checkpoint(tmp_path / "plain.safetensors")
 
 
 # Training states of one trainer
@@ -387,11 +387,11 @@ def test_loading_a_training_state_restores_the_model_and_not_the_run(tmp_path):
 
 
 def test_tied_weights_of_a_training_state_stay_tied(tmp_path):
-    trainer = subject.trainer(model=Tied(), cls=Trainer)
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of(model=Tied(), cls=Trainer)
+    toys.fit(trainer, toys.data(8))
     trainer.save_training_state(tmp_path / "state")
     assert "copy.weight" not in load_file(tmp_path / "state" / "model.safetensors")
-    other = subject.trainer(model=Tied(), cls=Trainer)
-    subject.fit(other, subject.data(8), num_epochs=1, resume_from=tmp_path / "state")
+    other = toys.trainer_of(model=Tied(), cls=Trainer)
+    toys.fit(other, toys.data(8), num_epochs=1, resume_from=tmp_path / "state")
     assert other.model.copy.weight is other.model.inner.weight
     assert_same_weights(trainer, other)

@@ -20,12 +20,6 @@ def write_best(folder, number):
     write(folder / "best", {"weight": torch.full((200,), float(number))}, {"number": number}, number)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays_armed():
-    yield
-    failpoints.disarm()
-
-
 def wait_for(path):
     while not path.exists():
         pass

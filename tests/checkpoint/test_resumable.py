@@ -16,7 +16,7 @@ from loopwright import Trainer
 from loopwright.checkpoint import Checkpointing, ResumableState, find_newest, read, write
 from loopwright.checkpoint.encoding import encode
 from loopwright.errors import CheckpointError, ConfigError
-from loopwright.failpoints import arm, disarm
+from loopwright.failpoints import arm
 from loopwright.progress import Progress
 from loopwright.run_folder import Lease, LeaseError
 from loopwright.schedulers import WSDLrScheduler
@@ -82,12 +82,6 @@ class Loop:
         tensors: dict[str, torch.Tensor] = {}
         plain = encode([part.state_dict() for part in parts], tensors)
         return plain, {name: tensor.tolist() for name, tensor in tensors.items()}
-
-
-@pytest.fixture(autouse=True)
-def disarmed():
-    yield
-    disarm()
 
 
 def started(loop: Loop, folder: Path, **policy) -> ResumableState:

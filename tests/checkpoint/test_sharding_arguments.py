@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flaws import subject
+import toys
 from loopwright import Trainer
 from loopwright.engine.sharding import Sharding, copy_model, is_sharded, load_weights, local, whole, whole_model
 from loopwright.errors import ConfigError
@@ -56,13 +56,13 @@ def test_train_refuses_it_before_anything_is_touched():
     model = nn.Linear(4, 1)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
     with pytest.raises(ConfigError, match="hybrid_shard"):
-        trainer.train(subject.data(8), 1, sharding="hybrid_shard")
+        trainer.train(toys.data(8), 1, sharding="hybrid_shard")
 
 
 def test_one_process_has_nothing_to_split():
     model = nn.Linear(4, 1)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
-    trainer.train(subject.data(8), 1, sharding="full_shard")
+    trainer.train(toys.data(8), 1, sharding="full_shard")
     assert not is_sharded(model) and type(model) is nn.Linear
     assert trainer.whole_model() is model and whole_model(model) is model
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in trainer.whole_weights().items())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flaws import subject
+import toys
 from loopwright import Checkpointing, Trainer, api, models
 from loopwright.cli import main
 from loopwright.cli.exit_codes import guarded
@@ -91,16 +91,16 @@ def test_an_interrupted_trainer_says_what_was_saved_and_how_to_go_on(tmp_path, c
 
     for folder in (tmp_path / "run", None):
         policy = None if folder is None else Checkpointing(folder)
-        trainer = subject.trainer([subject.callback(on_update_end=interrupt)], cls=Trainer)
+        trainer = toys.trainer_of([toys.callback(on_update_end=interrupt)], cls=Trainer)
         with pytest.raises(KeyboardInterrupt):
-            subject.fit(trainer, subject.data(16), checkpoints=policy)
+            toys.fit(trainer, toys.data(16), checkpoints=policy)
         saved = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Saved ")]
         told = f"Saved {tmp_path / 'run' / 'step-0000000002'}; start the run again from there to go on"
         assert saved == ([told] if folder is not None else [])
 
 
 def test_the_checkpoints_of_a_trainer_are_verified_by_the_folder_that_it_saves_to(tmp_path, capsys):
-    subject.fit(subject.trainer(cls=Trainer), subject.data(16), checkpoints=Checkpointing(tmp_path / "mine"))
+    toys.fit(toys.trainer_of(cls=Trainer), toys.data(16), checkpoints=Checkpointing(tmp_path / "mine"))
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "mine")]) == 0
     assert capsys.readouterr().out.endswith(" valid\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from distributed.launcher import Results, run
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback, SaveTrainingStateCallback, TrainerCallback
 from loopwright.checkpoint.store import read_manifest
@@ -94,8 +94,8 @@ class StopsInLoss(Trainer):
 
 
 def fit(*callbacks, cls=Trainer, **kwargs) -> dict:
-    trainer = subject.trainer([*callbacks], cls=cls)
-    result = trainer.train(subject.data(48), 1, per_device_batch_size=4, seed=1, log_every=4, **kwargs)
+    trainer = toys.trainer_of([*callbacks], cls=cls)
+    result = trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=1, log_every=4, **kwargs)
     return {"updates": result.updates, "why": result.stop_reason}
 
 
@@ -167,8 +167,8 @@ def test_who_may_ask_late_is_known_by_name(tmp_path):
             super().on_update_end(trainer, **kwargs)
 
     def askers(*callbacks, cls=Trainer, **kwargs):
-        trainer = subject.trainer([*callbacks], cls=cls)
-        trainer.train(subject.data(4), 1, **kwargs)
+        trainer = toys.trainer_of([*callbacks], cls=cls)
+        trainer.train(toys.data(4), 1, **kwargs)
         return run_of(trainer).boundary.late_requesters()
 
     assert askers(*DEFAULT_CALLBACKS) == []

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from distributed.launcher import launch
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 
@@ -32,7 +32,7 @@ def fit(folder: str, num_epochs: int) -> list:
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=[saved])
     checkpoints = Checkpointing(Path(os.environ["TWO_FOLDER"]) / folder, every_updates=2)
     result = trainer.train(
-        subject.data(22), num_epochs, subject.data(6), per_device_batch_size=4, seed=3,
+        toys.data(22), num_epochs, toys.data(6), per_device_batch_size=4, seed=3,
         checkpoints=checkpoints, resume_from="auto",
     )  # fmt: skip
     weights = [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from distributed.launcher import SERVER, Results, run
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import verify_all
@@ -49,7 +49,7 @@ def fit(function=lambda: None, at: int = 3, **kwargs) -> Interrupted:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     trainer = Interrupted(model, nn.MSELoss(), optimizer, callbacks=(), at=at, function=function)
-    trainer.train(subject.data(8 * UPDATES // 2), 2, per_device_batch_size=4, seed=2, **kwargs)
+    trainer.train(toys.data(8 * UPDATES // 2), 2, per_device_batch_size=4, seed=2, **kwargs)
     return trainer
 
 
@@ -114,7 +114,7 @@ class Unsavable(TrainerCallback):
 def fail_and_live_on(results: Results) -> None:
     trainer = Trainer(*subject_parts(), callbacks=[Unsavable()])
     try:
-        trainer.train(subject.data(16), 1, checkpoints=Checkpointing(results.path.parent / "run"))
+        trainer.train(toys.data(16), 1, checkpoints=Checkpointing(results.path.parent / "run"))
     finally:
         results["left"] = True
         other = results.path.parent / f"fail_and_live_on.rank{1 - rank()}.json"
@@ -144,7 +144,7 @@ def raise_in_a_worker() -> None:
 
 
 def subject_parts():
-    model = subject.network()
+    model = toys.network()
     return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01)
 
 
@@ -206,8 +206,8 @@ def stop_in_a_function_of_one(results: Results) -> None:
     def look():
         raise StopTrainingError("seen by the first")
 
-    witness = subject.callback(on_train_epoch_end=lambda trainer, **kwargs: look())
-    result = subject.trainer([witness]).train(subject.data(16), 3, per_device_batch_size=4, seed=1)
+    witness = toys.callback(on_train_epoch_end=lambda trainer, **kwargs: look())
+    result = toys.trainer_of([witness]).train(toys.data(16), 3, per_device_batch_size=4, seed=1)
     results["stopped"] = [result.updates, result.stop_reason]
 
 
@@ -274,10 +274,10 @@ def signal_in_an_evaluation(results: Results) -> None:
         folder = results.path.parent / ("whole" if name == "whole" else "asked")
         try:
             result = trainer.train(
-                subject.data(16), 2, subject.data(60), per_device_batch_size=2, seed=1,
+                toys.data(16), 2, toys.data(60), per_device_batch_size=2, seed=1,
                 checkpoints=Checkpointing(folder), resume_from="auto",
             )  # fmt: skip
-            results[name] = [result.metrics, subject.weights(trainer).tolist()]
+            results[name] = [result.metrics, toys.weights(trainer).tolist()]
         except Preempted:
             results[name] = [trainer.num_evaluated, [finding.update for finding in verify_all(folder)]]
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
+import toys
 from distributed.launcher import run
-from flaws import subject
 from loopwright import Checkpointing, Trainer, failpoints
 from loopwright.callbacks import ModelEmaCallback, SaveBestModelCallback, TrainerCallback
 from loopwright.checkpoint import read, verify
@@ -128,7 +128,7 @@ def fit(folder=None, num_epochs=EPOCHS, callbacks=(), accumulation=2, model=None
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=[ema, *callbacks])
     checkpoints = None if folder is None else Checkpointing(Path(os.environ["FOLDER"]) / folder, every_updates=3)
     result = trainer.train(
-        subject.data(SAMPLES), num_epochs, subject.data(6), per_device_batch_size=4, seed=3,
+        toys.data(SAMPLES), num_epochs, toys.data(6), per_device_batch_size=4, seed=3,
         gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5, log_every=1, sharding=sharding,
         checkpoints=checkpoints, resume_from=None if folder is None else "auto", **kwargs,
     )  # fmt: skip
@@ -169,9 +169,9 @@ def two(results) -> None:
     results["restored"] = again.restored
 
     results["copies"] = outcome(*fit(sharding=None))
-    results["evaluated"] = trainer.evaluate(subject.data(6)).metrics["evaluation_loss"]
-    results["predicted"] = trainer.predict(subject.data(5)).outputs.flatten().tolist()
-    trainer.train(subject.data(SAMPLES), 1, subject.data(6), per_device_batch_size=4, seed=4)
+    results["evaluated"] = trainer.evaluate(toys.data(6)).metrics["evaluation_loss"]
+    results["predicted"] = trainer.predict(toys.data(5)).outputs.flatten().tolist()
+    trainer.train(toys.data(SAMPLES), 1, toys.data(6), per_device_batch_size=4, seed=4)
     results["trained again"] = bool(torch.isfinite(whole(parameters[0])).all())
 
     trainer.save_checkpoint(folder / "model.safetensors", {"note": "split"})
@@ -409,9 +409,9 @@ def precisions(results) -> None:
     model = network()
     trainer = PoisonedTrainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=[])
     settings = {"per_device_batch_size": 4, "seed": 3, "gradient_clip_norm": 0.5, "sharding": "full_shard"}
-    result = trainer.train(subject.data(SAMPLES), 2, nan="skip", **settings)
+    result = trainer.train(toys.data(SAMPLES), 2, nan="skip", **settings)
     results["skipped"] = [result.updates, all(local(p).isfinite().all().item() for p in model.parameters())]
-    result = trainer.train(subject.data(SAMPLES), 2, **settings)
+    result = trainer.train(toys.data(SAMPLES), 2, **settings)
     results["stopped"] = result.stop_reason
     with torch.no_grad():
         local(next(model.parameters())).fill_(float("nan") if os.environ["RANK"] == "1" else 0.0)
@@ -438,7 +438,7 @@ def scaled(folder: str, num_epochs: int, sharding: str | None = "full_shard") ->
     checkpoints = Checkpointing(Path(os.environ["FOLDER"]) / folder)
     settings = {"per_device_batch_size": 4, "seed": 3, "gradient_clip_norm": 0.5, "gradient_clip_value": 0.1}
     trainer = Trainer(model, loss, optimizer, callbacks=[])
-    data = subject.data(SAMPLES)
+    data = toys.data(SAMPLES)
     trainer.train(data, num_epochs, checkpoints=checkpoints, resume_from="auto", sharding=sharding, **settings)
     return [float(loss.scale), float(trainer.gradient_norm), float(whole(model.last.bias))]
 

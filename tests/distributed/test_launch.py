@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import loopwright
+import toys
 from distributed.launcher import run as run_ranks
-from flaws import subject
 from loopwright import Trainer, utils
 from loopwright.cli import launch as launching
 from loopwright.cli import main
@@ -142,8 +142,8 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
 
 def test_one_process_never_spreads_its_model_over_several_devices():
     kinds = []
-    witness = subject.callback(on_train_step_end=lambda trainer, **kwargs: kinds.append(type(trainer.model)))
-    subject.fit(subject.trainer([witness], cls=Trainer), subject.data(8))
+    witness = toys.callback(on_train_step_end=lambda trainer, **kwargs: kinds.append(type(trainer.model)))
+    toys.fit(toys.trainer_of([witness], cls=Trainer), toys.data(8))
     assert set(kinds) == {nn.Linear}
     names = [
         f"{path.name}:{node.lineno}"

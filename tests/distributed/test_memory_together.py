@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from distributed.launcher import Results, launch, run
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 
 pytestmark = pytest.mark.distributed
@@ -31,7 +31,7 @@ def fit(results: Results) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     trainer = Full(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(subject.data(48), 1, per_device_batch_size=4, seed=2, oom="split")
+    trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=2, oom="split")
 
 
 def test_memory_that_runs_out_on_one_process_ends_both_with_the_reason(tmp_path):
@@ -59,7 +59,7 @@ def fit_with_buffers(results: Results) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     trainer = FullOnce(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(subject.data(48), 1, per_device_batch_size=4, seed=2)
+    trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=2)
 
 
 def test_a_process_without_memory_runs_no_forward_pass_that_the_others_would_have_to_join(tmp_path):
@@ -87,7 +87,7 @@ def go_on(folder, room: int, accumulation: int, updates: int | None = None) -> l
     model.room = room
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
     result = trainer.train(
-        subject.data(17), 1, subject.data(5), per_device_batch_size=6, gradient_accumulation_steps=accumulation,
+        toys.data(17), 1, toys.data(5), per_device_batch_size=6, gradient_accumulation_steps=accumulation,
         max_num_train_steps=updates, seed=2, oom="split", checkpoints=Checkpointing(folder), resume_from="auto",
     )  # fmt: skip
     return [result.updates, model.largest, result.metrics["eval_loss_epoch"], trainer.num_parts]

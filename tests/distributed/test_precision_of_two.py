@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import toys
 from distributed.launcher import Results, run
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 
 pytestmark = pytest.mark.distributed
@@ -41,7 +41,7 @@ def fit(precision: str, is_recomputed: bool = False, reduction: str = "fast", ep
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=())
     accumulation = 2 // int(os.environ.get("WORLD_SIZE", "1"))
     result = trainer.train(
-        subject.data(14), epochs, per_device_batch_size=4, gradient_accumulation_steps=accumulation, seed=3,
+        toys.data(14), epochs, per_device_batch_size=4, gradient_accumulation_steps=accumulation, seed=3,
         gradient_clip_norm=1.0, mixed_precision=precision, reduction=reduction, **kwargs,
     )  # fmt: skip
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
+import toys
 from distributed.launcher import Results, run
-from flaws import subject
 from loop.preparation import OwnPreparation
 from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
@@ -25,7 +25,7 @@ SIZES = (1, 2, 7, 20)
 
 class Stream(IterableDataset):
     def __iter__(self):
-        return iter([tuple(tensor[index] for tensor in subject.data(20).tensors) for index in range(20)])
+        return iter([tuple(tensor[index] for tensor in toys.data(20).tensors) for index in range(20)])
 
 
 class Interleaved(DistributedSampler):
@@ -51,7 +51,7 @@ class Ragged(Trainer):
 
 def share_out(results: Results) -> None:
     rank = int(os.environ["RANK"])
-    dataset = subject.data(20)
+    dataset = toys.data(20)
     sharing = DistributedSampler(dataset, NUM_PROCESSES, rank, shuffle=True, seed=1)
     loaders = {
         "sampler": DataLoader(dataset, 2, sampler=sharing),
@@ -60,29 +60,29 @@ def share_out(results: Results) -> None:
     }
     for name, loader in {**loaders, "own preparation": DataLoader(dataset, 2)}.items():
         seen = Seen()
-        trainer = subject.trainer([seen], cls=OwnPreparation if name == "own preparation" else Trainer)
+        trainer = toys.trainer_of([seen], cls=OwnPreparation if name == "own preparation" else Trainer)
         trainer.train(loader, 2, loader, seed=1, gradient_clip_value=0.01)
         results[name] = seen.ids
     with pytest.raises(ConfigError, match="Interleaved shares samples out among 3 processes"):
         own = Interleaved(dataset, NUM_PROCESSES, rank)
-        subject.trainer(cls=Trainer).train(DataLoader(dataset, 2, sampler=own), 1)
+        toys.trainer_of(cls=Trainer).train(DataLoader(dataset, 2, sampler=own), 1)
 
     for size in SIZES:
-        trainer = subject.trainer(cls=Ragged)
-        outputs = trainer.predict(subject.data(size), 2).outputs
+        trainer = toys.trainer_of(cls=Ragged)
+        outputs = trainer.predict(toys.data(size), 2).outputs
         wide = [row.tolist() for row in outputs["wide"]]
         results[f"predict {size}"] = {"ids": outputs["id"].tolist(), "are_own": [set(row) for row in wide] == [
             {index} for index in range(size)
         ]}  # fmt: skip
-        results[f"evaluate {size}"] = trainer.evaluate(subject.data(size), 2).metrics["evaluation_loss"]
+        results[f"evaluate {size}"] = trainer.evaluate(toys.data(size), 2).metrics["evaluation_loss"]
 
     means = []
-    witness = subject.callback(
+    witness = toys.callback(
         on_eval_step_end=lambda trainer, **kwargs: means.append(trainer.get_model()[1].running_mean.tolist())
     )
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    trainer = subject.trainer([witness], model=model, cls=Trainer)
-    trainer.train(dataset, 2, subject.data(7), per_device_batch_size=2, seed=1)
+    trainer = toys.trainer_of([witness], model=model, cls=Trainer)
+    trainer.train(dataset, 2, toys.data(7), per_device_batch_size=2, seed=1)
     results["running means"] = means
 
     rows = trainer.gather(torch.full((rank, 2), rank))
@@ -127,7 +127,7 @@ def test_what_shares_out_itself_or_has_no_length_is_shared_out_once(kind, shared
 def test_a_sampler_that_shares_out_gives_its_updates_the_samples_that_it_would(shared):
     ids = [entry for rank in shared for entry in rank["sampler"]]
     for epoch in range(2):
-        whole = DistributedSampler(subject.data(20), 1, 0, shuffle=True, seed=1)
+        whole = DistributedSampler(toys.data(20), 1, 0, shuffle=True, seed=1)
         whole.set_epoch(epoch)
         order = list(whole)
         for index in range(4):
@@ -137,7 +137,7 @@ def test_a_sampler_that_shares_out_gives_its_updates_the_samples_that_it_would(s
 
 @pytest.mark.parametrize("size", SIZES)
 def test_ragged_predictions_come_once_per_sample_and_in_order(size, shared):
-    loss = nn.functional.mse_loss(subject.network()(subject.data(size).tensors[0]), subject.data(size).tensors[1])
+    loss = nn.functional.mse_loss(toys.network()(toys.data(size).tensors[0]), toys.data(size).tensors[1])
     for rank in shared:
         assert rank[f"predict {size}"] == {"ids": list(range(size)), "are_own": True}
         assert rank[f"evaluate {size}"] == pytest.approx(loss.item(), rel=1e-5)

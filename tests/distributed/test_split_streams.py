@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+import toys
 from distributed.launcher import Results, run
-from flaws import subject
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, adopt
@@ -36,7 +36,7 @@ class Part(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         ids = self.ids if worker is None else self.ids[worker.id :: worker.num_workers]
-        tensors = subject.data(SAMPLES).tensors
+        tensors = toys.data(SAMPLES).tensors
         for index in ids:
             self.num_read += 1
             yield tuple(tensor[index] for tensor in tensors)
@@ -58,7 +58,7 @@ class Identities(Trainer):
 
 def fit(loader, **kwargs) -> tuple[list, list]:
     seen = Seen()
-    trainer = subject.trainer([seen], cls=Trainer)
+    trainer = toys.trainer_of([seen], cls=Trainer)
     trainer.train(loader, 2, seed=1, gradient_accumulation_steps=2, **kwargs)
     return seen.ids, torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]).tolist()
 
@@ -69,9 +69,9 @@ def read_parts(results: Results) -> None:
         part = Part(sizes, rank)
         results[name] = fit(DataLoader(part, 2))[0]
         results[f"{name}: read"] = part.num_read
-        predicted = subject.trainer(cls=Identities).predict(DataLoader(Part(sizes, rank), 2)).outputs
+        predicted = toys.trainer_of(cls=Identities).predict(DataLoader(Part(sizes, rank), 2)).outputs
         results[f"{name}: predicted"] = predicted.tolist()
-        evaluated = subject.trainer(cls=Trainer).evaluate(DataLoader(Part(sizes, rank), 2))
+        evaluated = toys.trainer_of(cls=Trainer).evaluate(DataLoader(Part(sizes, rank), 2))
         results[f"{name}: evaluated"] = evaluated.metrics["evaluation_loss"]
     results["workers"] = fit(DataLoader(Part(PARTS["uneven"], rank), 2, num_workers=2))[0]
 
@@ -122,8 +122,8 @@ def test_a_process_reads_its_own_part_alone(name, ranks):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_evaluations_and_predictions_have_each_sample_of_the_parts_once(name, ranks):
-    x, y, _ = subject.data(SAMPLES).tensors
-    loss = torch.nn.functional.mse_loss(subject.network()(x), y).item()
+    x, y, _ = toys.data(SAMPLES).tensors
+    loss = torch.nn.functional.mse_loss(toys.network()(x), y).item()
     for rank in ranks:
         assert sorted(rank[f"{name}: predicted"]) == list(range(SAMPLES))
         assert rank[f"{name}: evaluated"] == pytest.approx(loss, rel=1e-5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from distributed.launcher import launch
-from flaws import subject
 from loopwright import StopTrainingError, Trainer
 
 pytestmark = pytest.mark.distributed
@@ -24,7 +24,7 @@ def train_until_one_stops():
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     trainer = StopsOnRankOne(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    result = trainer.train(subject.data(64), 5, per_device_batch_size=4, seed=1)
+    result = trainer.train(toys.data(64), 5, per_device_batch_size=4, seed=1)
     return [result.updates, result.stop_reason, [float(value) for value in model.weight.detach().flatten()]]
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+import toys
 from distributed.launcher import Rank, Results, run
-from flaws import subject
 from loopwright import Trainer
 from loopwright.callbacks import (
     EarlyStoppingCallback,
@@ -54,7 +54,7 @@ class Augmented(Dataset):
     """Samples (x, y, id) with noise from each of the three generators."""
 
     def __init__(self, num_samples: int):
-        self.tensors = subject.data(num_samples).tensors
+        self.tensors = toys.data(num_samples).tensors
 
     def __len__(self):
         return len(self.tensors[0])
@@ -91,7 +91,7 @@ def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: i
     witness = Witness()
     ema = ModelEmaCallback(decay=0.8, save_path=folder / "ema.pt")
     early_stopping = EarlyStoppingCallback(100, early_stopping_threshold=100.0)
-    model = subject.network(6, dropout=0.3)
+    model = toys.network(6, dropout=0.3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[witness, ema, early_stopping, *callbacks])
     result = trainer.train(
@@ -112,7 +112,7 @@ def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: i
     return {
         "updates": result.updates,
         "seed": result.seed,
-        "weights": subject.weights(trainer).tolist(),
+        "weights": toys.weights(trainer).tolist(),
         "ema": torch.cat([p.reshape(-1) for p in ema.ema_model.module.parameters()]).tolist(),
         "moments": [trainer.optimizer.state[p]["exp_avg_sq"].reshape(-1).tolist() for p in model.parameters()],
         "patience": early_stopping.early_stopping_patience_counter,
@@ -188,9 +188,9 @@ def test_both_processes_report_the_losses_that_one_process_would(name, measured,
 
 @pytest.mark.parametrize("num_samples", PREDICT_SAMPLES)
 def test_predictions_come_once_per_sample_and_in_order_on_both_processes(num_samples, measured):
-    model = subject.network(6).eval()
+    model = toys.network(6).eval()
     with torch.no_grad():
-        expected = model(subject.data(num_samples).tensors[0]).flatten().tolist()
+        expected = model(toys.data(num_samples).tensors[0]).flatten().tolist()
     for rank in measured:
         found = rank[f"predict {num_samples}"]
         assert found["outputs"] == pytest.approx(expected, rel=1e-5, abs=TOLERANCE)
@@ -200,8 +200,8 @@ def test_predictions_come_once_per_sample_and_in_order_on_both_processes(num_sam
 
 def test_an_evaluation_run_gives_the_loss_of_one_process_whatever_the_number_of_samples(measured):
     for num_samples in PREDICT_SAMPLES:
-        trainer = subject.trainer(model=subject.network(6), cls=Trainer)
-        alone = trainer.evaluate(subject.data(num_samples), 2, {"num_workers": 0}).metrics["evaluation_loss"]
+        trainer = toys.trainer_of(model=toys.network(6), cls=Trainer)
+        alone = trainer.evaluate(toys.data(num_samples), 2, {"num_workers": 0}).metrics["evaluation_loss"]
         for rank in measured:
             assert rank[f"evaluate {num_samples}"] == pytest.approx(alone, rel=1e-6)
 
@@ -291,19 +291,19 @@ def measure_prediction(results: Results) -> None:
             return {"outputs": super().calculate_prediction(batch), "ids": batch[2]}
 
     for num_samples in PREDICT_SAMPLES:
-        trainer = subject.trainer(model=subject.network(6), cls=WithIds)
-        result = trainer.predict(subject.data(num_samples), 2, {"num_workers": 0})
+        trainer = toys.trainer_of(model=toys.network(6), cls=WithIds)
+        result = trainer.predict(toys.data(num_samples), 2, {"num_workers": 0})
         results[f"predict {num_samples}"] = {
             "outputs": result.outputs["outputs"].flatten().tolist(),
             "ids": result.outputs["ids"].tolist(),
             "num_samples": result.metrics["num_samples"],
         }
-        evaluation = trainer.evaluate(subject.data(num_samples), 2, {"num_workers": 0})
+        evaluation = trainer.evaluate(toys.data(num_samples), 2, {"num_workers": 0})
         results[f"evaluate {num_samples}"] = evaluation.metrics["evaluation_loss"]
 
 
 def measure_gathering(results: Results, rank: int) -> None:
-    trainer = subject.trainer(cls=Trainer)
+    trainer = toys.trainer_of(cls=Trainer)
     rows = torch.arange(6.0).reshape(3, 2) if rank == 0 else torch.tensor([[100.0, 101.0]])
     ones = torch.full((3 if rank == 0 else 1,), rank + 1)
     gathered = {
@@ -328,8 +328,8 @@ def measure_writing(results: Results, rank: int, folder: Path) -> None:
     here.mkdir()
     os.chdir(here)
     best = SaveBestModelCallback("best.pt", load_saved_checkpoint=False)
-    trainer = subject.trainer([best, SaveTrainingStateCallback("states", save_every_n_epochs=1)], cls=Trainer)
-    subject.fit(trainer, subject.data(9), eval_dataset=subject.data(5))
+    trainer = toys.trainer_of([best, SaveTrainingStateCallback("states", save_every_n_epochs=1)], cls=Trainer)
+    toys.fit(trainer, toys.data(9), eval_dataset=toys.data(5))
     trainer.save_checkpoint("plain.pt", save_per_node=False)
     trainer.save_checkpoint("plain.safetensors")
     results["files"] = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
@@ -340,8 +340,8 @@ def measure_writing(results: Results, rank: int, folder: Path) -> None:
         if rank == 1 and trainer.progress.update == 1:
             trainer.request_save(folder / "asked_by_one")
 
-    asking = subject.callback(on_update_end=ask, on_checkpoint_saved=lambda trainer, **kwargs: events.append("saved"))
-    subject.fit(subject.trainer([asking], cls=Trainer), subject.data(16))
+    asking = toys.callback(on_update_end=ask, on_checkpoint_saved=lambda trainer, **kwargs: events.append("saved"))
+    toys.fit(toys.trainer_of([asking], cls=Trainer), toys.data(16))
     exists = (folder / "asked_by_one" / "MANIFEST.json").exists()
     results["asked by one"] = {"exists": exists, "saved_events": len(events)}
 
@@ -365,28 +365,28 @@ def measure_stops(results: Results, rank: int) -> None:
         if rank == 0 and trainer.progress.update == 3:
             trainer.request_stop("process 0 has had enough")
 
-    x, y, ids = subject.data(40).tensors
+    x, y, ids = toys.data(40).tensors
     # In this order the second process has samples 2, 3, 6, 7, ..: sample 14 is in its fourth micro-batch.
     poisoned = TensorDataset(x, torch.where(ids.unsqueeze(1) == 14, torch.nan, y), ids)
     ways = {
-        "error in a callback": (subject.callback(on_train_step_end=raise_on_one), subject.data(40)),
-        "request": (subject.callback(on_update_end=ask_on_one), subject.data(40)),
+        "error in a callback": (toys.callback(on_train_step_end=raise_on_one), toys.data(40)),
+        "request": (toys.callback(on_update_end=ask_on_one), toys.data(40)),
         "nan": (TerminateOnNaNCallback(), poisoned),
-        "error in an evaluation": (subject.callback(on_eval_step_end=raise_on_one), subject.data(40)),
+        "error in an evaluation": (toys.callback(on_eval_step_end=raise_on_one), toys.data(40)),
     }
     for way, (stopper, dataset) in ways.items():
         events = []
-        witness = subject.callback(
+        witness = toys.callback(
             on_stop_training_error=lambda trainer, events=events, **kwargs: events.append("stop"),
             on_training_run_end=lambda trainer, events=events, **kwargs: events.append("end"),
         )
-        trainer = subject.trainer([stopper, witness], lr=0.001, cls=Trainer)
-        result = subject.fit(
+        trainer = toys.trainer_of([stopper, witness], lr=0.001, cls=Trainer)
+        result = toys.fit(
             trainer,
             dataset,
             num_epochs=2,
             per_device_batch_size=2,
-            eval_dataset=subject.data(4),
+            eval_dataset=toys.data(4),
             evaluate_every=1,
             train_dataloader_kwargs={"shuffle": False},
             log_every=5,
@@ -395,5 +395,5 @@ def measure_stops(results: Results, rank: int) -> None:
             "events": events,
             "reason": result.stop_reason,
             "updates": result.updates,
-            "weights": subject.weights(trainer).tolist(),
+            "weights": toys.weights(trainer).tolist(),
         }

@@ -7,8 +7,8 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
+import toys
 from distributed.launcher import launch
-from flaws import subject
 from loopwright import Trainer
 from loopwright.errors import ConfigError
 
@@ -41,7 +41,7 @@ def trained(cls, freezes: bool = False) -> list[float]:
     model = PartlyUsed()
     model.unused.requires_grad_(not freezes)
     trainer = cls(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(subject.data(16), 1, per_device_batch_size=2, seed=1)
+    trainer.train(toys.data(16), 1, per_device_batch_size=2, seed=1)
     return [float(value) for value in model.used.weight.detach().flatten()]
 
 

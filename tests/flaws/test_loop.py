@@ -19,6 +19,8 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
+from distributed.launcher import launch
+
 from . import subject
 
 
@@ -230,7 +232,7 @@ def test_flaw_20_a_run_ends_at_the_smaller_of_its_two_limits(tmp_path):
         trainer = subject.trainer()
         subject.fit(trainer, subject.data(16), num_epochs=num_epochs, max_num_train_steps=max_num_train_steps)
         assert len(trainer.gradients) == expected
-    assert subject.launch(updates_until_the_limit, tmp_path) == [[10, 20], [10, 20]]
+    assert launch(updates_until_the_limit, tmp_path) == [[10, 20], [10, 20]]
 
 
 def gradients_of_windows(trainer, dataset, accumulation: int) -> list[torch.Tensor]:

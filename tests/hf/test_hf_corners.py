@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flaws import subject
+from distributed.launcher import launch
 from loopwright.engine import Engine
 from loopwright.errors import ConfigError
 from loopwright.hf import Trainer
@@ -216,7 +216,7 @@ def with_unused_parameters():
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_parameters_that_a_loss_does_not_use_are_looked_for_or_told_by_name_on_two_processes(tmp_path):
-    first, second = subject.launch(with_unused_parameters, tmp_path, timeout_seconds=100)
+    first, second = launch(with_unused_parameters, tmp_path, timeout_seconds=100)
     alone = made(tmp_path, PartlyUsed, max_steps=3)
     alone.train()
     mine = [float(value) for tensor in weights(alone).values() for value in tensor.flatten()]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import loopwright.hf as hf
-from flaws import subject
+from distributed.launcher import launch
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import EarlyStoppingCallback, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
@@ -564,7 +564,7 @@ def on_two_processes():
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    return subject.launch(on_two_processes, folder, timeout_seconds=100)
+    return launch(on_two_processes, folder, timeout_seconds=100)
 
 
 @row(85)

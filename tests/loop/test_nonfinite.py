@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, RandomSampler
 
-from flaws import subject
+import toys
+from distributed.launcher import launch
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TerminateOnNaNCallback
 from loopwright.checkpoint import find_newest, read
@@ -25,7 +26,7 @@ NUM_SAMPLES = 22  # with micro-batches of four in windows of two: three updates 
 ACCUMULATION = 2
 
 
-class Poisoned(subject.recording_trainer_class()):
+class Poisoned(toys.RecordingTrainer):
     """Gives a loss of `value` to every micro-batch that holds a sample of `bad`, in the epochs of `when`."""
 
     bad: tuple[int, ...] = (5,)
@@ -72,13 +73,13 @@ def variant(cls=Poisoned, **attributes):
 
 def fit(cls=Poisoned, folder: Path | None = None, callbacks=(), num_epochs=2, **kwargs):
     """Train a model with batch norm on shuffled data, with momentum and a scheduler, saving after every update."""
-    trainer = subject.trainer(callbacks, with_batch_norm(), cls=cls)
+    trainer = toys.trainer_of(callbacks, with_batch_norm(), cls=cls)
     kwargs.setdefault("gradient_accumulation_steps", ACCUMULATION)
     kwargs.setdefault("create_scheduler_fn", partial(lr_scheduler.StepLR, step_size=1, gamma=0.9))
     if folder is not None:
         policy = {"every_updates": 1, "keep_last": 99, "keep_best": None}
         kwargs["checkpoints"] = Checkpointing(folder, **{**policy, **kwargs.pop("policy", {})})
-    result = subject.fit(trainer, subject.data(NUM_SAMPLES), num_epochs=num_epochs, log_every=1, **kwargs)
+    result = toys.fit(trainer, toys.data(NUM_SAMPLES), num_epochs=num_epochs, log_every=1, **kwargs)
     return trainer, result
 
 
@@ -130,8 +131,8 @@ def test_a_stopped_run_names_the_update_and_writes_down_the_samples_that_were_in
 
 
 def test_a_stop_long_after_the_bad_update_still_names_that_one(tmp_path):
-    trainer = subject.trainer([TerminateOnNaNCallback], with_batch_norm(), cls=Poisoned)
-    result = subject.fit(trainer, subject.data(NUM_SAMPLES), num_epochs=3, checkpoints=Checkpointing(tmp_path))
+    trainer = toys.trainer_of([TerminateOnNaNCallback], with_batch_norm(), cls=Poisoned)
+    result = toys.fit(trainer, toys.data(NUM_SAMPLES), num_epochs=3, checkpoints=Checkpointing(tmp_path))
     updates = windows(trainer.seen, accumulation=1)
     update = next(number for number, window in enumerate(updates, start=1) if holds(window))
     assert len(updates) == 6 and update < 6, "it was seen at the epoch's end"
@@ -141,9 +142,9 @@ def test_a_stop_long_after_the_bad_update_still_names_that_one(tmp_path):
 
 
 def test_a_save_that_finds_a_bad_update_ends_the_run_without_waiting_for_a_log(tmp_path):
-    trainer = subject.trainer([], with_batch_norm(), cls=Poisoned)
+    trainer = toys.trainer_of([], with_batch_norm(), cls=Poisoned)
     checkpoints = Checkpointing(tmp_path, every_updates=1)
-    result = subject.fit(trainer, subject.data(NUM_SAMPLES), num_epochs=3, checkpoints=checkpoints, log_every=100)
+    result = toys.fit(trainer, toys.data(NUM_SAMPLES), num_epochs=3, checkpoints=checkpoints, log_every=100)
     update = next(number for number, ids in enumerate(trainer.seen, start=1) if 5 in ids)
     assert update < 6, "the epoch would have gone on"
     assert result.updates == update
@@ -188,14 +189,14 @@ def test_samples_of_a_sampler_of_ones_own_are_named_whatever_kind_of_numbers_it_
 def test_a_source_without_ids_is_stopped_and_skipped_without_them(tmp_path, capsys):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
-            return iter(subject.data(NUM_SAMPLES))
+            return iter(toys.data(NUM_SAMPLES))
 
-    trainer = subject.trainer([TerminateOnNaNCallback], cls=Poisoned)
-    result = subject.fit(trainer, Stream(), checkpoints=Checkpointing(tmp_path))
+    trainer = toys.trainer_of([TerminateOnNaNCallback], cls=Poisoned)
+    result = toys.fit(trainer, Stream(), checkpoints=Checkpointing(tmp_path))
     assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 2)"
     assert json.loads((tmp_path / "nan_batch.json").read_text())["micro_batches"] == []
-    trainer = subject.trainer(cls=Poisoned)
-    subject.fit(trainer, Stream(), nan="skip")
+    trainer = toys.trainer_of(cls=Poisoned)
+    toys.fit(trainer, Stream(), nan="skip")
     assert "Skipping update 2: its loss or gradient is not finite\n" in capsys.readouterr().out
 
 
@@ -204,7 +205,7 @@ def test_a_source_without_ids_is_stopped_and_skipped_without_them(tmp_path, caps
 
 def by_hand(updates: list[list[list[int]]], is_left_out) -> nn.Module:
     """Train as `fit` does in a plain loop over these samples, leaving out updates without a trace."""
-    x, y, _ = subject.data(NUM_SAMPLES).tensors
+    x, y, _ = toys.data(NUM_SAMPLES).tensors
     model = with_batch_norm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)
@@ -290,7 +291,7 @@ def test_the_loss_of_an_epoch_is_the_mean_of_the_updates_that_were_made():
 @pytest.mark.parametrize("update", range(1, 7))
 def test_a_run_with_skipped_updates_goes_on_exactly_after_any_update(update, tmp_path):
     whole, _ = fit(folder=tmp_path / "whole", nan="skip")
-    stop = subject.callback(
+    stop = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
     )
     fit(folder=tmp_path / "parts", callbacks=[stop], nan="skip")
@@ -314,7 +315,7 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_co
 
 def test_the_count_of_skipped_updates_in_a_row_goes_on_over_a_resume(tmp_path):
     cls = variant(bad=tuple(range(NUM_SAMPLES)), when=tuple(range(9)))
-    stop = subject.callback(
+    stop = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == 7 and trainer.request_stop("enough")
     )
     fit(cls, tmp_path, [stop], nan="skip", num_epochs=8)
@@ -347,10 +348,10 @@ def skip_on_two() -> list:
     checkpoints = Checkpointing(Path(os.environ["NONFINITE_FOLDER"]) / "run", every_updates=1, keep_last=9)
     before = []
     trainer.callback_handler.add_callback(
-        subject.callback(on_update_end=lambda trainer, **kwargs: before.append(flat(trainer.get_model())))
+        toys.callback(on_update_end=lambda trainer, **kwargs: before.append(flat(trainer.get_model())))
     )
     result = trainer.train(
-        subject.data(16), 1, per_device_batch_size=2, seed=3, nan="skip", checkpoints=checkpoints,
+        toys.data(16), 1, per_device_batch_size=2, seed=3, nan="skip", checkpoints=checkpoints,
         train_dataloader_kwargs={"num_workers": 0},
     )  # fmt: skip
     return [result.updates, before, flat(trainer.model)]
@@ -364,7 +365,7 @@ def flat(model: nn.Module) -> list[float]:
 @pytest.mark.distributed
 def test_two_processes_skip_the_same_update_when_only_one_of_them_has_a_bad_loss(tmp_path, monkeypatch):
     monkeypatch.setenv("NONFINITE_FOLDER", str(tmp_path))
-    first, second = subject.launch(skip_on_two, tmp_path, timeout_seconds=60)
+    first, second = launch(skip_on_two, tmp_path, timeout_seconds=60)
     assert first == second
     updates, after, final = first
     assert updates == 4 and all(map(math.isfinite, final))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
-from flaws import subject
+import toys
 from loopwright import Checkpointing, Trainer, TrainerPlaceholderValues
 from loopwright.callbacks import SaveTrainingStateCallback, StopTrainingError, TrainerCallback
 from loopwright.checkpoint import find_newest, write
@@ -41,14 +41,14 @@ def adamw(parameters, lr=0.05, **options):
 
 def fit(folder: Path | None, make_optimizer=sgd, callbacks=(), num_epochs=2, cls=None, model=None, **kwargs):
     """Train a small model with dropout, saving after every update; everything is made anew."""
-    model = subject.network(6, dropout=0.2) if model is None else model
+    model = toys.network(6, dropout=0.2) if model is None else model
     optimizer = make_optimizer(model.parameters())
-    trainer = (cls or subject.recording_trainer_class())(model, nn.MSELoss(), optimizer, callbacks=callbacks)
+    trainer = (cls or toys.RecordingTrainer)(model, nn.MSELoss(), optimizer, callbacks=callbacks)
     policy = {"every_updates": 1, "keep_last": 99, "keep_best": None, **kwargs.pop("policy", {})}
     if folder is not None:
         kwargs["checkpoints"] = Checkpointing(folder, **policy)
-    dataset = kwargs.pop("dataset", subject.data(16))
-    trainer.result = subject.fit(trainer, dataset, num_epochs=num_epochs, **kwargs)
+    dataset = kwargs.pop("dataset", toys.data(16))
+    trainer.result = toys.fit(trainer, dataset, num_epochs=num_epochs, **kwargs)
     return trainer
 
 
@@ -57,7 +57,7 @@ def step(folder: Path, update: int) -> Path:
 
 
 def stop_at(update: int):
-    return subject.callback(
+    return toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
     )
 
@@ -76,15 +76,15 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 class Stream(IterableDataset):
     def __iter__(self):
-        return iter(subject.data(16))
+        return iter(toys.data(16))
 
 
 def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
-    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     assert said(capsys, "Resume guarantee ") == [
         "T0, bit-exact: weights, optimizer and metrics as in a run that was never interrupted"
     ]
-    fit(tmp_path, resume_from="auto", eval_dataset=subject.data(8))
+    fit(tmp_path, resume_from="auto", eval_dataset=toys.data(8))
     assert [text[:2] for text in said(capsys, "Resume guarantee ")] == ["T0"]
     for path in tmp_path.glob("step-*"):
         about = json.loads((path / "MANIFEST.json").read_text())["about"]
@@ -107,7 +107,7 @@ def test_an_iterable_is_counted_and_that_is_told(tmp_path, capsys):
     assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
     resumed = fit(tmp_path, dataset=Stream(), resume_from="auto")
     assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert json.loads((step(tmp_path, 8) / "MANIFEST.json").read_text())["about"]["data"]["train_dataset"] is None
     with pytest.raises(CheckpointError, match="nothing; the data source has no random access"):
         fit(tmp_path, dataset=Stream(), resume_from="auto", policy={"require_exact": True})
@@ -136,7 +136,7 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
     fit(tmp_path, callbacks=[stop_at(3)])
     before = contents(tmp_path)
     two_threads()
-    model = subject.network(6, dropout=0.2)
+    model = toys.network(6, dropout=0.2)
     weights = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(CheckpointError, match=r"cannot be continued bit for bit \(T2.*require_exact.*threads: 1 -> 2"):
         fit(tmp_path, resume_from="auto", model=model, policy={"require_exact": True})
@@ -144,7 +144,7 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
     assert all(map(torch.equal, model.parameters(), weights))
     torch.set_num_threads(1)
     resumed = fit(tmp_path, resume_from="auto", policy={"require_exact": True})
-    assert torch.equal(subject.weights(resumed), subject.weights(fit(None)))
+    assert torch.equal(toys.weights(resumed), toys.weights(fit(None)))
 
 
 # Settings of the optimizer
@@ -158,7 +158,7 @@ def changing(update: int, **options):
             for group in trainer.optimizer.param_groups:
                 group.update(options)
 
-    return subject.callback(on_update_end=change)
+    return toys.callback(on_update_end=change)
 
 
 CHANGES = {
@@ -183,7 +183,7 @@ def test_current_options_of_an_optimizer_win_and_are_shown(kind, tmp_path, capsy
     capsys.readouterr()
     resumed = fit(tmp_path, partial(make, **options), resume_from="auto")
     assert said(capsys) == lines
-    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    assert torch.equal(toys.weights(resumed), toys.weights(expected))
     group = resumed.optimizer.param_groups[0]
     assert all(group[name] == value and type(group[name]) is type(value) for name, value in options.items())
 
@@ -194,7 +194,7 @@ def test_settings_that_did_not_change_print_nothing_and_change_no_bit(tmp_path, 
     capsys.readouterr()
     resumed = fit(tmp_path, adamw, resume_from="auto")
     assert said(capsys) == []
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 def test_a_second_resume_compares_with_the_settings_of_the_first(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_second_resume_compares_with_the_settings_of_the_first(tmp_path, capsy
     assert said(capsys) == []
     resumed = fit(tmp_path, partial(sgd, lr=0.01), resume_from="auto")
     assert said(capsys) == ["lr of 0.weight: 0.2 -> 0.01"]
-    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    assert torch.equal(toys.weights(resumed), toys.weights(expected))
 
 
 def in_two_groups(parameters, lr=0.05, head_lr=0.01, is_reversed=False):
@@ -220,12 +220,12 @@ def test_of_several_groups_the_one_that_was_changed_is_named_by_its_first_parame
         if trainer.progress.update == 3:
             trainer.optimizer.param_groups[0]["lr"] = 0.2
 
-    expected = fit(None, in_two_groups, [subject.callback(on_update_end=change)])
+    expected = fit(None, in_two_groups, [toys.callback(on_update_end=change)])
     fit(tmp_path, in_two_groups, [stop_at(3)])
     capsys.readouterr()
     resumed = fit(tmp_path, partial(in_two_groups, head_lr=0.2, is_reversed=True), resume_from="auto")
     assert said(capsys) == ["lr of 0.bias: 0.01 -> 0.2"]
-    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    assert torch.equal(toys.weights(resumed), toys.weights(expected))
 
 
 @pytest.mark.parametrize("schedule", [None, partial(lr_scheduler.ExponentialLR, gamma=0.9)], ids=["none", "schedule"])
@@ -238,7 +238,7 @@ def test_a_learning_rate_that_is_a_tensor_stays_one(schedule, tmp_path, capsys):
     shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
     capsys.readouterr()
     resumed = fit(tmp_path, make, create_scheduler_fn=schedule, resume_from="auto")
-    assert said(capsys) == [] and torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert said(capsys) == [] and torch.equal(toys.weights(resumed), toys.weights(whole))
     copy = tmp_path.parent / f"{tmp_path.name}-copy"
     resumed = fit(copy, partial(make, lr=0.1), create_scheduler_fn=schedule, resume_from="auto")
     assert "lr of 0.weight: 0.05 -> 0.1" in said(capsys)
@@ -252,15 +252,15 @@ def test_a_learning_rate_that_is_a_tensor_stays_one(schedule, tmp_path, capsys):
 def test_a_run_resumed_with_the_very_same_optimizer_object_is_exact(make, has_schedule, tmp_path, capsys):
     schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES) if has_schedule else None
     whole = fit(None, make, create_scheduler_fn=schedule)
-    model = subject.network(6, dropout=0.2)
+    model = toys.network(6, dropout=0.2)
     trainer = Trainer(model, nn.MSELoss(), make(model.parameters()), callbacks=[stop_at(3)])
     checkpoints = Checkpointing(tmp_path, keep_best=None)
     kwargs = {"num_epochs": 2, "checkpoints": checkpoints, "create_scheduler_fn": schedule}
-    subject.fit(trainer, subject.data(16), **kwargs)
+    toys.fit(trainer, toys.data(16), **kwargs)
     capsys.readouterr()
-    subject.fit(trainer, subject.data(16), **kwargs, resume_from="auto")
+    toys.fit(trainer, toys.data(16), **kwargs, resume_from="auto")
     assert said(capsys) == []
-    assert torch.equal(subject.weights(trainer), subject.weights(whole))
+    assert torch.equal(toys.weights(trainer), toys.weights(whole))
 
 
 def test_more_epochs_continue_a_finished_run_and_are_shown(tmp_path, capsys):
@@ -269,7 +269,7 @@ def test_more_epochs_continue_a_finished_run_and_are_shown(tmp_path, capsys):
     capsys.readouterr()
     resumed = fit(tmp_path, num_epochs=3, resume_from="auto")
     assert said(capsys) == ["num_epochs: 2 -> 3"]
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 def test_other_settings_of_the_run_are_shown_and_hold(tmp_path, capsys):
@@ -391,7 +391,7 @@ def test_a_scheduler_that_was_not_changed_prints_nothing_and_changes_no_bit(kind
     capsys.readouterr()
     resumed = fit(tmp_path, create_scheduler_fn=SCHEDULES[kind][0], resume_from="auto")
     assert said(capsys) == [] and resumed.lrs == whole.lrs[3:]
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 ON_A_CURVE = [kind for kind in SCHEDULES if kind not in ("OneCycleLR", "CosineAnnealingWarmRestarts")]
@@ -415,7 +415,7 @@ def test_a_change_of_something_else_leaves_the_learning_rates_as_they_are(tmp_pa
     capsys.readouterr()
     resumed = fit(tmp_path, partial(sgd, weight_decay=0.1), create_scheduler_fn=schedule, resume_from="auto")
     assert said(capsys) == ["weight_decay of 0.weight: 0 -> 0.1"]
-    assert resumed.lrs == whole.lrs[3:] and not torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert resumed.lrs == whole.lrs[3:] and not torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 def test_a_changed_peak_of_a_cycle_holds(tmp_path, capsys):
@@ -450,7 +450,7 @@ def test_a_finished_cosine_schedule_that_is_made_longer_does_not_stay_at_zero(tm
 
 
 def test_a_plateau_that_changes_its_direction_starts_to_compare_anew(tmp_path, capsys):
-    kwargs = {"eval_dataset": subject.data(8), "num_epochs": 4}
+    kwargs = {"eval_dataset": toys.data(8), "num_epochs": 4}
     make = partial(torch.optim.SGD, lr=0.01)
     fit(tmp_path, make, [stop_at(8)], create_scheduler_fn=plateau(mode="min", patience=9), **kwargs)
     capsys.readouterr()
@@ -469,7 +469,7 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
     }
     before = contents(tmp_path)
     for message, (make, schedule) in other.items():
-        model = subject.network(6, dropout=0.2)
+        model = toys.network(6, dropout=0.2)
         optimizer, weights = [], [parameter.clone() for parameter in model.parameters()]
         with pytest.raises(CheckpointError, match=message):
             fit(
@@ -492,12 +492,12 @@ def test_weights_of_another_type_go_on_and_are_shown_and_refused_where_exactness
     with pytest.raises(CheckpointError, match=r"type of .*weight and of \d more: torch.float32 -> torch.bfloat16"):
         fit(
             tmp_path,
-            model=subject.network(6, dropout=0.2).bfloat16(),
+            model=toys.network(6, dropout=0.2).bfloat16(),
             policy={"require_exact": True},
             cls=Trainer,
             resume_from="auto",
         )
-    fit(tmp_path, model=subject.network(6, dropout=0.2).double(), cls=InDouble, resume_from="auto")
+    fit(tmp_path, model=toys.network(6, dropout=0.2).double(), cls=InDouble, resume_from="auto")
     assert [line for line in said(capsys) if line.startswith("type of")][0].endswith("torch.float32 -> torch.float64")
 
 
@@ -507,31 +507,31 @@ class InDouble(Trainer):
 
 
 def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
-    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     before = contents(tmp_path)
-    model = subject.network(6, dropout=0.2)
+    model = toys.network(6, dropout=0.2)
     weights = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was begun with 16"):
-        fit(tmp_path, resume_from="auto", model=model, dataset=subject.data(20), eval_dataset=subject.data(8))
+        fit(tmp_path, resume_from="auto", model=model, dataset=toys.data(20), eval_dataset=toys.data(8))
     with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* begun with 8.*allow_changed_data=True"):
-        fit(tmp_path, resume_from="auto", model=model, eval_dataset=subject.data(9))
+        fit(tmp_path, resume_from="auto", model=model, eval_dataset=toys.data(9))
     assert contents(tmp_path) == before and all(map(torch.equal, model.parameters(), weights))
 
 
 def test_changed_data_that_are_allowed_go_on_and_are_shown(tmp_path, capsys):
-    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=subject.data(8))
+    fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     capsys.readouterr()
     policy = {"allow_changed_data": True}
-    resumed = fit(tmp_path, resume_from="auto", dataset=subject.data(20), eval_dataset=subject.data(9), policy=policy)
+    resumed = fit(tmp_path, resume_from="auto", dataset=toys.data(20), eval_dataset=toys.data(9), policy=policy)
     assert said(capsys) == ["eval_dataset: 8 -> 9", "train_dataset: 16 -> 20"]
     assert resumed.progress.update == 10 and sorted(itertools.chain(*resumed.seen[2:])) == list(range(20))
-    again = fit(tmp_path, resume_from="auto", num_epochs=3, dataset=subject.data(20), eval_dataset=subject.data(9))
+    again = fit(tmp_path, resume_from="auto", num_epochs=3, dataset=toys.data(20), eval_dataset=toys.data(9))
     assert again.progress.update == 15, "the new length is the run's own from then on"
 
 
 def test_an_evaluation_that_is_new_or_gone_is_no_change_of_the_data(tmp_path):
     fit(tmp_path, callbacks=[stop_at(3)])
-    fit(tmp_path, callbacks=[stop_at(5)], resume_from="auto", eval_dataset=subject.data(8))
+    fit(tmp_path, callbacks=[stop_at(5)], resume_from="auto", eval_dataset=toys.data(8))
     assert fit(tmp_path, resume_from="auto").progress.update == NUM_UPDATES
 
 
@@ -549,7 +549,7 @@ def test_going_back_sets_newer_checkpoints_aside_and_auto_goes_on_with_the_new_w
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{update:010d}" for update in range(1, 7)]
     expected = fit(None, callbacks=[changing(4, lr=0.2)])
     resumed = fit(tmp_path, partial(sgd, lr=0.2), resume_from="auto")
-    assert torch.equal(subject.weights(resumed), subject.weights(expected))
+    assert torch.equal(toys.weights(resumed), toys.weights(expected))
     logged = [record["update"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["event"] == "log"]
     assert logged == [4, 8]
 
@@ -560,7 +560,7 @@ def test_going_back_to_a_state_that_lies_elsewhere_sets_newer_checkpoints_aside_
     assert resumed.progress.update == 5
     assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", 5)
     final = fit(tmp_path / "run", resume_from="auto")
-    assert torch.equal(subject.weights(final), subject.weights(fit(None)))
+    assert torch.equal(toys.weights(final), toys.weights(fit(None)))
 
 
 def test_one_run_is_not_continued_among_the_checkpoints_of_another(tmp_path):
@@ -574,23 +574,23 @@ def test_one_run_is_not_continued_among_the_checkpoints_of_another(tmp_path):
     resumed = fit(tmp_path / "third", resume_from=tmp_path / "one", callbacks=[stop_at(4)])
     assert resumed.progress.update == 4
     again = fit(tmp_path / "third", resume_from=tmp_path / "one")
-    assert torch.equal(subject.weights(again), subject.weights(fit(None))), "the same command once more"
+    assert torch.equal(toys.weights(again), toys.weights(fit(None))), "the same command once more"
 
 
 def test_a_checkpoint_that_no_trainer_wrote_is_refused_by_name(tmp_path):
-    model = subject.network(6, dropout=0.2)
+    model = toys.network(6, dropout=0.2)
     write(tmp_path / "own", dict(model.state_dict()), {"update": 3}, 3)
     with pytest.raises(CheckpointError, match="own was not written by a Trainer"):
         fit(None, resume_from=tmp_path / "own")
 
 
 def test_a_state_is_not_saved_by_a_trainer_that_has_only_evaluated(tmp_path):
-    trainer = subject.trainer()
-    trainer.evaluate(subject.data(8))
+    trainer = toys.trainer_of()
+    trainer.evaluate(toys.data(8))
     with pytest.raises(ConfigError, match=r"prepared by train\(\)"):
         trainer.save_training_state(tmp_path / "state")
-    subject.fit(trainer, subject.data(8))
-    trainer.evaluate(subject.data(8))
+    toys.fit(trainer, toys.data(8))
+    trainer.evaluate(toys.data(8))
     trainer.save_training_state(tmp_path / "state")
     assert find_newest(tmp_path)[0] == tmp_path / "state"
 
@@ -623,7 +623,7 @@ UNSAVABLE = {
 def test_state_that_cannot_be_saved_is_refused_before_the_first_update_by_its_key_path(kind, is_saved_by, tmp_path):
     value, message = UNSAVABLE[kind]
     saver = [SaveTrainingStateCallback(tmp_path / "states")] if is_saved_by == "callback" else []
-    model = subject.network(6)
+    model = toys.network(6)
     weights = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(CheckpointError, match=message):
         fit(None if saver else tmp_path / "run", callbacks=[Holds(value), *saver], model=model)
@@ -677,8 +677,8 @@ def fit_with_buffers(folder: Path | None, callbacks=(), cls=Trainer, **kwargs):
     model, loss = with_batch_norm(), CountedLoss()
     trainer = cls(model, loss, sgd(model.parameters()), callbacks=callbacks)
     checkpoints = None if folder is None else Checkpointing(folder, keep_best=None)
-    result = subject.fit(
-        trainer, subject.data(22), num_epochs=2, gradient_accumulation_steps=2, checkpoints=checkpoints, **kwargs
+    result = toys.fit(
+        trainer, toys.data(22), num_epochs=2, gradient_accumulation_steps=2, checkpoints=checkpoints, **kwargs
     )
     return trainer, result
 
@@ -745,7 +745,7 @@ def evaluated(folder: Path, callbacks=(), **kwargs):
     return fit(
         folder / "run",
         callbacks=callbacks,
-        eval_dataset=subject.data(14),
+        eval_dataset=toys.data(14),
         evaluate_every=3,
         log_every=2,
         resume_from="auto",
@@ -783,7 +783,7 @@ def test_a_signal_in_an_evaluation_leaves_it_or_finishes_it_and_the_resumed_run_
     assert (tmp_path / "evaluated").read_text() == batches, "of four"
     assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", update)
     resumed = evaluated(tmp_path)
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert resumed.run_history.state_dict() == whole.run_history.state_dict()
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole" / "run")
 
@@ -804,7 +804,7 @@ class Masked(nn.Module):
             self.register_buffer("mask", mask)
         else:
             self.mask = nn.Parameter(mask, requires_grad=False)
-        self.inner = subject.network(6, dropout=0.2)
+        self.inner = toys.network(6, dropout=0.2)
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, inputs):
@@ -829,6 +829,6 @@ def test_a_buffer_that_becomes_infinite_is_named_and_not_saved(tmp_path, capsys)
         if trainer.progress.update == 3:
             trainer.model.count.fill_(math.inf)
 
-    fit(tmp_path, callbacks=[subject.callback(on_update_end=spoil)], model=Masked("buffer"))
+    fit(tmp_path, callbacks=[toys.callback(on_update_end=spoil)], model=Masked("buffer"))
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == [step(tmp_path, 1).name, step(tmp_path, 2).name]
     assert "step-0000000003: a weight is not finite (count)" in capsys.readouterr().out

@@ -13,7 +13,8 @@ from functools import partial
 import pytest
 import torch
 
-from flaws import subject
+import toys
+from distributed.launcher import launch
 from loopwright import Checkpointing, Trainer, failpoints
 from loopwright.callbacks import ModelEmaCallback
 from loopwright.checkpoint import find_newest, store
@@ -24,9 +25,9 @@ from resume import test_continuity as continuity
 
 
 def with_moving_average(folder, callbacks=(), **kwargs):
-    trainer = subject.trainer([ModelEmaCallback(save_path=folder / "ema.pt", callbacks=callbacks)])
-    data, checkpoints = subject.data(16), Checkpointing(folder / "run")
-    subject.fit(trainer, data, num_epochs=2, eval_dataset=data, checkpoints=checkpoints, **kwargs)
+    trainer = toys.trainer_of([ModelEmaCallback(save_path=folder / "ema.pt", callbacks=callbacks)])
+    data, checkpoints = toys.data(16), Checkpointing(folder / "run")
+    toys.fit(trainer, data, num_epochs=2, eval_dataset=data, checkpoints=checkpoints, **kwargs)
     return trainer
 
 
@@ -45,7 +46,7 @@ def test_a_signal_in_the_evaluation_of_the_average_does_not_record_the_epoch_twi
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Preempted):
-        with_moving_average(tmp_path, [subject.callback(on_eval_step_end=send)])
+        with_moving_average(tmp_path, [toys.callback(on_eval_step_end=send)])
     resumed = with_moving_average(tmp_path, resume_from="auto")
     assert len(resumed.run_history.get_metric_values("eval_loss_epoch")) == 2
 
@@ -61,10 +62,10 @@ def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, erro
             second.start()
             os.kill(os.getpid(), number)
 
-    trainer = subject.trainer([subject.callback(on_update_end=send)], cls=Trainer)
+    trainer = toys.trainer_of([toys.callback(on_update_end=send)], cls=Trainer)
     try:
         with pytest.raises(error):
-            subject.fit(trainer, subject.data(16), checkpoints=Checkpointing(tmp_path / "run", every_updates=2))
+            toys.fit(trainer, toys.data(16), checkpoints=Checkpointing(tmp_path / "run", every_updates=2))
     finally:
         second.join()
         failpoints.disarm()
@@ -73,7 +74,7 @@ def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, erro
 
 
 def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
-    settings = {"eval_dataset": subject.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}, "num_epochs": 3}
+    settings = {"eval_dataset": toys.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}, "num_epochs": 3}
     continuity.fit(tmp_path, **settings)
     slow = partial(continuity.sgd, lr=1e-6)
     trainer = continuity.fit(tmp_path, slow, resume_from=continuity.step(tmp_path, 2), **settings)
@@ -83,7 +84,7 @@ def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checkpoint": "step-0000000004", "metric": 1, "value": "x"}'])
 def test_a_damaged_note_of_the_best_checkpoint_is_made_anew_from_the_manifests(content, tmp_path):
-    settings = {"eval_dataset": subject.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}}
+    settings = {"eval_dataset": toys.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}}
     continuity.fit(tmp_path, num_epochs=2, **settings)
     note = (tmp_path / "best.json").read_text()
     (tmp_path / "best.json").write_text(content)
@@ -117,7 +118,7 @@ class InfiniteEvaluation(Trainer):
 
 def test_an_infinite_evaluation_loss_does_not_make_saving_fail(tmp_path):
     policy = {"keep_best": ("eval_loss_epoch", "min")}
-    trainer = continuity.fit(tmp_path, cls=InfiniteEvaluation, eval_dataset=subject.data(8), policy=policy)
+    trainer = continuity.fit(tmp_path, cls=InfiniteEvaluation, eval_dataset=toys.data(8), policy=policy)
     assert trainer.progress.update == 8
 
 
@@ -135,15 +136,15 @@ def test_a_manifest_without_an_identity_is_a_bad_checkpoint(identity, tmp_path):
     assert "does not say which run and update it is of" in str(problems[0])
 
 
-class Hostile(subject.recording_trainer_class()):
+class Hostile(toys.RecordingTrainer):
     def checkpoint_files(self):
         return {"../x": b""}
 
 
 def test_a_further_file_that_cannot_have_its_name_is_refused_before_the_first_update(tmp_path):
-    trainer = subject.trainer(cls=Hostile)
+    trainer = toys.trainer_of(cls=Hostile)
     with pytest.raises(CheckpointError, match="plain name"):
-        subject.fit(trainer, subject.data(8), checkpoints=Checkpointing(tmp_path))
+        toys.fit(trainer, toys.data(8), checkpoints=Checkpointing(tmp_path))
     assert trainer.seen == []
 
 
@@ -158,11 +159,11 @@ class NanOfTheSecond(Trainer):
 
 
 def job_with_a_nan_on_one_process():
-    trainer = subject.trainer(cls=NanOfTheSecond)
-    return trainer.train(subject.data(32), 1, per_device_batch_size=4, log_every=4, seed=1).stop_reason
+    trainer = toys.trainer_of(cls=NanOfTheSecond)
+    return trainer.train(toys.data(32), 1, per_device_batch_size=4, log_every=4, seed=1).stop_reason
 
 
 @pytest.mark.distributed
 def test_all_processes_name_the_update_of_a_nan_that_one_of_them_had(tmp_path):
-    reasons = subject.launch(job_with_a_nan_on_one_process, tmp_path)
+    reasons = launch(job_with_a_nan_on_one_process, tmp_path)
     assert all("the loss of update 2 is not finite" in reason for reason in reasons), reasons

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from flaws import subject
+import toys
+from distributed.launcher import launch
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import ModelEmaCallback, SaveTrainingStateCallback, StopTrainingError, TrainerCallback
 from loopwright.checkpoint import find_newest, read, verify, write
@@ -47,17 +48,17 @@ class Measured(Trainer):
 
 def run(folder: Path, callbacks=(), num_epochs: int = 2, cls=Measured, **kwargs):
     """Train a model with dropout, momentum and a moving average; everything is made anew."""
-    model = subject.network(6, dropout=0.3)
+    model = toys.network(6, dropout=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     ema = ModelEmaCallback(decay=0.7, save_path=folder.parent / f"{folder.name}.ema.pt")
     trainer = cls(model, nn.MSELoss(), optimizer, callbacks=[ema, *callbacks])
     policy = {"every_updates": 1, "keep_last": 99, "keep_best": None, **kwargs.pop("policy", {})}
     kwargs.setdefault("checkpoints", Checkpointing(folder, **policy))
-    result = subject.fit(
+    result = toys.fit(
         trainer,
-        subject.data(18),
+        toys.data(18),
         num_epochs=num_epochs,
-        eval_dataset=subject.data(7),
+        eval_dataset=toys.data(7),
         per_device_batch_size=2,
         gradient_accumulation_steps=2,
         gradient_clip_norm=1.0,
@@ -79,7 +80,7 @@ def numbers(folder: Path) -> list[dict]:
 
 
 def stop_at(update: int | None):
-    return subject.callback(
+    return toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
     )
 
@@ -91,12 +92,6 @@ def whole(tmp_path_factory):
     trainer, _ = run(folder)
     assert trainer.progress.update == NUM_UPDATES
     return trainer, folder
-
-
-@pytest.fixture
-def no_faults():
-    yield
-    disarm()
 
 
 # What is recorded
@@ -196,14 +191,14 @@ def test_a_save_after_the_last_epoch_that_fails_is_made_up_for_at_the_end_of_the
 
 def test_a_run_without_checkpoints_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trainer = subject.trainer(cls=Measured)
-    result = subject.fit(trainer, subject.data(16), eval_dataset=subject.data(8))
+    trainer = toys.trainer_of(cls=Measured)
+    result = toys.fit(trainer, toys.data(16), eval_dataset=toys.data(8))
     assert list(tmp_path.iterdir()) == [] and result.seconds > 0
 
 
 def test_states_saved_by_a_callback_alone_keep_no_record(tmp_path):
-    trainer = subject.trainer([SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)])
-    subject.fit(trainer, subject.data(16), num_epochs=2)
+    trainer = toys.trainer_of([SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)])
+    toys.fit(trainer, toys.data(16), num_epochs=2)
     assert sorted(path.name for path in tmp_path.rglob("*.json*")) == sorted(["MANIFEST.json", "state.json"] * 3)
 
 
@@ -228,10 +223,10 @@ def test_a_record_that_was_taken_away_is_begun_anew_and_says_so(whole, tmp_path)
 def test_two_runs_of_one_trainer_have_a_record_each(tmp_path):
     trainer, _ = run(tmp_path / "first", num_epochs=1)
     checkpoints = Checkpointing(tmp_path / "second", keep_best=None)
-    subject.fit(trainer, subject.data(18), eval_dataset=subject.data(7), checkpoints=checkpoints)
+    toys.fit(trainer, toys.data(18), eval_dataset=toys.data(7), checkpoints=checkpoints)
     first, second = records(tmp_path / "first", "start"), records(tmp_path / "second", "start")
     assert len(first) == len(second) == 1 and first[0]["run_id"] != second[0]["run_id"]
-    trainer.evaluate(subject.data(7))
+    trainer.evaluate(toys.data(7))
     assert records(tmp_path / "second")[-1]["event"] == "end", "an evaluation afterwards adds nothing"
 
 
@@ -262,18 +257,17 @@ def make_older(folder: Path, seconds: float) -> float:
 
 
 def test_results_are_compared_without_their_time():
-    one, other = (subject.fit(subject.trainer(), subject.data(16)) for _ in range(2))
+    one, other = (toys.fit(toys.trainer_of(), toys.data(16)) for _ in range(2))
     assert one == other and one.seconds != other.seconds
 
 
 # A disk that refuses
 
 
-@pytest.mark.usefixtures("no_faults")
 def test_a_record_that_cannot_be_written_does_not_end_the_run_and_is_caught_up(whole, tmp_path, caplog):
     _, folder = whole
     told = []
-    watch = subject.callback(on_update_end=lambda trainer, **kwargs: told.append(read_status(tmp_path / "run")))
+    watch = toys.callback(on_update_end=lambda trainer, **kwargs: told.append(read_status(tmp_path / "run")))
     # The first record of the run is its start; the log of update 2 and all that follows in that update is refused.
     arm("mid_metrics_append:2:raise:ENOSPC")
     _, result = run(tmp_path / "run", [watch], policy={"every_updates": 5})
@@ -304,7 +298,7 @@ def test_a_disk_that_refuses_only_the_record_ends_the_run_after_two_saves_and_it
     assert status["state"] == "failed" and "Disk quota exceeded" in status["last_error"]
     assert find_newest(tmp_path / "run") == (tmp_path / "run" / "step-0000000002", [])
     resumed, _ = run(tmp_path / "run", resume_from="auto")
-    assert torch.equal(subject.weights(resumed), subject.weights(trainer))
+    assert torch.equal(toys.weights(resumed), toys.weights(trainer))
     assert numbers(tmp_path / "run") == numbers(folder)
 
 
@@ -332,7 +326,7 @@ def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_p
             raise OSError(errno.EIO, "Input/output error")
         return real_write(descriptor, data)
 
-    run(tmp_path / "run", [subject.callback(on_update_end=save)], num_epochs=1)
+    run(tmp_path / "run", [toys.callback(on_update_end=save)], num_epochs=1)
     assert not (tmp_path / "state").exists() and read_status(tmp_path / "run")["state"] == "done"
 
 
@@ -341,7 +335,7 @@ def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_p
 
 def test_a_status_says_how_the_run_is_doing_and_that_it_is_done(tmp_path):
     during = []
-    watch = subject.callback(on_update_end=lambda trainer, **kwargs: during.append(read_status(tmp_path / "run")))
+    watch = toys.callback(on_update_end=lambda trainer, **kwargs: during.append(read_status(tmp_path / "run")))
     run(tmp_path / "run", [watch])
     assert {status["state"] for status in during} == {"running"}
     assert during[0]["pid"] == os.getpid() and during[0]["host"] == platform.node()
@@ -361,9 +355,7 @@ def test_a_stopped_run_says_why_and_the_resumed_one_is_running_again(tmp_path):
     status = read_status(tmp_path / "run")
     assert (status["state"], status["message"], status["last_checkpoint"]) == ("stopped", "enough", "step-0000000004")
     at_start = []
-    look = subject.callback(
-        on_training_run_start=lambda trainer, **kwargs: at_start.append(read_status(tmp_path / "run"))
-    )
+    look = toys.callback(on_training_run_start=lambda trainer, **kwargs: at_start.append(read_status(tmp_path / "run")))
     run(tmp_path / "run", [look], resume_from="auto")
     assert (at_start[0]["state"], at_start[0]["message"]) == ("running", None)
     assert (at_start[0]["update"], at_start[0]["last_checkpoint"]) == (4, "step-0000000004")
@@ -376,7 +368,7 @@ def test_a_run_that_raises_says_what_and_gives_the_folder_back(tmp_path):
             raise ZeroDivisionError("by nothing")
 
     with pytest.raises(ZeroDivisionError):
-        run(tmp_path / "run", [subject.callback(on_update_end=fail)])
+        run(tmp_path / "run", [toys.callback(on_update_end=fail)])
     status = read_status(tmp_path / "run")
     assert (status["state"], status["message"]) == ("failed", "ZeroDivisionError: by nothing")
     assert (status["update"], status["epoch"]) == (3, 1)
@@ -395,7 +387,7 @@ def test_a_run_that_raises_keeps_the_save_that_it_has_begun(tmp_path):
     arm("pre_manifest:*:sleep:0.3")
     try:
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path / "run", [subject.callback(on_update_end=fail)], policy={"every_updates": 2})
+            run(tmp_path / "run", [toys.callback(on_update_end=fail)], policy={"every_updates": 2})
     finally:
         disarm()
     assert [path.name for path in (tmp_path / "run").glob("*step-*")] == ["step-0000000002"]
@@ -435,7 +427,7 @@ def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_tha
             run_of(trainer).checkpoints.saver.wait()
             shutil.rmtree(tmp_path / "run")
 
-    trainer, _ = run(tmp_path / "run", [subject.callback(on_update_end=delete)])
+    trainer, _ = run(tmp_path / "run", [toys.callback(on_update_end=delete)])
     assert "was deleted or moved while a run writes to it" in caplog.text
     kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
     assert kept == [f"step-{update:010d}" for update in range(5, NUM_UPDATES + 1)]
@@ -454,7 +446,7 @@ def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_tha
     ],
 )
 def test_a_run_ended_by_a_signal_is_preempted_and_says_by_which(number, error, message, tmp_path):
-    send = subject.callback(
+    send = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == 3 and os.kill(os.getpid(), number)
     )
     with pytest.raises(error):
@@ -464,10 +456,9 @@ def test_a_run_ended_by_a_signal_is_preempted_and_says_by_which(number, error, m
     assert status["last_checkpoint"] == "step-0000000003"
 
 
-@pytest.mark.usefixtures("no_faults")
 def test_a_refused_save_is_told_at_once_and_forgotten_with_the_next_good_one(tmp_path, capsys):
     told = []
-    watch = subject.callback(on_update_end=lambda trainer, **kwargs: told.append(read_status(tmp_path / "run")))
+    watch = toys.callback(on_update_end=lambda trainer, **kwargs: told.append(read_status(tmp_path / "run")))
     arm("pre_manifest:2:raise:ENOSPC")
     run(tmp_path / "run", [watch], policy={"asynchronous": False})
     errors = [status["last_error"] for status in told[:4]]
@@ -503,7 +494,7 @@ def train_and_wait(folder: Path, has_begun, may_end) -> None:
             has_begun.set()
             assert may_end.wait(60)
 
-    run(folder, [subject.callback(on_update_end=wait)], policy={"asynchronous": False})
+    run(folder, [toys.callback(on_update_end=wait)], policy={"asynchronous": False})
     os._exit(0)
 
 
@@ -522,13 +513,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_a_second_process_is_refused_with_the_first_ones_pid_and_host_before_anything_is_touched(tmp_path):
     process, may_end = in_another_process(tmp_path / "run")
     before = contents(tmp_path / "run")
-    trainer = subject.trainer()
-    weights = subject.weights(trainer)
+    trainer = toys.trainer_of()
+    weights = toys.weights(trainer)
     for resume_from in (None, "auto"):
         with pytest.raises(LeaseError, match=rf"in use by pid {process.pid} on host {platform.node()}"):
-            subject.fit(trainer, subject.data(8), checkpoints=Checkpointing(tmp_path / "run"), resume_from=resume_from)
+            toys.fit(trainer, toys.data(8), checkpoints=Checkpointing(tmp_path / "run"), resume_from=resume_from)
     assert contents(tmp_path / "run") == before
-    assert torch.equal(subject.weights(trainer), weights) and trainer.seen == []
+    assert torch.equal(toys.weights(trainer), weights) and trainer.seen == []
     may_end.set()
     process.join(60)
     assert process.exitcode == 0 and read_status(tmp_path / "run")["state"] == "done"
@@ -545,7 +536,7 @@ def test_the_folder_of_a_killed_process_is_taken_over_and_that_is_said(whole, tm
     said = capsys.readouterr().out
     expected = f"Taking over from pid {process.pid} on host {platform.node()}, which has ended without saying so"
     assert expected in said
-    assert torch.equal(subject.weights(resumed), subject.weights(trainer))
+    assert torch.equal(toys.weights(resumed), toys.weights(trainer))
     assert numbers(tmp_path / "run") == numbers(folder)
 
 
@@ -560,10 +551,10 @@ def test_a_trainer_cannot_train_into_the_folder_that_another_one_of_this_process
 
     trainer, folder = whole
     outer, result = run(
-        tmp_path / "run", [subject.callback(on_train_epoch_end=start_another, on_update_end=start_another)]
+        tmp_path / "run", [toys.callback(on_train_epoch_end=start_another, on_update_end=start_another)]
     )
     assert refused == [3] and result.updates == NUM_UPDATES
-    assert torch.equal(subject.weights(outer), subject.weights(trainer))
+    assert torch.equal(toys.weights(outer), toys.weights(trainer))
     assert numbers(tmp_path / "run") == numbers(folder)
 
 
@@ -580,7 +571,7 @@ def test_a_process_that_lost_the_folder_commits_nothing_more_and_leaves_nothing_
             take_over(tmp_path / "run")
 
     with pytest.raises(LeaseError, match="another process has taken the run folder over"):
-        run(tmp_path / "run", [subject.callback(on_before_optimizer_step=lose)], policy={"asynchronous": asynchronous})
+        run(tmp_path / "run", [toys.callback(on_before_optimizer_step=lose)], policy={"asynchronous": asynchronous})
     names = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
     expected = [f"step-{update:010d}" for update in (1, 2, 3)]
     # The third may have been on its way when the folder was lost.
@@ -597,7 +588,7 @@ def test_a_process_that_lost_the_folder_ends_with_its_next_heartbeat(tmp_path):
             run_of(trainer).logbook.record._lease._next_heartbeat = 0.0  # as if ten seconds had passed
 
     with pytest.raises(LeaseError, match="another run took it over"):
-        run(tmp_path / "run", [subject.callback(on_update_end=lose)])
+        run(tmp_path / "run", [toys.callback(on_update_end=lose)])
     assert read_status(tmp_path / "run")["state"] == "running"
 
 
@@ -608,17 +599,14 @@ def test_the_folder_is_free_again_whatever_ended_the_run(error, tmp_path):
     def fail(trainer, **kwargs):
         raise error
 
-    trainer = subject.trainer([subject.callback(on_update_end=fail)])
+    trainer = toys.trainer_of([toys.callback(on_update_end=fail)])
     try:
-        subject.fit(trainer, subject.data(16), checkpoints=Checkpointing(tmp_path))
+        toys.fit(trainer, toys.data(16), checkpoints=Checkpointing(tmp_path))
     except BaseException as raised:  # noqa: BLE001 - whatever it is
         assert raised is error
     assert not (tmp_path / "lease.json").exists()
     assert (
-        subject.fit(
-            subject.trainer(), subject.data(16), checkpoints=Checkpointing(tmp_path), resume_from="auto"
-        ).updates
-        == 4
+        toys.fit(toys.trainer_of(), toys.data(16), checkpoints=Checkpointing(tmp_path), resume_from="auto").updates == 4
     )
 
 
@@ -638,7 +626,7 @@ def record_of_two() -> list:
 @pytest.mark.distributed
 def test_of_two_processes_the_first_alone_writes_the_record_and_each_update_once(tmp_path, monkeypatch):
     monkeypatch.setenv("RECORD_FOLDER", str(tmp_path))
-    first, second = subject.launch(record_of_two, tmp_path, timeout_seconds=90)
+    first, second = launch(record_of_two, tmp_path, timeout_seconds=90)
     assert first == second
     updates = first[0][0]
     assert [one[:2] for one in first] == [[updates, None], [2, "enough"], [updates, None]]

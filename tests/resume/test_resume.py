@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
-from flaws import subject
+import toys
 from loopwright import Checkpointing, Trainer, TrainerPlaceholderValues
 from loopwright.callbacks import (
     EarlyStoppingCallback,
@@ -47,7 +47,7 @@ class Augmented(Dataset):
     """Samples that are never the same twice: noise from each of the three generators."""
 
     def __init__(self, num_samples: int):
-        self.x, self.y, _ = subject.data(num_samples).tensors
+        self.x, self.y, _ = toys.data(num_samples).tensors
 
     def __len__(self):
         return len(self.x)
@@ -287,7 +287,7 @@ def test_the_number_of_workers_may_change(before, after, whole, tmp_path):
     expected, folder = whole
     if before:
         folder = tmp_path / "first"
-        stop = subject.callback(
+        stop = toys.callback(
             on_update_end=lambda trainer, **kwargs: trainer.progress.update == 3 and trainer.request_stop("enough")
         )
         run(folder, [SaveAtUpdates(folder), stop], seed=SEED, num_workers=before)
@@ -300,7 +300,7 @@ def test_several_resumes_in_a_row_change_nothing(whole, tmp_path):
     state = folder / "update_1"
     for update in (2, 5, 9):
         here = tmp_path / str(update)
-        stop = subject.callback(
+        stop = toys.callback(
             on_update_end=lambda trainer, update=update, **kwargs: (
                 trainer.progress.update == update and trainer.request_stop("again")
             )
@@ -355,7 +355,7 @@ def main(command: str, folder: str, update: str = "") -> None:
             if trainer.progress.update == int(update):
                 os._exit(9)
 
-        run(folder, [subject.callback(on_update_end=die)], seed=SEED, checkpoints=checkpoints)
+        run(folder, [toys.callback(on_update_end=die)], seed=SEED, checkpoints=checkpoints)
     else:
         outcome = run(folder, checkpoints=checkpoints, resume_from="auto")
         torch.save(outcome, folder / "outcome.pt")
@@ -378,7 +378,7 @@ def test_resuming_a_finished_run_trains_nothing(whole, tmp_path):
     expected, _ = whole
     run(tmp_path, [SaveTrainingStateCallback(tmp_path)], seed=SEED)
     events = []
-    witness = subject.callback(
+    witness = toys.callback(
         **{
             event: lambda trainer, event=event, **kwargs: events.append(event)
             for event in ("on_training_run_start", "on_train_epoch_start", "on_eval_epoch_start", "on_training_run_end")
@@ -439,7 +439,7 @@ def stop_where(event, is_there):
         if is_there(trainer, **kwargs):
             raise StopTrainingError("enough")
 
-    return subject.callback(**{event: stop})
+    return toys.callback(**{event: stop})
 
 
 @pytest.mark.parametrize(
@@ -470,8 +470,8 @@ def test_a_stopped_run_can_be_resumed_to_the_end_it_would_have_had(event, is_the
 def test_a_run_stopped_early_goes_on_with_the_next_epoch(tmp_path):
     def trainer_and_result(patience, **kwargs):
         early_stopping = EarlyStoppingCallback(patience, early_stopping_threshold=100.0)
-        trainer = subject.trainer([early_stopping, SaveTrainingStateCallback(tmp_path / f"{patience}")])
-        result = subject.fit(trainer, subject.data(16), eval_dataset=subject.data(8), **kwargs)
+        trainer = toys.trainer_of([early_stopping, SaveTrainingStateCallback(tmp_path / f"{patience}")])
+        result = toys.fit(trainer, toys.data(16), eval_dataset=toys.data(8), **kwargs)
         return trainer, result, early_stopping
 
     whole, *_ = trainer_and_result(100, num_epochs=4)
@@ -480,7 +480,7 @@ def test_a_run_stopped_early_goes_on_with_the_next_epoch(tmp_path):
     resumed, result, early_stopping = trainer_and_result(3, num_epochs=4, resume_from=tmp_path / "2" / "final")
     assert early_stopping.early_stopping_patience_counter == 3, "the count went on from 2"
     assert resumed.epochs == [4] * 4
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert resumed.run_history.latest() == whole.run_history.latest()
 
 
@@ -494,7 +494,7 @@ def checkpoint_names(folder):
 def test_checkpoints_are_written_as_often_as_asked_and_only_the_last_are_kept(tmp_path):
     def names(**kwargs):
         folder = tmp_path / str(kwargs)
-        subject.fit(subject.trainer(), subject.data(20), num_epochs=4, checkpoints=Checkpointing(folder, **kwargs))
+        toys.fit(toys.trainer_of(), toys.data(20), num_epochs=4, checkpoints=Checkpointing(folder, **kwargs))
         return [int(name.removeprefix("step-")) for name in checkpoint_names(folder)]
 
     # Five updates per epoch, twenty in all; the last one is always saved.
@@ -509,7 +509,7 @@ def test_checkpoints_are_written_as_often_as_asked_and_only_the_last_are_kept(tm
 def test_auto_starts_afresh_where_there_is_nothing_and_goes_on_where_there_is_something(whole, tmp_path):
     expected, _ = whole
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=2)
-    stop = subject.callback(
+    stop = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.progress.update == 5 and trainer.request_stop("enough")
     )
     first = run(tmp_path / "a", [stop], seed=SEED, checkpoints=checkpoints, resume_from="auto")
@@ -547,12 +547,12 @@ def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp
 
 def test_auto_refuses_to_start_afresh_where_every_checkpoint_is_bad(tmp_path):
     checkpoints = Checkpointing(tmp_path, every_updates=2)
-    subject.fit(subject.trainer(), subject.data(8), checkpoints=checkpoints)
+    toys.fit(toys.trainer_of(), toys.data(8), checkpoints=checkpoints)
     for path in tmp_path.glob("step-*"):
         (path / "state.json").write_text("{}")
-    trainer = subject.trainer()
+    trainer = toys.trainer_of()
     with pytest.raises(CheckpointError, match="no checkpoint can be trusted"):
-        subject.fit(trainer, subject.data(8), checkpoints=checkpoints, resume_from="auto")
+        toys.fit(trainer, toys.data(8), checkpoints=checkpoints, resume_from="auto")
     assert trainer.seen == []
 
 
@@ -580,11 +580,11 @@ def test_a_checkpoint_that_is_named_is_not_replaced_by_another_when_it_is_bad(wh
 def test_a_resume_from_nothing_is_refused_before_anything_is_touched(resume_from, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    trainer = subject.trainer()
-    subject.fit(trainer, subject.data(8))
+    trainer = toys.trainer_of()
+    toys.fit(trainer, toys.data(8))
     before = trainer.run_history.latest()
     with pytest.raises(ConfigError, match=message):
-        subject.fit(trainer, subject.data(8), resume_from=resume_from)
+        toys.fit(trainer, toys.data(8), resume_from=resume_from)
     assert trainer.run_history.latest() == before
 
 
@@ -607,26 +607,26 @@ def test_a_model_of_another_shape_is_refused_by_name(whole, tmp_path):
 
 def test_an_optimizer_of_other_parameters_is_refused_by_name_and_nothing_is_loaded(tmp_path):
     def trainer_of(parameters_of):
-        model = subject.network(6)
+        model = toys.network(6)
         optimizer = torch.optim.SGD(parameters_of(model), lr=0.05, momentum=0.9)
         return Trainer(model, nn.MSELoss(), optimizer, callbacks=())
 
-    subject.fit(trainer_of(lambda model: model.parameters()), subject.data(8), checkpoints=Checkpointing(tmp_path))
+    toys.fit(trainer_of(lambda model: model.parameters()), toys.data(8), checkpoints=Checkpointing(tmp_path))
     head_only = trainer_of(lambda model: model[3].parameters())
     before = {name: weight.clone() for name, weight in head_only.model.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"only in the saved state: \['0\.bias', '0\.weight'\]"):
-        subject.fit(head_only, subject.data(8), num_epochs=2, resume_from=tmp_path)
+        toys.fit(head_only, toys.data(8), num_epochs=2, resume_from=tmp_path)
     after = head_only.model.state_dict()
     assert all(torch.equal(after[name], weight) for name, weight in before.items()) and len(before) == len(after)
 
 
 def test_an_optimizer_whose_groups_are_in_another_order_goes_on_exactly(tmp_path):
     def run_with(groups_of, **kwargs):
-        model = subject.network(6, dropout=0.2)
+        model = toys.network(6, dropout=0.2)
         optimizer = torch.optim.AdamW(groups_of(model), lr=0.05)
         trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=())
-        subject.fit(trainer, subject.data(16), num_epochs=2, **kwargs)
-        return subject.weights(trainer)
+        toys.fit(trainer, toys.data(16), num_epochs=2, **kwargs)
+        return toys.weights(trainer)
 
     def head_apart(model):
         return [{"params": model[3].parameters(), "lr": 0.01}, {"params": model[0].parameters()}]
@@ -659,12 +659,12 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_goes_on_where_it_stood(name, tmp_path):
     def run_with(callbacks=(), **kwargs):
-        trainer = subject.trainer(callbacks)
-        subject.fit(
+        trainer = toys.trainer_of(callbacks)
+        toys.fit(
             trainer,
-            subject.data(20),
+            toys.data(20),
             num_epochs=3,
-            eval_dataset=subject.data(8),
+            eval_dataset=toys.data(8),
             create_scheduler_fn=SCHEDULERS[name],
             **kwargs,
         )
@@ -675,7 +675,7 @@ def test_every_scheduler_goes_on_where_it_stood(name, tmp_path):
     for update in (2, 5, 12):
         resumed = run_with(resume_from=tmp_path / f"update_{update}")
         assert resumed.lrs == whole.lrs[update:], update
-        assert torch.equal(subject.weights(resumed), subject.weights(whole)), update
+        assert torch.equal(toys.weights(resumed), toys.weights(whole)), update
         assert resumed.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
 
 
@@ -694,32 +694,32 @@ class WeightedLoss(nn.Module):
 
 def test_a_loss_with_weights_is_part_of_the_state(tmp_path):
     def run_with(callbacks=(), **kwargs):
-        model, loss = subject.network(), WeightedLoss()
+        model, loss = toys.network(), WeightedLoss()
         optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=0.05)
         trainer = Trainer(model, loss, optimizer, callbacks=callbacks)
-        subject.fit(trainer, subject.data(16), num_epochs=2, **kwargs)
+        toys.fit(trainer, toys.data(16), num_epochs=2, **kwargs)
         return trainer
 
     whole = run_with([SaveAtUpdates(tmp_path)])
     resumed = run_with(resume_from=tmp_path / "update_3")
     assert_equal(state_of(resumed.loss_func), state_of(whole.loss_func))
     assert int(whole.loss_func.calls) == 8
-    assert torch.equal(subject.weights(resumed), subject.weights(whole))
+    assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
 
 class Stream(IterableDataset):
     """An iterable dataset with noise; it says in `epoch` which one it was told."""
 
     def __iter__(self):
-        for x, y, index in subject.data(20):
+        for x, y, index in toys.data(20):
             yield x + random.random() + torch.rand(1), y, index
 
 
 DATA = {
-    "sampler": lambda: (subject.data(20), {"sampler": WeightedRandomSampler(torch.rand(20), 20)}),
-    "batch_sampler": lambda: (subject.data(20), {"batch_sampler": [[0, 1, 2], [5, 6], [3, 3, 3, 4], [19], [7, 8, 9]]}),
-    "drop_last": lambda: (subject.data(18), {"drop_last": True}),
-    "loader": lambda: (DataLoader(subject.data(20), batch_size=4, shuffle=True), {}),
+    "sampler": lambda: (toys.data(20), {"sampler": WeightedRandomSampler(torch.rand(20), 20)}),
+    "batch_sampler": lambda: (toys.data(20), {"batch_sampler": [[0, 1, 2], [5, 6], [3, 3, 3, 4], [19], [7, 8, 9]]}),
+    "drop_last": lambda: (toys.data(18), {"drop_last": True}),
+    "loader": lambda: (DataLoader(toys.data(20), batch_size=4, shuffle=True), {}),
     "iterable": lambda: (Stream(), {}),
 }
 
@@ -729,8 +729,8 @@ def test_every_kind_of_data_goes_on_where_it_stood(kind, tmp_path):
     def run_with(callbacks=(), **kwargs):
         torch.manual_seed(5)
         dataset, loader_kwargs = DATA[kind]()
-        trainer = subject.trainer(callbacks, subject.network(6, dropout=0.3))
-        subject.fit(trainer, dataset, num_epochs=2, train_dataloader_kwargs=loader_kwargs, **kwargs)
+        trainer = toys.trainer_of(callbacks, toys.network(6, dropout=0.3))
+        toys.fit(trainer, dataset, num_epochs=2, train_dataloader_kwargs=loader_kwargs, **kwargs)
         return trainer
 
     whole = run_with([SaveAtUpdates(tmp_path)])
@@ -738,37 +738,37 @@ def test_every_kind_of_data_goes_on_where_it_stood(kind, tmp_path):
     for update in (1, len(whole.seen) // 2, len(whole.seen) // 2 + 2):
         resumed = run_with(torch_seed=None, resume_from=tmp_path / f"update_{update}")
         assert resumed.seen == whole.seen[update:], update
-        assert torch.equal(subject.weights(resumed), subject.weights(whole)), update
+        assert torch.equal(toys.weights(resumed), toys.weights(whole)), update
         assert resumed.run_history.latest() == whole.run_history.latest(), update
 
 
 def test_a_trainer_that_has_run_before_resumes_like_a_new_one(whole, tmp_path):
     expected, folder = whole
-    trainer = subject.trainer(model=subject.network(6, dropout=0.3))
+    trainer = toys.trainer_of(model=toys.network(6, dropout=0.3))
     saver = SaveAtUpdates(tmp_path)
-    reference = subject.trainer([saver], subject.network(6, dropout=0.3))
-    subject.fit(reference, subject.data(20), num_epochs=2)
-    subject.fit(trainer, subject.data(12), num_epochs=3, torch_seed=1)
-    subject.fit(trainer, subject.data(20), num_epochs=2, torch_seed=2, resume_from=tmp_path / "update_7")
-    assert torch.equal(subject.weights(trainer), subject.weights(reference))
+    reference = toys.trainer_of([saver], toys.network(6, dropout=0.3))
+    toys.fit(reference, toys.data(20), num_epochs=2)
+    toys.fit(trainer, toys.data(12), num_epochs=3, torch_seed=1)
+    toys.fit(trainer, toys.data(20), num_epochs=2, torch_seed=2, resume_from=tmp_path / "update_7")
+    assert torch.equal(toys.weights(trainer), toys.weights(reference))
     assert trainer.run_history.latest() == reference.run_history.latest()
     assert trainer.run_history.current_epoch == reference.run_history.current_epoch
 
 
 def test_a_resumed_run_that_counts_epochs_on_from_an_earlier_one_counts_them_alike(tmp_path):
     def run_twice(callbacks=(), **kwargs):
-        trainer = subject.trainer(callbacks)
-        subject.fit(trainer, subject.data(8), num_epochs=3)
-        subject.fit(trainer, subject.data(8), num_epochs=2, reset_run_history=False, **kwargs)
+        trainer = toys.trainer_of(callbacks)
+        toys.fit(trainer, toys.data(8), num_epochs=3)
+        toys.fit(trainer, toys.data(8), num_epochs=2, reset_run_history=False, **kwargs)
         return trainer
 
     whole = run_twice()
-    first = subject.trainer()
-    subject.fit(first, subject.data(8), num_epochs=3)
+    first = toys.trainer_of()
+    toys.fit(first, toys.data(8), num_epochs=3)
     first.callback_handler.add_callback(SaveAtUpdates(tmp_path))
-    subject.fit(first, subject.data(8), num_epochs=2, reset_run_history=False)
-    resumed = subject.trainer()
-    subject.fit(resumed, subject.data(8), num_epochs=2, resume_from=tmp_path / "update_3")
+    toys.fit(first, toys.data(8), num_epochs=2, reset_run_history=False)
+    resumed = toys.trainer_of()
+    toys.fit(resumed, toys.data(8), num_epochs=2, resume_from=tmp_path / "update_3")
     assert resumed.epochs == [5] and whole.epochs[-4:] == [4, 4, 5, 5]
     assert resumed.run_history.current_epoch == whole.run_history.current_epoch == 6
     names = ("train_loss_epoch",)

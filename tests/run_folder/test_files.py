@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.failpoints import arm, disarm
+from loopwright.failpoints import arm
 from loopwright.run_folder.files import (
     DamagedFileError,
     fsync_folder,
@@ -28,12 +28,6 @@ from loopwright.run_folder.files import (
 
 POINTS = ["mid_write", "pre_fsync", "pre_rename", "after_rename"]
 OLD, NEW = "old " * 1000, "new content " * 2000
-
-
-@pytest.fixture(autouse=True)
-def nothing_armed():
-    yield
-    disarm()
 
 
 def names(folder: Path) -> list[str]:

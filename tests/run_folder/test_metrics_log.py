@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.failpoints import arm, disarm
+from loopwright.failpoints import arm
 from loopwright.run_folder import metrics_log
 from loopwright.run_folder.files import DamagedFileError
 from loopwright.run_folder.metrics_log import MetricsLog, read
@@ -29,12 +29,6 @@ from loopwright.run_folder.metrics_log import MetricsLog, read
 keys = st.text(max_size=8).filter(lambda key: key != "nonfinite")
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 records = st.dictionaries(keys, values | st.lists(values, max_size=3) | st.dictionaries(keys, values, max_size=2))
-
-
-@pytest.fixture(autouse=True)
-def nothing_armed():
-    yield
-    disarm()
 
 
 @pytest.fixture

@@ -29,12 +29,6 @@ def without_times(folder) -> list[dict]:
     return [{name: one[name] for name in one if name not in ("time", "seconds")} for one in records(folder)]
 
 
-@pytest.fixture
-def no_faults():
-    yield
-    disarm()
-
-
 def test_a_record_without_a_folder_does_nothing_and_still_tells_the_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record = RunRecord()
@@ -194,7 +188,6 @@ def test_a_file_of_its_own_is_kept_in_the_folder_whatever_kind_of_numbers_it_hol
     assert records(tmp_path)[0]["samples"] == [3]
 
 
-@pytest.mark.usefixtures("no_faults")
 def test_a_record_that_the_disk_refuses_is_told_and_written_with_the_next_one(tmp_path, caplog):
     record = begun(tmp_path)
     arm("mid_metrics_append:1:raise:ENOSPC,mid_metrics_append:2:raise:ENOSPC")
@@ -208,7 +201,6 @@ def test_a_record_that_the_disk_refuses_is_told_and_written_with_the_next_one(tm
     assert [one.get("update") for one in records(tmp_path)] == [1, 2, 3, None]
 
 
-@pytest.mark.usefixtures("no_faults")
 def test_a_record_is_not_saved_while_the_disk_refuses_what_was_written(tmp_path):
     record = begun(tmp_path)
     arm("mid_metrics_append:*:raise:EIO")
@@ -221,7 +213,6 @@ def test_a_record_is_not_saved_while_the_disk_refuses_what_was_written(tmp_path)
     record.close("done")
 
 
-@pytest.mark.usefixtures("no_faults")
 def test_a_file_that_the_disk_refuses_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
     record = begun(tmp_path)
 

@@ -18,18 +18,12 @@ from pathlib import Path
 import pytest
 
 from loopwright.errors import CheckpointError, ConfigError
-from loopwright.failpoints import arm, disarm
+from loopwright.failpoints import arm
 from loopwright.run_folder import status as status_module
 from loopwright.run_folder.files import DamagedFileError
 from loopwright.run_folder.status import STATES, RunStatus, read
 
 NEVER = 1e9
-
-
-@pytest.fixture(autouse=True)
-def nothing_armed():
-    yield
-    disarm()
 
 
 @pytest.fixture

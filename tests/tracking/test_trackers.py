@@ -14,8 +14,8 @@ import torch
 import yaml
 from torch import nn
 
+import toys
 from distributed.launcher import launch
-from flaws import subject
 from hf.tiny import Classifier, rows
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import ModelEmaCallback, TrackerCallback, TrainerCallback
@@ -56,9 +56,9 @@ class Crash(TrainerCallback):
 
 def trained(folder, *callbacks, num_epochs=2, resume_from=None):
     """Train for four updates per epoch, logging each and saving after each epoch; return the trainer."""
-    model = subject.network()
+    model = toys.network()
     trainer = Recorded(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.05), callbacks=callbacks)
-    data = subject.data(16)
+    data = toys.data(16)
     trainer.train(
         data,
         num_epochs,
@@ -219,7 +219,7 @@ def test_a_failing_tracker_neither_stops_a_run_nor_changes_it(tmp_path, use, cap
     capsys.readouterr()
     trainer = trained(tmp_path / "run", TrackerCallback("tensorboard", tmp_path / "run" / "trackers"))
     told = capsys.readouterr().out
-    assert torch.equal(subject.weights(trainer), subject.weights(expected))
+    assert torch.equal(toys.weights(trainer), toys.weights(expected))
     (first, *more) = records(tmp_path / "run", "tracker_failed")
     assert first["tracker"] == "tensorboard" and first["stage"] == stage
     assert told.count("(OSError: no network): the run goes on") == 1
