@@ -192,6 +192,25 @@ class TrainerHooks:
         """
         return {}
 
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def notify(self, kind: str, text: str, **fields: Any) -> None:
+        """Report something about the run to a person: print the text once per node.
+
+        Override it to send messages elsewhere, or to leave some out.
+
+        Args:
+            kind: a stable name, such as "resume.guarantee", "checkpoint.saved", "memory.split" or "stop".
+            text: the message.
+            fields: the values in the message.
+        """
+        self.print(text)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+        if self._current_run.accelerator.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201 - what this method is for
+
     # --- advice in errors ---------------------------------------------------------------------------------------
 
     def remedy_of_policy(self) -> str:

@@ -130,7 +130,7 @@ def _silent(trainer: LoopTrainer, ramp: _Ramp) -> Iterator[None]:
     """Give the run of the block its own history and no callbacks but these, and print nothing."""
     trainer.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=trainer.callback_handler)
     trainer.run_history = InMemoryRunHistory()
-    vars(trainer)["print"] = print_nothing
+    vars(trainer)["print"] = vars(trainer)["notify"] = print_nothing
     yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,33 @@ class Parts:
     evaluation: int = 1
 
 
+class StopKind(Enum):
+    """What stopped a run early."""
+
+    REQUEST = "request"  # a callback or a hook
+    FILE = "file"  # a stop file in the run folder
+    SIGNAL = "signal"
+    NOT_FINITE = "not finite"  # a loss or a gradient
+    OTHER_PROCESS = "other process"
+
+
+class StopReason(str):
+    """Why a run was stopped early: a text for people, with its `kind` for programs."""
+
+    kind: StopKind
+
+    def __new__(cls, text: str, kind: StopKind = StopKind.REQUEST) -> StopReason:  # noqa: D102
+        reason = super().__new__(cls, text)
+        reason.kind = kind
+        return reason
+
+    @classmethod
+    def of(cls, cause: BaseException | str) -> StopReason:
+        """Return the reason that an error carries, or the text of the error or of a request as one."""
+        given = cause.args[0] if isinstance(cause, BaseException) and cause.args else cause
+        return given if isinstance(given, cls) else cls(str(cause))
+
+
 @dataclass(slots=True)
 class Requests:
     """What was asked of the loop, to be served at the next update boundary.
@@ -86,7 +114,7 @@ class Requests:
     evaluate: bool = False
     load: Path | None = None
     saves: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    stop: str | None = None
+    stop: StopReason | None = None
 
     def any(self) -> bool:
         """Whether anything is asked for."""

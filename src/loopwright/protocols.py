@@ -51,6 +51,10 @@ class TrainerLike(Protocol):
         """Print once per node."""
         ...
 
+    def notify(self, kind: str, text: str, **fields: Any) -> None:
+        """Report something about the run to a person."""
+        ...
+
     def get_model(self, keep_torch_compile: bool = True) -> Any:
         """Return the model without its distributed wrapper."""
         ...

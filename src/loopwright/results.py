@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwright.progress import StopReason
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -22,7 +24,7 @@ class TrainResult:
     metrics: dict[str, Any]
     epochs: int
     updates: int
-    stop_reason: str | None
+    stop_reason: StopReason | None
     seed: int
     seconds: float = field(default=0.0, compare=False)
 
@@ -37,7 +39,7 @@ class EvaluationResult:
     """
 
     metrics: dict[str, Any]
-    stop_reason: str | None = None
+    stop_reason: StopReason | None = None
 
 
 @dataclass(frozen=True)

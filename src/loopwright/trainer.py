@@ -29,7 +29,7 @@ from loopwright.engine.nested import map_tensors
 from loopwright.engine.processes import gather_objects, gather_rows
 from loopwright.errors import ConfigError, StopTrainingError
 from loopwright.hooks import TrainerHooks
-from loopwright.progress import EVALUATED, TRAINED, Progress, Requests
+from loopwright.progress import EVALUATED, TRAINED, Progress, Requests, StopReason
 from loopwright.results import EvaluationResult, PredictionResult, TrainResult
 from loopwright.run_config import create_run_config
 from loopwright.schedulers import TrainerPlaceholderValues, replace_trainer_placeholder_values
@@ -440,7 +440,7 @@ class Trainer(TrainerHooks):
     def request_stop(self, reason: str) -> None:
         """Ask for the run to end at the next update boundary; all processes stop together."""
         requests = self._current_run.requests
-        requests.stop = requests.stop or reason
+        requests.stop = requests.stop or StopReason.of(reason)
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event of every callback, with this trainer as its first argument."""
@@ -450,7 +450,7 @@ class Trainer(TrainerHooks):
             # If this process left alone, the others would wait for it for ever.
             if not self._current_run.engine.is_distributed:
                 raise
-            self.request_stop(str(error))
+            self.request_stop(StopReason.of(error))
         except (RuntimeError, MemoryError) as error:
             leave_alone(error)
             raise
@@ -545,11 +545,6 @@ class Trainer(TrainerHooks):
         """
         is_pad = self.current_rows == 0
         return map_tensors(tensor, lambda rows: gather_rows(rows[:0] if is_pad else rows, self.device, padding_value))
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per node."""
-        if self._accelerator.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201 - what this method is for
 
 
 def _start_idle_run(trainer: Trainer) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopwright.checkpoint.fingerprint import TIERS, differences, fingerprint, tier
+from loopwright.checkpoint.fingerprint import TIERS, Change, differences, fingerprint, tier
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_a_flag_that_changes_the_rounding_is_named_and_lowers_the_guarantee(name
     before = fingerprint(CPU)
     CHANGES[name]()
     after = fingerprint(CPU)
-    assert f"{name}: {before[name]!r} -> {after[name]!r}" in differences(before, after)
+    assert Change(name, before[name], after[name]) in differences(before, after)
     assert tier(before, after, is_counted=False) == "T2"
 
 
@@ -69,18 +69,20 @@ def test_a_flag_that_changes_the_rounding_is_named_and_lowers_the_guarantee(name
 def test_whatever_may_round_differently_lowers_the_guarantee(name):
     mark = fingerprint(CPU, precision="no", step_mode="auto", processes=1)
     assert tier(mark, {**mark, name: "another"}, is_counted=False) == "T2"
-    assert differences(mark, {**mark, name: "another"}) == [f"{name}: {mark[name]!r} -> 'another'"]
+    assert differences(mark, {**mark, name: "another"}) == [Change(name, mark[name], "another")]
 
 
 @pytest.mark.parametrize("name", ["python", "numpy", "loopwright"])
 def test_another_version_that_rounds_nothing_is_named_and_the_guarantee_stays(name):
     mark = fingerprint(CPU)
     assert tier(mark, {**mark, name: "0.0"}, is_counted=False) == "T0"
-    assert differences(mark, {**mark, name: "0.0"}) == [f"{name}: {mark[name]!r} -> '0.0'"]
+    assert differences(mark, {**mark, name: "0.0"}) == [Change(name, mark[name], "0.0")]
 
 
 def test_what_only_one_of_the_two_holds_is_a_difference():
-    assert differences({"a": 1}, {"b": 2}) == ["a: 1 -> None", "b: None -> 2"]
+    changes = differences({"a": 1}, {"b": 2})
+    assert changes == [Change("a", 1, None), Change("b", None, 2)]
+    assert list(map(str, changes)) == ["a: 1 -> None", "b: None -> 2"]
 
 
 def test_a_source_that_is_read_again_is_counted_whatever_else_is_the_same():

@@ -95,7 +95,7 @@ def test_an_interrupted_trainer_says_what_was_saved_and_how_to_go_on(tmp_path, c
         with pytest.raises(KeyboardInterrupt):
             toys.fit(trainer, toys.data(16), checkpoints=policy)
         saved = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Saved ")]
-        told = f"Saved {tmp_path / 'run' / 'step-0000000002'}; start the run again from there to go on"
+        told = f"Saved {tmp_path / 'run' / 'step-0000000002'}; resume the run from there"
         assert saved == ([told] if folder is not None else [])
 
 

@@ -53,6 +53,8 @@ QUESTIONS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs", "count
     "why_not_cut",
     "checkpoint_files",
     "create_capturer",
+    "notify",
+    "print",
     "remedy_of_policy",
     "remedies_of_batch",
     "remedies_of_evaluation",
@@ -150,7 +152,7 @@ schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 def test_every_hook_and_every_event_is_watched():
     overridable = {name for name, value in vars(TrainerHooks).items() if callable(value) and not name.startswith("_")}
     assert overridable == set(HOOKS) - {"_clip_gradients"} | set(QUESTIONS)
-    assert len(HOOKS) + len(QUESTIONS) == 33
+    assert len(HOOKS) + len(QUESTIONS) == 35
     assert len(EVENTS) == 20
     assert set(NEW_EVENTS) <= set(EVENTS)
 

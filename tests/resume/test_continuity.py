@@ -28,7 +28,7 @@ from loopwright.run_folder import read_metrics
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
 
 NUM_UPDATES = 8  # two epochs of four updates
-CHANGED = "Changed, the new value holds: "
+CHANGED = "Changed since the checkpoint (new value used): "
 
 
 def sgd(parameters, lr=0.05, **options):

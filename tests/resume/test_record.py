@@ -534,7 +534,7 @@ def test_the_folder_of_a_killed_process_is_taken_over_and_that_is_said(whole, tm
     assert read_status(tmp_path / "run")["state"] == "running", "it could not say otherwise"
     resumed, _ = run(tmp_path / "run", resume_from="auto")
     said = capsys.readouterr().out
-    expected = f"Taking over from pid {process.pid} on host {platform.node()}, which has ended without saying so"
+    expected = f"Taking over from pid {process.pid} on host {platform.node()}, which ended without releasing the run"
     assert expected in said
     assert torch.equal(toys.weights(resumed), toys.weights(trainer))
     assert numbers(tmp_path / "run") == numbers(folder)

@@ -14,27 +14,27 @@ class PrintProgressCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that training starts."""
-        trainer.print("\nStarting training run")
+        trainer.notify("progress", "\nStarting training run")
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print which epoch starts."""
-        trainer.print(f"\nStarting epoch {trainer.run_history.current_epoch}")
+        trainer.notify("progress", f"\nStarting epoch {trainer.run_history.current_epoch}")
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that an evaluation starts."""
-        trainer.print("\nStarting eval epoch")
+        trainer.notify("progress", "\nStarting eval epoch")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that training ends."""
-        trainer.print("Finishing training run")
+        trainer.notify("progress", "Finishing training run")
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that an evaluation run starts."""
-        trainer.print("\nStarting evaluation run")
+        trainer.notify("progress", "\nStarting evaluation run")
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that an evaluation run ends."""
-        trainer.print("Finishing evaluation run")
+        trainer.notify("progress", "Finishing evaluation run")
 
 
 class LogMetricsCallback(TrainerCallback):
@@ -79,7 +79,7 @@ class LogMetricsCallback(TrainerCallback):
     def log_metrics(self, trainer: TrainerLike, metrics: dict[str, Any]) -> None:
         """Print each new metric on its own line; called after a training or evaluation epoch."""
         for name, value in metrics.items():
-            trainer.print(f"\n{name}: {value}")
+            trainer.notify("metric", f"\n{name}: {value}", name=name, value=value)
 
     def _log_new(self, trainer: TrainerLike, is_due: Callable[[str], bool] = lambda name: True) -> None:
         found = {name: latest for name, latest in _latest(trainer).items() if is_due(name)}

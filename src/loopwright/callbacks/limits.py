@@ -24,7 +24,8 @@ class LimitBatchesCallback(TrainerCallback):
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print the limits."""
-        trainer.print(f"Limiting epochs to {self.num_batches} batches")
+        text = f"Limiting epochs to {self.num_batches} batches"
+        trainer.notify("limit.batches", text, num_batches=self.num_batches)
 
 
 class LimitEvalStepsCallback(TrainerCallback):
@@ -49,7 +50,8 @@ class LimitEvalStepsCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Print the limit."""
         if is_intermediate or not self.limit_intermediate_only:
-            trainer.print(f"Limiting evaluation to {self._steps_per_process(trainer)} steps per process")
+            steps = self._steps_per_process(trainer)
+            trainer.notify("limit.evaluation", f"Limiting evaluation to {steps} steps per process", steps=steps)
 
     def _steps_per_process(self, trainer: TrainerLike) -> int:
         return max(self.num_eval_steps // trainer.num_processes, 1)

@@ -132,10 +132,9 @@ class ProfileCallback(TrainerCallback):
         elif not self._is_over:
             self._stop()
             self._is_over = True
-            trainer.print(
-                f"Nothing was profiled: {self._num_warm_ups} updates are left out first, and the run had "
-                f"{trainer.progress.update - self._first + self._num_warm_ups}"
-            )
+            num_updates = trainer.progress.update - self._first + self._num_warm_ups
+            text = f"Nothing was profiled: the run had {num_updates} updates, all of them skipped as warm-up"
+            trainer.notify("profile.empty", text, num_updates=num_updates)
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Profile nothing: an evaluation is not an update."""
@@ -158,7 +157,7 @@ class ProfileCallback(TrainerCallback):
             _start(profiler)
         except RuntimeError as error:
             self._is_over = True
-            trainer.print(f"Nothing is profiled: {str(error).splitlines()[0]}")
+            trainer.notify("profile.failed", f"Nothing is profiled: {str(error).splitlines()[0]}", error=error)
             return
         self._profiler = profiler
         self._end = weakref.finalize(self, profiler.stop)  # even if the callback is removed
@@ -222,7 +221,7 @@ class ProfileCallback(TrainerCallback):
         if self._folder is not None:
             lines.append(f"        {_write(self._folder, profiler, found)}")
         self._updates = []
-        trainer.print("\n".join(lines))
+        trainer.notify("profile", "\n".join(lines), **found)
         trainer.write_record("profile", took_seconds=round(time.monotonic() - began, 3))
 
 

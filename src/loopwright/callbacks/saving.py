@@ -68,7 +68,8 @@ class SaveBestModelCallback(TrainerCallback):
         if math.isnan(value) or (self.best_metric is not None and not self.operator(value, self.best_metric)):
             return
         previous = "" if self.best_metric is None else f" from {self.best_metric}"
-        trainer.print(f"\n{self.watch_metric} improved{previous} to {value}. Saving to {self.save_path}")
+        text = f"\n{self.watch_metric} improved{previous} to {value}. Saving to {self.save_path}"
+        trainer.notify("best.saved", text, metric=self.watch_metric, value=value, path=self.save_path)
         self.best_metric = value
         self.best_metric_epoch = trainer.run_history.current_epoch
         self._save(trainer, {self.watch_metric: value})
@@ -77,9 +78,8 @@ class SaveBestModelCallback(TrainerCallback):
         """Load the best model, if one was saved, after the final state is saved."""
         if not self.load_saved_checkpoint or self.best_metric is None:
             return
-        trainer.print(
-            f"Loading checkpoint with {self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
-        )
+        text = f"Loading checkpoint with {self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
+        trainer.notify("best.loaded", text, metric=self.watch_metric, value=self.best_metric, path=self.save_path)
         trainer.request_load(self.save_path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         if saved not in self._asked:
             return
         self._asked.remove(saved)
-        trainer.print(f"\nSaved training state to {saved}")
+        trainer.notify("checkpoint.saved", f"\nSaved training state to {saved}", path=saved)
         self._written = [other for other in self._written if other != saved] + [saved]
         if self.max_checkpoints is None:
             return

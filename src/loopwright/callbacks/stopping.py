@@ -10,6 +10,7 @@ import torch
 
 from loopwright.callbacks.base import TrainerCallback, has_new_value, require_evaluation
 from loopwright.errors import StopTrainingError
+from loopwright.progress import StopKind, StopReason
 from loopwright.protocols import TrainerLike
 
 
@@ -62,14 +63,16 @@ class EarlyStoppingCallback(TrainerCallback):
             self.early_stopping_patience_counter = 0
             return
         if self.best_metric is not None and self._improved(value, self.best_metric):
-            trainer.print(f"\nImprovement of {abs(value - self.best_metric)} observed, resetting counter.")
+            gain = abs(value - self.best_metric)
+            trainer.notify("early_stopping", f"\nImprovement of {gain} observed, resetting counter.", gain=gain)
             self.best_metric = value
             self.early_stopping_patience_counter = 0
         else:
-            trainer.print("\nNo improvement above threshold observed, incrementing counter.")
+            trainer.notify("early_stopping", "\nNo improvement above threshold observed, incrementing counter.")
             self.early_stopping_patience_counter += 1
         counter, patience = self.early_stopping_patience_counter, self.early_stopping_patience
-        trainer.print(f"Early stopping counter: {counter}/{patience}")
+        text = f"Early stopping counter: {counter}/{patience}"
+        trainer.notify("early_stopping", text, counter=counter, patience=patience)
         if counter >= patience:
             raise StopTrainingError(f"Stopping training due to no improvement after {patience} epochs")
 
@@ -123,4 +126,5 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     def _stop(self, phase: str, where: str) -> None:
         self.triggered = True
-        raise StopTrainingError(f"Stopping training due to NaN loss in {phase} step{where}")
+        text = f"Stopping training due to NaN loss in {phase} step{where}"
+        raise StopTrainingError(StopReason(text, StopKind.NOT_FINITE))

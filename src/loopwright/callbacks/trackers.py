@@ -67,7 +67,7 @@ class TrackerCallback(TrainerCallback):
             return
 
         def tell(tracker: str, what: str, text: str) -> None:
-            trainer.print(text)
+            trainer.notify("tracker.failed", text, tracker=tracker, stage=what)
             trainer.write_record("tracker_failed", tracker=tracker, stage=what, message=text)
 
         try:
@@ -83,7 +83,8 @@ class TrackerCallback(TrainerCallback):
         elif new := {name: value for name, value in identities.items() if run.identities.get(name) != value}:
             self._note({"event": "identities", "identities": new})
         if trackers.names:
-            trainer.print("Trackers: " + ", ".join(where_to_look(name, run) for name in trackers.names))
+            text = "Trackers: " + ", ".join(where_to_look(name, run) for name in trackers.names)
+            trainer.notify("trackers", text, trackers=trackers.names)
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         """Report the loss, the learning rate, the gradient norm and the speed."""

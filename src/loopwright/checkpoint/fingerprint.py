@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,18 @@ _ROUNDING = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from the one in a checkpoint; `str()` gives a line for people."""
+
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before!r} -> {self.after!r}"
+
+
 def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
     """Return versions, device, flags and the given settings, as stored in every manifest."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
@@ -42,10 +55,10 @@ def fingerprint(device: torch.device, **settings: Any) -> dict[str, Any]:
     }
 
 
-def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two mappings, one line each: name, saved value, current value."""
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
+    """Return the values that differ between two mappings, by name."""
     names = sorted(saved.keys() | current.keys())
-    return [f"{name}: {saved.get(name)!r} -> {current.get(name)!r}" for name in names if _differs(name, saved, current)]
+    return [Change(name, saved.get(name), current.get(name)) for name in names if _differs(name, saved, current)]
 
 
 def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool) -> str:

@@ -220,7 +220,8 @@ class ResumableState:
         self._run_id = state["run_id"]
         saved, current = checkpoint.about["fingerprint"], self._fingerprint
         if tier(saved, current, is_counted=False) != "T0":
-            _logger.warning("sums may round differently from here on: %s", "; ".join(differences(saved, current)))
+            changes = "; ".join(map(str, differences(saved, current)))
+            _logger.warning("sums may round differently from here on: %s", changes)
         values: dict[str, Any] = state["values"]
         return values
 

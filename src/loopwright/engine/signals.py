@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -15,7 +14,6 @@ from loopwright.errors import Preempted
 _WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 
 E = TypeVar("E", bound=BaseException)
-SAVED = "Saved "  # prefix of messages about an interrupted run
 
 
 class SignalWatch:
@@ -49,13 +47,6 @@ class SignalWatch:
         if self.received is not None or is_distributed:
             raise interruption
         return interruption
-
-    def say_saved(
-        self, interruption: BaseException | None, checkpoint: Path | None, say: Callable[[str], None]
-    ) -> None:
-        """Print where an interrupted run can resume, if something was saved; called before `raise_for`."""
-        if checkpoint is not None and (interruption is not None or self.received is not None):
-            say(f"{SAVED}{checkpoint}; start the run again from there to go on")
 
     def raise_for(self, interruption: BaseException | None) -> None:
         """Raise the interruption, now that the run has stopped gracefully: an exception, or one made from a signal."""

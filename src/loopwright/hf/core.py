@@ -172,9 +172,9 @@ class Core(CoreTrainer):
         """Stop a run whose epoch was empty."""
         super().train_epoch_end()
         if self.progress.batch == 0:
-            self.print(
-                f"There is not a single batch in epoch {self.progress.epoch}: stopping at update {self.progress.update}"
-            )
+            epoch, update = self.progress.epoch, self.progress.update
+            text = f"There is not a single batch in epoch {epoch}: stopping at update {update}"
+            self.notify("epoch.empty", text, epoch=epoch, update=update)
             self.owner.control.should_training_stop = True
 
     # --- its parts ----------------------------------------------------------------------------------------------

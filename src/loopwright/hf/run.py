@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
+from loopwright.checkpoint.fingerprint import Change
 from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
@@ -388,7 +389,9 @@ class HfRun(TrainerCallback):
         now = self._saved_arguments()
         for name, before in state["arguments"].items():
             if now.get(name) != before and name not in _PRINTED_BY_CORE:
-                owner.core.print(f"Changed, the new value holds: {name}: {before!r} -> {now.get(name)!r}")
+                change = Change(name, before, now.get(name))
+                text = f"Changed since the checkpoint (new value used): {change}"
+                owner.core.notify("resume.changes", text, change=change)
 
     def _saved_arguments(self) -> dict[str, Any]:
         """Return the arguments that determine a run's result, as its checkpoints store them."""
@@ -420,15 +423,15 @@ class HfRun(TrainerCallback):
 
     def _load_best(self, found: str | None) -> None:
         if found is None:
-            self._trainer.core.print("No evaluation found a best model: the model keeps the weights of the last update")
+            text = "No evaluation found a best model: the model keeps the weights of the last update"
+            self._trainer.core.notify("best.missing", text)
             return
         path = Path(found)
         if not path.is_dir():  # the run's folder may have been moved since
             path = Path(self._trainer.args.output_dir) / path.name
         if not path.is_dir():
-            self._trainer.core.print(
-                f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
-            )
+            text = f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
+            self._trainer.core.notify("best.missing", text, path=path)
             return
         best = completed(self._trainer.model, read(path))
         load_weights(self._trainer.model, {**best.model, **best.state["model_extra"]})

@@ -95,7 +95,8 @@ def evaluate(
     Returns:
         The metrics and the loss by name, their intervals, and the worst and the suspected samples.
     """
-    trainer = TaskTrainer(job, callbacks=[] if waiting is None else [CountBatches(waiting)], say=say)
+    callbacks = [] if waiting is None else [CountBatches(waiting)]
+    trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: say(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
     bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
     metrics = {

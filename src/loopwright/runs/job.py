@@ -23,6 +23,7 @@ from loopwright.engine.seeding import seed_generators, use_deterministic_algorit
 from loopwright.engine.trackers import resolve_trackers
 from loopwright.errors import ConfigError, InputError, Preempted
 from loopwright.optimizers import create_optimizer
+from loopwright.progress import StopKind
 from loopwright.report import LiveReport
 from loopwright.results import LearningRateCurve, TrainResult
 from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
@@ -46,7 +47,6 @@ from loopwright.tasks.arguments import NOT_FOLLOWED
 from loopwright.tasks.base import Job, Origin, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import finite
-from loopwright.training.boundary import STOPPED_BY_FILE
 from loopwright.training.resume import stored_window
 
 _FLOORS = "baselines.json"
@@ -448,9 +448,9 @@ def _run(
         )
         pace.end_saves()
         # Only rank 0 checks for the stop file; the other ranks learn of it here.
-        reason = gather_objects(result.stop_reason or "")[0]
-        state = "stopped" if reason == STOPPED_BY_FILE else "done"
-        if watch.triggered or "not finite" in reason:
+        kind = getattr(gather_objects(result.stop_reason)[0], "kind", None)
+        state = "stopped" if kind is StopKind.FILE else "done"
+        if watch.triggered or kind is StopKind.NOT_FINITE:
             state = "diverged"
         if state == "done":
             finish(job, run, best, result, floors, screen, pace.spent)
@@ -468,7 +468,7 @@ def _run(
 
 
 def _make_trainer(job: Job, screen: Screen) -> TaskTrainer:
-    return TaskTrainer(job, make_optimizer(job), say=lambda line: start_block.say_of_trainer(line, screen))
+    return TaskTrainer(job, make_optimizer(job), report=functools.partial(start_block.print_notice, screen))
 
 
 def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Course:

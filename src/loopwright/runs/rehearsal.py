@@ -144,7 +144,7 @@ def rehearse(
     started = time.monotonic()
     watch = Stopwatch()
     callbacks = [LimitEvalStepsCallback(_EVAL_BATCHES, limit_intermediate_only=False), watch]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=print_nothing, is_rehearsal=True)
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, report=print_nothing, is_rehearsal=True)
     device = trainer.device
     folder = run.path / ".rehearsal"
     if device.type == "cuda":

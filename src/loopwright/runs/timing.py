@@ -113,7 +113,7 @@ def time_run(
     remove(folder, ignore_errors=True)  # stale, from a process killed while timing
     with screen.waiting("timing updates") as waiting:
         watch = _Watch(least, seconds, _GIVE_UP_SHARE * budget, num_timed, waiting.to)
-        trainer = TaskTrainer(job, make_optimizer(job), [watch], say=print_nothing, is_rehearsal=True)
+        trainer = TaskTrainer(job, make_optimizer(job), [watch], report=print_nothing, is_rehearsal=True)
         trainer.around_saves = watch.saving
         with put_back(job, trainer.device):
             try:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from loopwright.back_reference import BackReference
 from loopwright.callbacks import CallbackHandler
+from loopwright.checkpoint.fingerprint import Change
 from loopwright.data.batch_parts import cut_rows
 from loopwright.engine import create_accelerator
 from loopwright.engine.memory import MemorySaving, list_savings
@@ -32,12 +33,12 @@ from loopwright.training.boundary import Boundary
 from loopwright.training.checkpoints import RunCheckpoints
 from loopwright.training.evaluation import run_eval_epoch, swapped
 from loopwright.training.logbook import Logbook
+from loopwright.training.resume import LENGTHS
 from loopwright.training.run import TrainingRun, run_of
 
 TRAIN_LOSS = "train_eval_loss"
 LENGTH_FLAGS = ("max_length", "block_size", "max_source_length")
 _NUM_FIRST = 3
-_LENGTHS_OF_RUN = ("num_epochs:", "max_num_train_steps:")
 
 
 class TaskTrainer(Trainer):
@@ -47,7 +48,7 @@ class TaskTrainer(Trainer):
         job: the task's model and data.
         optimizer: None for evaluation only.
         callbacks: of the core.
-        say: prints a line.
+        report: called with the kind, the text and the fields of each message (see `notify`); None prints the text.
         is_rehearsal: leave the training data out of evaluations.
 
     Attributes:
@@ -64,7 +65,7 @@ class TaskTrainer(Trainer):
         job: Job,
         optimizer: Any = None,
         callbacks: Iterable[Any] = (),
-        say: Callable[[str], None] = print,
+        report: Callable[..., None] | None = None,
         *,
         is_rehearsal: bool = False,
     ) -> None:
@@ -76,7 +77,7 @@ class TaskTrainer(Trainer):
         self.look_at_first_batch: Callable[[Any], None] | None = None
         self.around_saves: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_record: Callable[[dict[str, Any]], None] | None = None
-        self._say = say
+        self._report = report
         self._prefix = "eval_"
         self._scorer: Scorer = job.task.create_scorer(job)
         self._file: PredictionFile | None = None
@@ -277,10 +278,18 @@ class TaskTrainer(Trainer):
         sharding = Sharding.parse(training.fsdp, training.fsdp_config)
         return create_accelerator(training.mixed_precision, training.use_cpu, sharding, training.ddp_options)
 
+    def notify(self, kind: str, text: str, **fields: Any) -> None:
+        if self._report is None:
+            super().notify(kind, text.strip(), **fields)
+        elif run_of(self).engine.accelerator.is_local_main_process:
+            self._report(kind, text.strip(), **fields)
+
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per node."""
-        if run_of(self).engine.accelerator.is_local_main_process:
-            self._say(" ".join(map(str, args)).strip())
+        """Report a line of a callback, once per node."""
+        if self._report is None:
+            super().print(*args, **kwargs)
+        else:
+            self.notify("print", " ".join(map(str, args)))
 
 
 class TaskStep(MicroBatchStep):
@@ -330,12 +339,13 @@ class TaskCheckpoints(RunCheckpoints):
         with self.trainer.around_saves() if self.run.requests.saves else nullcontext():
             super().serve()
 
-    def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
+    def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
         super().announce(path, changes, that_matter)
         schedule = self.trainer.job.training.lr_scheduler_type
-        if any(change.startswith(_LENGTHS_OF_RUN) for change in changes) and schedule != "constant":
+        if any(change.name in LENGTHS for change in changes) and schedule != "constant":
             self.is_changed = True
-            self.trainer.print(f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end")
+            text = f"Changed with it: the {schedule} schedule of the learning rate now ends at the new end"
+            self.trainer.notify("resume.schedule", text, schedule=schedule)
 
 
 def loader_options(training: Any, *, has_workers: bool = True) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def has_graphs(trainer: LoopTrainer) -> bool:
 
 def report_eager(run: TrainingRun, reason: str) -> None:
     """Report why updates are not graphs."""
-    run.trainer.print(f"Updates are run operation by operation, not as CUDA graphs: {reason}")
+    text = f"Updates are run operation by operation, not as CUDA graphs: {reason}"
+    run.trainer.notify("graphs.fallback", text, reason=reason)
     run.logbook.record.write("step_mode", update=run.progress.update, mode="eager", reason=reason)
 
 

@@ -103,20 +103,20 @@ class MemoryGuard:
         asked, update = asked_bytes(error), progress.update + 1
         told = _told_size(max(window.pieces, key=lambda piece: piece.rows))
         comparison = memory_advice.compare(run, smaller) if self.parts.train == 2 else None
-        trainer.print(
+        text = (
             f"Out of memory in update {update} ({told}{_told_bytes(asked, free)}): "
             f"run again in {self.parts.train} parts of up to {rows}{_told_weighing(comparison)}, "
             "as all updates from here on"
         )
-        self._warn_of_another_loss("training", comparison)
-        run.logbook.record.write(
-            "oom_split",
-            update=update,
-            epoch=trainer.run_history.current_epoch,
-            parts=self.parts.train,
-            rows=rows,
+        found = {
+            "update": update,
+            "parts": self.parts.train,
+            "rows": rows,
             **_known(asked_bytes=asked, free_bytes=free),
-        )
+        }
+        trainer.notify("memory.split", text, **found)
+        self._warn_of_another_loss("training", comparison)
+        run.logbook.record.write("oom_split", epoch=trainer.run_history.current_epoch, **found)
         self._lower_guarantee(update)
         return smaller
 
@@ -166,7 +166,8 @@ class MemoryGuard:
         if run.checkpoints.metadata["tier"] >= "T2":
             return
         run.checkpoints.metadata["tier"] = "T2"
-        run.trainer.print("Resume guarantee T2 from here on: where memory runs out is not the same everywhere")
+        guarantee = "T2 from here on: where memory runs out is not the same everywhere"
+        run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
         run.logbook.record.write("tier", update=update, tier="T2", reason="out of memory: run in parts")
 
     # --- errors and warnings ------------------------------------------------------------------------------------
@@ -194,12 +195,13 @@ class MemoryGuard:
         """Warn if the loss in parts is a different loss."""
         if comparison is None or comparison.is_same(memory_advice.rounding(self.run)):
             return
-        self.run.trainer.print(
+        text = (
             f"Warning: in parts the {name} loss is another loss: {comparison.whole:.6g} for {comparison.rows} rows at "
             f"once, {comparison.parts:.6g} as the mean of theirs one by one. Is it a mean over something else? "
             "Then say over how many, by count_batch_items or num_items_in_batch. Does it compare samples with each "
             "other? Then say so by why_not_cut."
         )
+        self.run.trainer.notify("memory.loss_changed", text, whole=comparison.whole, parts=comparison.parts)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
@@ -229,19 +231,15 @@ class MemoryGuard:
         self.parts.evaluation *= 2
         rows = max(stop - start for start, stop in bounds_of(piece.rows, 2))
         comparison = memory_advice.compare_evaluation(run, piece) if has_loss and self.parts.evaluation == 2 else None
-        trainer.print(
+        text = (
             f"Out of memory while evaluating ({told}{told_bytes}): evaluated in parts of up to {rows} from here on"
             f"{_told_weighing(comparison)}; training is not touched"
         )
+        found = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
+        found |= _known(asked_bytes=asked, free_bytes=free)
+        trainer.notify("memory.eval_split", text, **found)
         self._warn_of_another_loss("evaluation", comparison)
-        run.logbook.record.write(
-            "oom_eval_split",
-            update=run.progress.update,
-            epoch=trainer.run_history.current_epoch,
-            parts=self.parts.evaluation,
-            rows=rows,
-            **_known(asked_bytes=asked, free_bytes=free),
-        )
+        run.logbook.record.write("oom_eval_split", epoch=trainer.run_history.current_epoch, **found)
         if run.is_running:
             self._lower_guarantee(run.progress.update)
 

@@ -12,13 +12,12 @@ from loopwright.back_reference import BackReference
 from loopwright.data import Window
 from loopwright.engine.processes import gather_objects
 from loopwright.errors import StopTrainingError
-from loopwright.progress import TRAINED
+from loopwright.progress import TRAINED, StopKind, StopReason
 from loopwright.stepping.eager import is_foreign
 
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
 
-STOPPED_BY_FILE = "Asked to stop by a file in the run folder: ending the run in order"
 # Called between the backward pass that shares the gradients and the end of an update.
 LATE_HOOKS = ("backward_step", "optimizer_step", "scheduler_step", "optimizer_zero_grad")
 LATE_EVENTS = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
@@ -138,11 +137,13 @@ class Boundary:
         if run.is_ending:
             return
         if run.signals.received is not None:
-            run.trainer.request_stop(f"Received {run.signals.received.name}: ending the run in order")
+            text = f"Received {run.signals.received.name}: stopping gracefully"
+            run.trainer.request_stop(StopReason(text, StopKind.SIGNAL))
         elif run.logbook.record.is_asked_to_stop():
-            run.trainer.request_stop(STOPPED_BY_FILE)
+            text = "Found a stop file in the run folder: stopping gracefully"
+            run.trainer.request_stop(StopReason(text, StopKind.FILE))
 
-    def _signal_to_stop(self) -> str | None:
+    def _signal_to_stop(self) -> StopReason | None:
         """Return why to stop if a signal came while requests were served; several processes agree a little later."""
         if self.run.engine.is_distributed:
             return None
@@ -207,7 +208,7 @@ class Boundary:
         if number and signals.received is None:
             signals.received = signal.Signals(number)  # raised at the end of the run, on all of them
         if is_requested:
-            requests.stop = requests.stop or "Stopped by another process"
+            requests.stop = requests.stop or StopReason("Stopped by another process", StopKind.OTHER_PROCESS)
 
 
 def requests_alone(callback: Any, event: str) -> bool:

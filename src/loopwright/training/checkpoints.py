@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from loopwright.back_reference import BackReference
 from loopwright.callbacks import SaveTrainingStateCallback
 from loopwright.callbacks.keeping import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read, write
-from loopwright.checkpoint.fingerprint import fingerprint, tier
+from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
 from loopwright.checkpoint.saver import Captured, Saver
 from loopwright.checkpoint.sharded_checkpoint import read_for
 from loopwright.checkpoint.sharded_checkpoint import write as write_shards
@@ -63,8 +64,8 @@ class RunCheckpoints:
 
     def find(self, resume_from: str | Path | None) -> Path | None:
         """Return the checkpoint to continue from, or None; rank 0 decides, since it may move bad ones away."""
-        policy, say = self.run.settings.checkpoints, self.run.trainer.print
-        found: Path | None = gather_objects(world_process_zero_only(find_resume_path)(resume_from, policy, say))[0]
+        policy, notify = self.run.settings.checkpoints, self.run.trainer.notify
+        found: Path | None = gather_objects(world_process_zero_only(find_resume_path)(resume_from, policy, notify))[0]
         return found
 
     def describe(self) -> None:
@@ -114,20 +115,21 @@ class RunCheckpoints:
         model, state, files = self.capture({})
         num_bytes = world_process_zero_only(check_savable)(model, state, files)
         if self.saver is not None and num_bytes is not None:
-            self.saver.check_space(num_bytes, trainer.print)
+            self.saver.check_space(num_bytes, partial(trainer.notify, "disk.space"))
             self.saver.expect(model)
 
-    def announce(self, path: Path, changes: list[str], that_matter: list[str]) -> None:
-        """Print the settings that changed since the checkpoint; refuse them where the run has to be exact."""
+    def announce(self, path: Path, changes: list[Change], that_matter: list[Change]) -> None:
+        """Report the settings that changed since the checkpoint; refuse them where the run has to be exact."""
         policy = self.run.settings.checkpoints
         if that_matter and policy is not None and policy.require_exact:
             raise CheckpointError(
                 f"{path} cannot be continued bit for bit with other settings, and require_exact is set. "
-                f"What differs: {'; '.join(that_matter)}."
+                f"What differs: {'; '.join(map(str, that_matter))}."
             )
         self.is_changed = self.is_changed or bool(that_matter)
         for change in changes:
-            self.run.trainer.print(f"Changed, the new value holds: {change}")
+            text = f"Changed since the checkpoint (new value used): {change}"
+            self.run.trainer.notify("resume.changes", text, change=change)
 
     # --- the state ----------------------------------------------------------------------------------------------
 
@@ -260,16 +262,14 @@ class RunCheckpoints:
         saves, run.requests.saves = run.requests.saves, []
         for directory, metadata in saves:
             if self._has_loaded_model:
-                trainer.print(
-                    f"Not saving {directory}: the model is no longer that of the run's end, but one loaded since"
-                )
+                self._report_unsaved(directory, "the model is no longer that of the run's end, but one loaded since")
                 continue
             saver = self.saver if self.saver is not None and directory.parent == self.saver.directory else None
             is_checked_later = saver is not None and saver.is_asynchronous  # by the writer, on its copy
             has_bad_loss = run.losses.has_nonfinite()
             if has_bad_loss or not (is_checked_later or self._weights_are_finite()):
                 culprit = "a loss of this epoch was" if has_bad_loss else "a weight is"
-                trainer.print(f"Not saving {directory}: {culprit} not finite")
+                self._report_unsaved(directory, f"{culprit} not finite")
                 if has_bad_loss and not run.is_ending:
                     run.logbook.log()  # which ends the run: everything from here on would be lost
                 continue
@@ -285,6 +285,10 @@ class RunCheckpoints:
                 must_happen=run.is_ending,
             )
             self.report()
+
+    def _report_unsaved(self, directory: Path, reason: str) -> None:
+        text = f"Not saving {directory}: {reason}"
+        self.run.trainer.notify("checkpoint.unsaved", text, path=directory, reason=reason)
 
     def save_to(self, output_dir: str | Path, metadata: dict[str, Any]) -> None:
         """Write a training state into a folder at once; called by `Trainer.save_training_state`."""
@@ -336,9 +340,10 @@ class RunCheckpoints:
             record.tell(last_checkpoint=saved.name, last_error=None)
             run.trainer.call_event("on_checkpoint_saved", path=saved)
         while saver.refusals:
-            run.trainer.print(saver.refusals.pop(0))
+            run.trainer.notify("checkpoint.refused", saver.refusals.pop(0))
         if saver.last_error is not None and saver.last_error is not earlier:
-            run.trainer.print(f"Saving failed, trying again at the next save: {saver.last_error}")
+            text = f"Saving failed, trying again at the next save: {saver.last_error}"
+            run.trainer.notify("checkpoint.failed", text, error=saver.last_error)
             record.tell(last_error=saver.last_error)
 
     def report_last(self) -> None:
@@ -359,7 +364,9 @@ class RunCheckpoints:
         if saver is not None:
             world_process_zero_only(saver.finish)()
             self.report()
-            run.signals.say_saved(interruption, saver.newest, run.trainer.print)
+            if saver.newest is not None and (interruption is not None or run.signals.received is not None):
+                text = f"Saved {saver.newest}; resume the run from there"
+                run.trainer.notify("checkpoint.saved", text, path=saver.newest)
         if run.requests.load is not None:
             run.trainer.load_checkpoint(run.requests.load)
 

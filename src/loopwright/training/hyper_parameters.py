@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import SequentialLR
 
+from loopwright.checkpoint.fingerprint import Change
 from loopwright.schedulers import StatefulSchedulerBase
 
 # What a scheduler or optimizer keeps of its past; never a setting.
@@ -49,7 +50,7 @@ def apply_changes(
     current: Mapping[str, Any],
     names: Mapping[int, str],
     rates: Mapping[str, Any],
-) -> list[str]:
+) -> list[Change]:
     """Let current settings win over restored ones where they differ; return the changes.
 
     If the learning rate or the schedule has changed, a scheduler that can tell the learning rate of its curve where it
@@ -63,7 +64,7 @@ def apply_changes(
         names: of the parameters, by id.
         rates: the learning rates that were saved, by the name of the first parameter of the group.
     """
-    changes: list[str] = []
+    changes: list[Change] = []
     has_new_curve = False
     for index, group in enumerate(optimizer.param_groups):
         label = _label(index, group, names)
@@ -71,7 +72,7 @@ def apply_changes(
         for name in sorted(old.keys() & new.keys()):
             if _are_same(old[name], new[name]):
                 continue
-            changes.append(f"{name} of {label}: {old[name]!r} -> {new[name]!r}")
+            changes.append(Change(f"{name} of {label}", old[name], new[name]))
             if name == "lr":
                 has_new_curve = True
                 is_scaled = scheduler is not None and bool(old["lr"])
@@ -86,7 +87,7 @@ def apply_changes(
         optimizer.load_state_dict(optimizer.state_dict())  # some options decide where the state has to be
     old, new = saved["scheduler"], current["scheduler"]
     if old and new and (paths := _changed_paths(old, new)):
-        changes += [f"scheduler's {path}: {before!r} -> {after!r}" for path, before, after in paths]
+        changes += [Change(f"scheduler's {path}", before, after) for path, before, after in paths]
         load = getattr(scheduler, "resume_state_dict", scheduler.load_state_dict)
         load(_merged(scheduler.state_dict(), old, new))
         has_new_curve = True

@@ -11,6 +11,7 @@ from loopwright.checkpoint.fingerprint import TIERS
 from loopwright.data import Window
 from loopwright.engine.processes import local_process_zero_first, world_process_zero_only
 from loopwright.errors import Preempted, StopTrainingError
+from loopwright.progress import StopKind, StopReason
 from loopwright.run_folder import RunRecord
 from loopwright.tracking.throughput import Throughput, peak_flops
 
@@ -53,8 +54,10 @@ class Logbook:
         self.record = RunRecord(policy.record_folder if policy is not None and is_here else None)
         previous = world_process_zero_only(self.record.open)()
         if previous is not None:
-            run.trainer.print(f"Taking over from {previous}, which has ended without saying so")
-        state, message, error = "failed", None, None
+            text = f"Taking over from {previous}, which ended without releasing the run"
+            run.trainer.notify("run.takeover", text, previous=previous)
+        state, error = "failed", None
+        message: str | None = None
         try:
             yield
             message = run.stop_reason
@@ -78,7 +81,8 @@ class Logbook:
         local_process_zero_first(self.record.begin)(None if loaded is None else loaded["record"])
         if run.settings.checkpoints is not None or loaded is not None:
             but = ", but for the changes above" if checkpoints.is_changed else ""
-            run.trainer.print(f"Resume guarantee {tier}, {TIERS[tier]}{but}")
+            guarantee = f"{tier}, {TIERS[tier]}{but}"
+            run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier=tier, guarantee=guarantee)
         source = None if checkpoints.resumed_from is None else checkpoints.resumed_from.name
         self.write("start", run_id=run.run_id, resumed_from=source, tier=tier, seed=run.seed)
         self.record.tell(state="running", **self._position(), last_checkpoint=source)
@@ -166,7 +170,8 @@ class Logbook:
     def stop_if_nonfinite(self, update: int | None, samples: list[int] | None) -> None:
         """Stop the run at a loss that was not finite, unless such updates are skipped."""
         if update is not None and self.run.settings.nan == "stop":
-            raise StopTrainingError(f"Stopping training: the loss of update {update} is not finite{_listed(samples)}")
+            text = f"Stopping training: the loss of update {update} is not finite{_listed(samples)}"
+            raise StopTrainingError(StopReason(text, StopKind.NOT_FINITE))
 
     def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
         """Write the samples of an update with a loss that was not finite; return their ids if they are known.
@@ -195,13 +200,15 @@ class Logbook:
         self.skipped_in_a_row += 1
         update = run.progress.update + 1
         samples = self._report_nonfinite(update, update - self.first_update_of_epoch)
-        run.trainer.print(f"Skipping update {update}: its loss or gradient is not finite{_listed(samples)}")
+        text = f"Skipping update {update}: its loss or gradient is not finite{_listed(samples)}"
+        run.trainer.notify("update.skipped", text, update=update, samples=samples)
         epoch = run.trainer.run_history.current_epoch
         self.record.write("skipped_update", update=update, epoch=epoch, samples=samples)
         run.micro_batch_step.discard()
         run.buffers.restore()
         if self.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
-            run.trainer.request_stop(f"Stopping training: {_MOST_SKIPPED_IN_A_ROW} updates in a row were not finite")
+            text = f"Stopping training: {_MOST_SKIPPED_IN_A_ROW} updates in a row were not finite"
+            run.trainer.request_stop(StopReason(text, StopKind.NOT_FINITE))
         return True
 
 

@@ -57,7 +57,8 @@ def prepare(run: TrainingRun) -> None:
     if run.train_loader is not None:
         run.train_loader.limit = trainer.callback_handler.batch_limit(trainer, training=True)
         if engine.device.type == "cuda" and not engine.is_distributed and torch.cuda.device_count() > 1:
-            trainer.print(unused_devices(torch.cuda.device_count()))
+            num_devices = torch.cuda.device_count()
+            trainer.notify("devices.unused", unused_devices(num_devices), num_devices=num_devices)
     if run.eval_loader is not None:
         run.eval_loader.limit = trainer.callback_handler.batch_limit(trainer, training=False)
     if isinstance(trainer.loss_func, torch.nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from loopwright.checkpoint import Checkpointing, store
 from loopwright.checkpoint.atomic_replace import restore_moved
-from loopwright.checkpoint.fingerprint import EXACT, TIERS, differences, tier
+from loopwright.checkpoint.fingerprint import EXACT, TIERS, Change, differences, tier
 from loopwright.checkpoint.state_by_name import parameter_names
 from loopwright.data import Loader
 from loopwright.engine.engine import check_reduction
@@ -26,17 +26,19 @@ from loopwright.training.hyper_parameters import apply_changes, begin_schedule
 if TYPE_CHECKING:
     from loopwright.training.run import TrainingRun
 
-_SETTLED = "gradient_accumulation_steps:"  # follows from the number of processes, and was printed when it was settled
-_TOTALS = ("num_epochs:", "max_num_train_steps:")  # a run that is made longer is still the same run
+Notify = Callable[..., None]  # Trainer.notify
+
+_SETTLED = "gradient_accumulation_steps"  # follows from the number of processes, and was reported when it was settled
+LENGTHS = ("num_epochs", "max_num_train_steps")  # a run that is made longer is still the same run
 
 
-def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, say: Any) -> Path | None:
+def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, notify: Notify) -> Path | None:
     """Return the checkpoint to continue from, or None for a fresh start.
 
     Args:
         resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
         checkpoints: says where "auto" looks.
-        say: prints what is wrong with checkpoints that are passed over.
+        notify: reports checkpoints that are passed over, as `Trainer.notify` does.
 
     Raises:
         ConfigError: "auto" without checkpoints, a path that does not exist, or one of another run than the
@@ -72,7 +74,7 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
             return folder
     found, problems = store.find_newest(folder, quarantine=str(resume_from) == "auto")
     for problem in problems:
-        say(f"Passing over a bad checkpoint: {problem}")
+        notify("checkpoint.passed_over", f"Passing over a bad checkpoint: {problem}", problem=problem)
     if found is None and str(resume_from) != "auto":
         raise ConfigError(
             f"resume_from={str(resume_from)!r} holds no checkpoint (no {store.MANIFEST} in it or below it)"
@@ -103,13 +105,14 @@ def stored_window(folder: str | Path) -> int | None:
     return None
 
 
-def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, say: Any) -> None:
+def leave_newer_behind(folder: Path, checkpoints: Checkpointing | None, notify: Notify) -> None:
     """Set aside the checkpoints after the one that a run goes back to: they belong to the way that it went before."""
     if checkpoints is None:
         return
     update = store.update_of(store.read_manifest(folder))
     for path in store.set_aside_newer(checkpoints.directory, update):
-        say(f"Set aside {path.name}: the run goes back to {folder.name}")
+        text = f"Set aside {path.name}: the run goes back to {folder.name}"
+        notify("checkpoint.set_aside", text, path=path, resumed_from=folder)
 
 
 def _check_same_run(folder: Path, checkpoints: Checkpointing | None) -> None:
@@ -166,8 +169,8 @@ def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | Non
             )
 
 
-def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return a line that names the first of the weights whose numbers are of another type than those saved, if any."""
+def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
+    """Return the change of the first weight whose dtype differs from the saved one, if any."""
     names = [
         name
         for name, weight in current.items()
@@ -176,7 +179,7 @@ def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[
     if not names:
         return []
     more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"type of {names[0]}{more}: {saved[names[0]].dtype} -> {current[names[0]].dtype}"]
+    return [Change(f"type of {names[0]}{more}", saved[names[0]].dtype, current[names[0]].dtype)]
 
 
 # ------------------------------------------------------------------------------------------------------ resuming
@@ -206,10 +209,11 @@ def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings
             f"{why}. Start it on another number of processes: {', '.join(map(str, allowed))}."
         )
     if window // processes != given:
-        trainer.print(
+        text = (
             f"gradient_accumulation_steps is {window // processes} on {processes} processes, not {given}: "
             f"an update of this run has {window} micro-batches"
         )
+        trainer.notify("resume.accumulation", text, given=given, used=window // processes)
     return replace(settings, gradient_accumulation_steps=window // processes)
 
 
@@ -231,16 +235,18 @@ def resume(run: TrainingRun, path: Path) -> None:
         # Such a scheduler starts over when it is given a state, unless it is told that this is the same run.
         trainer.scheduler.resume_state_dict(schedule)
     for line in _left_out(run, state):
-        trainer.print(line)
+        trainer.notify("resume.left_out", line)
     _apply_settings(run, path, state)
     if trainer.scheduler is not None and state["scheduler_class"] == type(None).__name__:
-        trainer.print(f"Starting a {type(trainer.scheduler).__name__}: the saved run had no scheduler")
+        name = type(trainer.scheduler).__name__
+        trainer.notify("resume.scheduler", f"Starting a {name}: the saved run had no scheduler", name=name)
         begin_schedule(run.bare_optimizer(), groups)
     _take_position(run, saved)
     trainer.run_history.load_state_dict(state["history"])
     trainer.run_history._set_epoch(run.first_epoch + run.progress.epoch)
-    world_process_zero_only(leave_newer_behind)(path, run.settings.checkpoints, trainer.print)
-    trainer.print(f"Resumed training state from {path} (epoch {trainer.run_history.current_epoch})")
+    world_process_zero_only(leave_newer_behind)(path, run.settings.checkpoints, trainer.notify)
+    epoch = trainer.run_history.current_epoch
+    trainer.notify("resume.done", f"Resumed training state from {path} (epoch {epoch})", path=path, epoch=epoch)
 
 
 def _take_position(run: TrainingRun, saved: dict[str, Any]) -> None:
@@ -264,7 +270,8 @@ def _restored_parts(run: TrainingRun, saved: dict[str, int]) -> Parts:
     if parts == Parts() or not (is_exact or run.engine.is_distributed):
         return parts
     reason = 'reduction="exact" does not allow them' if is_exact else "several processes take part now"
-    run.trainer.print(f"Resuming with whole batches, not in parts as since memory ran out: {reason}")
+    text = f"Resuming with whole batches, not in parts as since memory ran out: {reason}"
+    run.trainer.notify("resume.parts", text, reason=reason)
     run.checkpoints.metadata["tier"] = max(run.checkpoints.metadata["tier"], "T2")
     return Parts()
 
@@ -278,16 +285,16 @@ def _check_continuity(run: TrainingRun, path: Path, saved: dict[str, Any]) -> No
     metadata["tier"] = max(now, saved["tier"])  # a guarantee lost once does not come back
     differing = differences(saved["fingerprint"], metadata["fingerprint"])
     if policy is not None and policy.require_exact and metadata["tier"] not in EXACT:
-        found = "; ".join(differing) or "nothing; the data source has no random access"
+        found = "; ".join(map(str, differing)) or "nothing; the data source has no random access"
         raise CheckpointError(
             f"{path} cannot be continued bit for bit ({metadata['tier']}, {TIERS[metadata['tier']]}), and "
             f"require_exact is set. What differs: {found}."
         )
-    for line in differing:
-        run.trainer.print(f"Differs from when it was saved: {line}")
+    for change in differing:
+        run.trainer.notify("resume.environment", f"Differs from when it was saved: {change}", change=change)
     changes = differences(saved["settings"], metadata["settings"]) + differences(saved["data"], metadata["data"])
-    changes = [change for change in changes if not change.startswith(_SETTLED)]
-    run.checkpoints.announce(path, changes, [change for change in changes if not change.startswith(_TOTALS)])
+    changes = [change for change in changes if change.name != _SETTLED]
+    run.checkpoints.announce(path, changes, [change for change in changes if change.name not in LENGTHS])
 
 
 def _apply_settings(run: TrainingRun, path: Path, state: dict[str, Any]) -> None:

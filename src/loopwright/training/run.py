@@ -35,7 +35,7 @@ from loopwright.engine.signals import SignalWatch
 from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
-from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests
+from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, StopReason
 from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
@@ -117,7 +117,7 @@ class TrainingRun:
         self.eval_batch = 0
         self.first_epoch = 1
         self.run_id = uuid.uuid4().hex[:12]
-        self.stop_reason: str | None = None
+        self.stop_reason: StopReason | None = None
         self.is_running = self.is_ending = self.is_in_window = self.is_torn = self.epoch_is_whole = False
         self.losses = EpochLosses(self.engine)
         self.memory = MemoryGuard(self)
@@ -288,8 +288,8 @@ class TrainingRun:
     def stop(self, error: StopTrainingError) -> None:
         """End the run early: print why, drop half an update, tell the callbacks."""
         trainer = self.trainer
-        trainer.print(error)
-        self.stop_reason = str(error)
+        self.stop_reason = StopReason.of(error)
+        trainer.notify("stop", str(error), reason=self.stop_reason)
         self.requests.stop = None  # a stop requested meanwhile is done
         if self.progress.stage == FINISHED:
             self.progress.end_epoch()
@@ -297,7 +297,7 @@ class TrainingRun:
         try:
             trainer.call_event("on_stop_training_error", error=error)
         except StopTrainingError as another:
-            trainer.print(another)
+            trainer.notify("stop", str(another), reason=StopReason.of(another))
 
     # --- the epoch ----------------------------------------------------------------------------------------------
 
@@ -356,7 +356,8 @@ class TrainingRun:
             has_evaluated = self.eval_loader is None or self.boundary.evaluation_is_due()
             if self.boundary.has_reached_limit():
                 limit = self.settings.max_num_train_steps
-                trainer.print(f"Reached max number of training steps {limit} in epoch {history.current_epoch}")
+                text = f"Reached max number of training steps {limit} in epoch {history.current_epoch}"
+                trainer.notify("limit.updates", text, limit=limit, epoch=history.current_epoch)
             if isinstance(trainer.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 use_eval = has_evaluated and self.eval_loader is not None
                 trainer.scheduler.step(history.latest()["eval_loss_epoch" if use_eval else "train_loss_epoch"])
@@ -420,7 +421,7 @@ class TrainingRun:
         """Return an output with gradients of zero for a batch whose hook stopped the run; raise it on one process."""
         if not self.engine.is_distributed:
             raise error
-        self.trainer.request_stop(str(error))
+        self.trainer.request_stop(StopReason.of(error))
         outputs = prediction(self.trainer.model, batch)
         zero = sum(tensor.sum() for tensor in iter_tensors(outputs) if tensor.is_floating_point()) * 0.0
         return {"loss": zero, "model_outputs": outputs, "batch_size": 0}

@@ -186,7 +186,7 @@ def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_
     saved, stack = SavedBytes(job.model.parameters()), ExitStack()
     is_on_gpu = TaskTrainer(job).device.type == "cuda"
     callbacks = [] if is_on_gpu else [_FirstForward(saved, stack)]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, say=print_nothing, is_rehearsal=True)
+    trainer = TaskTrainer(job, make_optimizer(job), callbacks, report=print_nothing, is_rehearsal=True)
     device = trainer.device
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(device)

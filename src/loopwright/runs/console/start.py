@@ -16,7 +16,6 @@ import torch
 
 from loopwright.checkpoint.store import checkpoint_folders, read_manifest, update_of
 from loopwright.data.buckets import may_be_graphs
-from loopwright.engine.signals import SAVED
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import Course
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from loopwright.runs.trainer import TaskTrainer
 
 _MOST_NAMES = 4
-_GUARANTEE = "Resume guarantee "  # prefix of the trainer's line about it
-_TRACKERS = "Trackers: "
+_PRINTED_BY_RUN = ("devices.unused", "checkpoint.saved")
 _PRECISIONS = {"no": "fp32", "bf16": "bf16 mixed precision", "fp16": "fp16 mixed precision", "fp8": "fp8"}
 
 
@@ -130,13 +128,13 @@ def _newest_saved(run: RunFolder) -> tuple[int, str] | None:
     return max(found, default=None)
 
 
-def say_of_trainer(line: str, screen: Screen) -> None:
-    """Print a line of the trainer, the guarantee as part of the block; skip lines that the run prints itself."""
-    if line.startswith(_GUARANTEE):
-        screen.block("resume", line.removeprefix(_GUARANTEE))
-    elif line != unused_devices(torch.cuda.device_count()) and not line.startswith(SAVED):
-        screen.say_wrapped(line)
-        screen.tell("note", message=line)
+def print_notice(screen: Screen, kind: str, text: str, **fields: Any) -> None:
+    """Print a message of the trainer (see `Trainer.notify`), except those that the run prints itself."""
+    if kind == "resume.guarantee":
+        screen.block("resume", fields["guarantee"])
+    elif kind not in _PRINTED_BY_RUN:
+        screen.say_wrapped(text)
+        screen.tell("note", message=text)
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:

@@ -67,7 +67,8 @@ class SamplesAtEvaluations(TrainerCallback):
                 release_memory(trainer.device)
             if not self._has_told:
                 self._has_told = True
-                trainer.print(f"no samples of what the model writes ({_first_line(error)}): the run goes on")
+                text = f"no samples of what the model writes ({_first_line(error)}): the run goes on"
+                trainer.notify("samples.failed", text, error=error)
 
 
 def _first_line(error: Exception) -> str:
