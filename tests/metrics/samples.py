@@ -1,13 +1,8 @@
-"""Samples for each metric of a task, and the small real data where it is there."""
+"""Samples for each metric of a task."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "the", "dog", "run", "far", "away", "from", "home."]
@@ -58,12 +53,3 @@ def columns_of(name, num_samples=40, seed=0):
 
 def batch_of(columns, places):
     return {name: [values[place] for place in places] for name, values in columns.items()}
-
-
-def shared_lines(path):
-    """Return the rows of a JSON-lines file of the shared samples; skips the test where there is none."""
-    root = os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
-    file = Path(root) / "samples" / path
-    if not file.exists():
-        pytest.skip(f"there is no {file}")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

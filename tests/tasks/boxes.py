@@ -61,7 +61,7 @@ def write_boxes(folder: Path, number: int = 32) -> Path:
 
 
 def write_sample(sample: Path, folder: Path) -> Path:
-    """Write a COCO file of two photos of COCO; the second has no objects. Return the file."""
+    """Write a COCO file of two images; the second has no objects. Return the file."""
     categories = {17: "cat", 63: "couch", 65: "bed", 75: "remote"}
     images = []
     folder.mkdir(parents=True)

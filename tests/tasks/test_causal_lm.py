@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from loopwright.cli import main
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.text import causal_lm
 from loopwright.tasks.text import language_model as language
+from sample_data import SAMPLES
 from tasks.reviews import events, read_lines, write_jsonl
 from tasks.texts import FLAGS, lines, tiny_bert, tiny_gpt2, write_text
 
@@ -280,10 +280,7 @@ def test_a_vocabulary_beside_a_model_is_refused(gpt2, text_file):
 
 
 def test_a_page_of_an_encyclopedia_is_learnt_from(gpt2):
-    shared = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    page = shared / "samples" / "wiki_text" / "wiki_00"
-    if not page.is_file():
-        pytest.skip("there is no sample of a page")
+    page = SAMPLES / "wiki_text" / "wiki_00"
     run = api.train(
         "causal-lm", data=page, file_kind="txt", text_unit="paragraph", model=gpt2, **{**FLAGS, "max_steps": 20}
     )

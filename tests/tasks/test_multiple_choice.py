@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +10,12 @@ import torch
 from loopwright import api, cli
 from loopwright.errors import InputError
 from loopwright.tasks.text.groups import GroupCollator
+from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
 
 COLOURS = ("red", "blue", "green", "pink")
-SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-SWAG = SHARED / "samples" / "swag" / "sample.json"
+SWAG = SAMPLES / "swag" / "sample.json"
 
 
 def rows(count=112, seed=0):
@@ -195,7 +193,6 @@ def test_too_few_texts_to_choose_from_are_refused(learnt):
             learnt.predict(texts)
 
 
-@pytest.mark.skipif(not SWAG.is_file(), reason="the samples of SWAG are not here")
 def test_the_sample_of_swag_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):
     words = ["multiple-choice", "--train_file", SWAG, "--validation_file", SWAG, "--keep_duplicates", "--epochs", "1"]
     code = cli.main(["train", *map(str, words), "--batch", "4", "--threads", "1", "--out", str(tmp_path / "run")])

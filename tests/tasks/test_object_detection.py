@@ -20,6 +20,7 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.tasks.vision.detection import in_square, squeezing
 from loopwright.tasks.vision.predicted_objects import count_hits, f1_of, in_file
 from report.demo_panels import assert_every_panel_has_data
+from sample_data import SAMPLES
 from tasks.boxes import FIRST_ID, NAMES, write_boxes, write_sample
 from tasks.forked import run_lines
 from tasks.intervals import assert_loss_has_interval
@@ -379,8 +380,8 @@ def test_boxes_that_cannot_be_seen_are_left_out_and_counted(damage, said, boxes,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", [TASK, "instance-segmentation"])
-def test_a_killed_run_on_real_photos_goes_on_and_finds_objects_in_them(task, shared_data, tmp_path):
-    data = write_sample(shared_data / "samples" / "COCO", tmp_path / "data")
+def test_a_killed_run_goes_on_and_finds_objects_in_them(task, tmp_path):
+    data = write_sample(SAMPLES / "COCO", tmp_path / "data")
     words = ["train", task, "--train_file", data, "--validation_file", data, "--keep_duplicates", "--batch", 1]
     words += ["--epochs", 3, "--image_size", 64, "--threads", 1, "--no_rehearsal", "--lr", 1e-3, "--workers", 0]
     code, said = run_lines([*words, "--out", "killed"], folder=tmp_path, failpoint="after_optimizer_step:4:kill")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 from itertools import pairwise
@@ -20,13 +19,13 @@ from loopwright.tasks.text.answers import AnswerRules, best_answers, predicted_r
 from loopwright.tasks.text.models import train_tokenizer
 from loopwright.tasks.text.question_answering import TASK, best_spans
 from loopwright.tasks.text.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
+from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
 
 NAMES = ("red", "green", "blue", "black", "white", "cat", "dog", "horse", "mouse", "duck")
 FILLERS = ("it", "was", "seen", "by", "the", "old", "river", "at", "noon")
-SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def questions(count=64, seed=0, length=40, unanswered=0.0):
@@ -211,9 +210,8 @@ def test_adapters_of_a_model_that_marks_spans_are_trained_and_merged(tmp_path, t
     assert len(run.predict(["Which one ?", "the very red river"])) == 1
 
 
-@pytest.mark.skipif(not (SHARED / "samples" / "SQUAD").is_dir(), reason="the shared data is not here")
 def test_the_sample_of_squad_trains_evaluates_and_predicts(tmp_path):
-    data = SHARED / "samples" / "SQUAD" / "sample.json"
+    data = SAMPLES / "SQUAD" / "sample.json"
     flags = {**FLAGS, "epochs": 1, "train_file": data, "validation_file": data, "keep_duplicates": True}
     run = api.train("question-answering", output_dir=tmp_path / "run", max_length=96, **flags)
     metrics = run.metrics

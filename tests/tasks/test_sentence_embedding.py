@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +12,12 @@ from loopwright import api, cli
 from loopwright.errors import ConfigError, InputError
 from loopwright.tasks import get_task
 from loopwright.tasks.text.pools import PoolScorer
+from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
 
-SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-STSB = SHARED / "samples" / "STS-B"
+STSB = SAMPLES / "STS-B"
 
 
 def words(letters, seed):
@@ -334,7 +332,6 @@ def test_a_model_that_writes_texts_is_refused(tmp_path):
     assert "not an encoder" in refused("model.task", data=data, model=tmp_path / "t5")
 
 
-@pytest.mark.skipif(not STSB.is_dir(), reason="the samples of STS-B are not here")
 def test_the_sample_of_stsb_is_trained_resumed_and_predicted_by_command(tmp_path, capsys):
     files = ["--train_file", STSB / "train.tsv", "--validation_file", STSB / "dev.tsv", "--epochs", "1", "--batch", "4"]
     out = ["--threads", "1", "--out", tmp_path / "run"]

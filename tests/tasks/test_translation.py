@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 from loopwright import api
 from loopwright.errors import ConfigError, InputError
+from sample_data import SAMPLES
 from tasks.intervals import assert_loss_has_interval
 from tasks.phrases import SIZES, pairs, tiny_bart, tiny_t5
 from tasks.reviews import events, read_lines, write_csv, write_jsonl
@@ -19,8 +19,7 @@ from tasks.reviews import events, read_lines, write_csv, write_jsonl
 FLAGS = {"lr": 5e-3, "epochs": 6, "batch": 8, "threads": 1, "vocabulary_size": 400, "quiet": True}
 SHORT = {**FLAGS, "epochs": 1, "max_train_samples": 16, "rehearsal": False}
 TEXTS = [text for row in pairs() for text in row.values()]
-SHARED = Path(os.environ.get("LOOPWRIGHT_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-WMT16 = SHARED / "samples" / "wmt16" / "sample.json"
+WMT16 = SAMPLES / "wmt16" / "sample.json"
 
 
 @pytest.fixture
@@ -316,7 +315,6 @@ def test_numbers_that_cannot_be_are_refused(phrases):
 # ----------------------------------------------------------------------------------------------------- real data
 
 
-@pytest.mark.skipif(not WMT16.is_file(), reason="the shared data is not here")
 def test_the_sample_of_wmt16_is_trained_resumed_and_predicted(tmp_path):
     flags = {**SHORT, "source_lang": "en", "target_lang": "ro", "keep_duplicates": True, "validation_file": WMT16}
     flags["model"] = tiny_t5(

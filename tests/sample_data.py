@@ -1,0 +1,18 @@
+"""Where sample data lies: our own, which travels with the tests, and real data, if it is beside the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SAMPLES = Path(__file__).resolve().parent / "samples"
+_REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def real_sample(name: str) -> Path:
+    """Return a file or folder of real data by its name in `samples`; skip the test without it."""
+    path = _REAL / name if name.startswith("mrpc") else _REAL / "samples" / name
+    if not path.exists():
+        pytest.skip("no shared/data beside the checkout")
+    return path
