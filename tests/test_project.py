@@ -370,3 +370,14 @@ def test_a_test_without_an_assertion_is_not_collected(tmp_path):
 def test_a_warning_fails_a_test():
     with pytest.raises(UserWarning, match="loud"):
         warnings.warn("loud", stacklevel=1)
+
+
+# ------------------------------------------------------------------------------------------------------- changelog
+
+
+def test_the_changelog_has_this_version_and_entries_of_one_line():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", text, re.MULTILINE)[0] == project()["version"]
+    entries = re.findall(r"^- .*(?:\n +\S.*)*", text, re.MULTILINE)
+    assert len(entries) >= 40
+    assert [entry for entry in entries if "\n" in entry or len(entry) > 140] == []
