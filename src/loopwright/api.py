@@ -21,9 +21,9 @@ from loopwright.run_folder.listing import list_runs
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.kept_config import config_of
-from loopwright.runs.other_data import by_role, names_in, plan_of_file
+from loopwright.runs.other_data import by_role, plan_of_file
 from loopwright.runs.seeds import SeedRun, say_seeds
-from loopwright.runs.settings import Settings, settle, words_of
+from loopwright.runs.settings import Settings, settle
 from loopwright.runs.start import DATA_FLAGS, Seeds, check_settings, start
 from loopwright.sources import DataPlan, check_unchanged
 from loopwright.tasks import get_task
@@ -100,7 +100,7 @@ def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run
     """Resume or extend a run, like `lw resume RUN --flags`."""
     folder = _folder(run)
     changes, module = _without_module(_task_of(folder), changes)
-    return Run(go_on(folder, words_of(changes), Screen(is_quiet=quiet), module).run)
+    return Run(go_on(folder, changes, Screen(is_quiet=quiet), module).run)
 
 
 def evaluate(
@@ -119,8 +119,8 @@ def evaluate(
     """
     folder = _folder(run)
     changes, module = _without_module(_task_of(folder), changes)
-    words = _allowed(changes, evaluation_flags(_task_of(folder)))
-    metrics, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, words, module)
+    _check_changes(changes, evaluation_flags(_task_of(folder)))
+    metrics, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, changes, module)
     return metrics
 
 
@@ -136,12 +136,12 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
     folder = _folder(run)
     task = _task_of(folder)
     changes, module = _without_module(task, changes)
-    words = _allowed(changes, prediction_flags(task))
+    _check_changes(changes, prediction_flags(task))
     if isinstance(inputs, (str, Path)):
         is_file = Path(inputs).is_file() and not task.is_input(str(inputs))
-        return list(predict_run(folder, inputs if is_file else [str(inputs)], words, module))
+        return list(predict_run(folder, inputs if is_file else [str(inputs)], changes, module))
     given = [str(each) if isinstance(each, Path) else each for each in inputs]
-    return list(predict_run(folder, given, words, module))
+    return list(predict_run(folder, given, changes, module))
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,8 @@ def _folder(run: str | Path | Run) -> RunFolder:
 
 
 def _settled(task: Task, flags: Mapping[str, Any], config: str | Path | None) -> Settings:
-    written, module = _without_module(task, flags)
-    settings = replace(settle(task, words_of(written), config, module is not None), module=module)
+    values, module = _without_module(task, flags)
+    settings = replace(settle(task, values, config, has_module=module is not None), module=module)
     if settings.sources.get("oom") == "default":
         settings.args.oom = "stop"  # in Python, settings change only on request
     return settings
@@ -303,29 +303,30 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 # ------------------------------------------------------------------------------------------------------ training
 
 
-def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = None) -> Outcome:
+def go_on(folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None) -> Outcome:
     """Resume a run in its folder; called by `resume` and the command line."""
     task = get_task(str(folder.about["task"]))
     config = config_of(folder)
-    settings = replace(settle(task, words, config), module=module)
-    if settings.sources["output_dir"] == "flag":
+    settings = replace(settle(task, changes, config), module=module)
+    if "output_dir" in settings.given:
         raise InputError(
-            "args.value", "a run goes on in its own folder", fix=f"lw train {folder.path} --output_dir ..."
+            "args.value", "a run is resumed in its own folder", fix=f"lw train {folder.path} --output_dir ..."
         )
     if settings.args.seeds > 1:
         again = f"lw train {folder.path} --seeds {settings.args.seeds}"
-        raise InputError("args.value", "a run that goes on has one seed", fix=f"leave out --seeds   or   {again}")
+        raise InputError("args.value", "a resumed run has a single seed", fix=f"leave out --seeds   or   {again}")
     screen.attach(folder)
-    screen.say(f"resume {folder.id}  {' '.join(words)}")
+    told = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
+    screen.say(f"resume {folder.id}  {' '.join(told)}")
     if config != folder.config:
         screen.say(f"note: config.yaml was cut off; it is written anew from {config.parent.relative_to(folder.path)}")
         write_atomically(folder.config, config.read_bytes())
-    if settings.training.max_steps > 0 and names_in(words) & {"epochs", "num_train_epochs"}:
+    if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
         screen.say(f"note: --max_steps {settings.training.max_steps} decides how long the run is, not --epochs")
     with ReadingProgress(screen) as progress:
-        plan = _same_plan(task, settings, folder, bool(names_in(words) & set(DATA_FLAGS)), progress)
-    status, told = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
-    if status["state"] == "done" and status["update"] == told and not _is_changed(settings, task, folder):
+        plan = _same_plan(task, settings, folder, bool(settings.given & set(DATA_FLAGS)), progress)
+    status, ended_at = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
+    if status["state"] == "done" and status["update"] == ended_at and not _is_changed(settings, task, folder):
         return _already_done(folder, settings, screen)
     screen.block("data", *describe(plan, settings.args))
     from loopwright.runs.job import train as train_job
@@ -335,7 +336,7 @@ def go_on(folder: RunFolder, words: list[str], screen: Screen, module: Any = Non
 
 def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
     """Whether the settings differ from the run's; epochs are ignored if max_steps sets the length."""
-    then, now = settle(task, [], folder.config).values(), settings.values()
+    then, now = settle(task, config=folder.config).values(), settings.values()
     epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
     return {**then, **epochs} != {**now, **epochs}
 
@@ -394,8 +395,8 @@ def _column_flags(task: Task) -> list[str]:
     return [field.name for field in fields(task.arguments) if field.name.endswith("_column")]
 
 
-def _allowed(changes: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return flags given in Python as command-line words; refuse flags that a trained model cannot change."""
+def _check_changes(changes: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse flags that a trained model cannot change."""
     for name in changes:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -405,7 +406,6 @@ def _allowed(changes: Mapping[str, Any], names: Sequence[str]) -> list[str]:
                 saw=[f"what can be: {', '.join(names)}"],
                 fix=f"did you mean {near[0]}?" if near else f"loopwright.train(..., {name}=...)",
             )
-    return words_of(changes)
 
 
 def _task_of(folder: RunFolder) -> Task:
@@ -413,21 +413,21 @@ def _task_of(folder: RunFolder) -> Task:
 
 
 def load_run(
-    folder: RunFolder, plan: DataPlan | None = None, words: list[str] | None = None, module: Any = None
+    folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Job:
     """Return a job with the best weights of a run, on its device; its data is not opened.
 
     Args:
         folder: the run folder.
         plan: the plan of other data; None for the run's own.
-        words: flags that override the run's settings.
+        changes: settings that override the run's.
         module: the model that the run was given in Python.
     """
     from loopwright.runs.job import build_job, prepare_torch
     from loopwright.runs.weights import load_weights
 
     task = _task_of(folder)
-    settings = settle(task, words or [], config_of(folder))
+    settings = settle(task, changes or {}, config_of(folder))
     if plan is None:
         plan = DataPlan.read(folder.data)
     prepare_torch(settings)
@@ -446,7 +446,7 @@ def evaluate_run(
     data: str | Path | None,
     screen: Screen,
     allow_changed_data: bool = False,
-    words: list[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
     module: Any = None,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """Evaluate the best model of a run; return the metrics and their intervals.
@@ -456,12 +456,12 @@ def evaluate_run(
         data: a file; None for the run's validation data, limited as in the run.
         screen: prints the progress.
         allow_changed_data: evaluate even if the run's own data has changed.
-        words: flags that override the run's settings.
+        changes: settings that override the run's.
         module: the model that the run was given in Python.
     """
     own = DataPlan.read(folder.data)
     task = _task_of(folder)
-    settings = settle(task, words or [], config_of(folder))
+    settings = settle(task, changes or {}, config_of(folder))
     limit = settings.args.max_eval_samples
     if data is None:
         if not allow_changed_data:
@@ -469,15 +469,15 @@ def evaluate_run(
                 check_unchanged(own, progress)
         plan, place = own, folder.evaluation
     else:
-        plan = plan_of_file(task, task.schema(settings.args), settings, own, words, validation_file=data)
+        plan = plan_of_file(task, task.schema(settings.args), settings, own, validation_file=data)
         place = folder.evaluation / Path(data).stem
-        if "max_eval_samples" not in names_in(words):
+        if "max_eval_samples" not in settings.given:
             limit = None
     screen.block("data", *describe(plan))
     num_seen = 0 if data is None else own.num_trained_on(plan)
     if num_seen:
         screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
-    job = load_run(folder, plan, words, module)
+    job = load_run(folder, plan, changes, module)
     from loopwright.runs.finish import evaluate as evaluate_job
 
     rows = job.data.rows("validation")
@@ -490,28 +490,28 @@ def evaluate_run(
 
 
 def predict_run(
-    folder: RunFolder, inputs: str | Path | Sequence[Any], words: list[str] | None = None, module: Any = None
+    folder: RunFolder, inputs: str | Path | Sequence[Any], changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Iterator[dict[str, Any]]:
     """Yield a prediction for each row of a data file, or for each text or row.
 
     Args:
         folder: the run folder.
         inputs: a file, texts, or rows as dicts by role or column.
-        words: flags that override the run's settings.
+        changes: settings that override the run's.
         module: the model that the run was given in Python.
     """
     task = _task_of(folder)
     plan = DataPlan.read(folder.data)
     rows: Any
     if isinstance(inputs, (str, Path)):
-        settings = settle(task, words or [], config_of(folder))
+        settings = settle(task, changes or {}, config_of(folder))
         schema = task.schema(settings.args).for_prediction()
-        rows = plan_of_file(task, schema, settings, plan, words, test_file=inputs).rows("test")
+        rows = plan_of_file(task, schema, settings, plan, test_file=inputs).rows("test")
     elif all(isinstance(each, str) for each in inputs):
         rows = task.rows_of_texts(plan, [str(each) for each in inputs])
     else:
         rows = [by_role(plan, each) for each in inputs if not isinstance(each, str)]
-    job = load_run(folder, words=words, module=module)
+    job = load_run(folder, changes=changes, module=module)
     job.model.eval()
     yield from task.predict_rows(job, rows)
 

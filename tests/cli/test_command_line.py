@@ -321,14 +321,16 @@ def test_each_code_above_the_readers_is_listed_and_has_a_test():
 
 
 def test_a_flag_of_a_demo_gives_way_to_the_one_that_is_typed_by_any_of_its_names():
-    from loopwright.runs.settings import without_given
+    from loopwright.runs.settings import settle
     from loopwright.tasks import get_task
 
-    task = get_task("translation")
-    flags = {"data": "dates", "lr": 1e-3, "epochs": 4, "batch": 16}
-    assert without_given(task, flags, ["--learning_rate", "0.1"]) == {"data": "dates", "epochs": 4, "batch": 16}
-    assert without_given(task, flags, ["--lr=0.1", "--num_train_epochs", "2"]) == {"data": "dates", "batch": 16}
-    assert without_given(task, flags, []) == flags
+    def settled(*argv):
+        training = settle(get_task("translation"), argv, base={"data": "dates", "lr": 1e-3, "epochs": 4}).training
+        return training.learning_rate, training.num_train_epochs
+
+    assert settled("--learning_rate", "0.1") == (0.1, 4)
+    assert settled("--lr=0.1", "--num_train_epochs", "2") == (0.1, 2)
+    assert settled() == (1e-3, 4)
 
 
 @pytest.mark.parametrize("verb", ["train", "check"])

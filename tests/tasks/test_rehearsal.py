@@ -14,7 +14,7 @@ from loopwright.runs import rehearsal
 from loopwright.runs.auto.learning_rate import Search, find_rate
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.job import build_job, load_data, make_optimizer
-from loopwright.runs.settings import settle, words_of
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
@@ -26,7 +26,7 @@ def job(reviews):
     """Return a job that is ready to train."""
     task = get_task("text-classification")
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
-    settings = settle(task, words_of({**flags, "data": reviews}))
+    settings = settle(task, {**flags, "data": reviews})
     made = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
     load_data(made)
     return made

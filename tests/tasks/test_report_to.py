@@ -8,7 +8,7 @@ import pytest
 from loopwright.cli import main
 from loopwright.engine import trackers
 from loopwright.run_folder import find_run
-from loopwright.runs.settings import settle, words_of
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from tasks.reviews import read_lines
 from tracking.written import configs, points, scalars, trackio_in
@@ -43,8 +43,8 @@ def test_trackers_are_named_by_flags_in_a_file_and_in_python(tmp_path):
     file.write_text("report_to: [tensorboard, trackio]\n", encoding="utf-8")
     assert settle(task, ["--report_to", *NAMES]).training.report_to == NAMES
     assert settle(task, [], file).training.report_to == NAMES
-    assert settle(task, words_of({"report_to": NAMES})).training.report_to == NAMES
-    assert settle(task, words_of({"report_to": "trackio"})).training.report_to == ["trackio"]
+    assert settle(task, {"report_to": NAMES}).training.report_to == NAMES
+    assert settle(task, {"report_to": "trackio"}).training.report_to == ["trackio"]
     assert settle(task, ["--report_to", "none"]).training.report_to == settle(task, []).training.report_to == []
 
 

@@ -10,7 +10,7 @@ import torch
 from loopwright import api
 from loopwright.errors import ConfigError
 from loopwright.runs.job import build_job, load_data
-from loopwright.runs.settings import settle, words_of
+from loopwright.runs.settings import settle
 from loopwright.sources import DataPlan
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
@@ -106,7 +106,7 @@ def test_writing_samples_leaves_every_module_in_its_mode(tmp_path, gpt2):
     task = get_task("causal-lm")
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
     data = write_text(tmp_path / "lines.txt", lines())
-    settings = settle(task, words_of({**flags, "data": data, "model": gpt2, "block_size": 32}))
+    settings = settle(task, {**flags, "data": data, "model": gpt2, "block_size": 32})
     job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(gpt2))
     load_data(job)
     job.model.train()

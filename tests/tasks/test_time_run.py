@@ -18,7 +18,7 @@ from loopwright.runs import timing
 from loopwright.runs.auto.time_budget import Costs
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.job import build_job, load_data, make_optimizer
-from loopwright.runs.settings import read_sources, settle, words_of
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
 from loopwright.tasks.data import RunData
@@ -62,7 +62,7 @@ def lines_of(run, event):
 def test_timing_puts_everything_back_bit_by_bit_and_leaves_no_file(reviews, tmp_path):
     task = get_task("text-classification")
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
-    settings = settle(task, words_of({**flags, "data": reviews, "time": "4s", "eval_on_train": True}))
+    settings = settle(task, {**flags, "data": reviews, "time": "4s", "eval_on_train": True})
     job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
     load_data(job)
     job.model.eval()
@@ -83,7 +83,7 @@ def test_a_run_with_a_time_is_the_run_of_the_updates_that_were_planned(reviews, 
     run = api.train("text-classification", data=reviews, output_dir=tmp_path / "timed", time="8s", **FLAGS)
     assert run.status == "done" and run.result["updates"] == 12
     assert settle(get_task("text-classification"), [], run.path / "config.yaml").training.max_steps == 12
-    assert read_sources(run.path / "config.yaml")["max_steps"] == "auto"
+    assert run.folder.about["sources"]["max_steps"] == "auto"
     assert lines_of(run, "log")[-1]["lr"] == 0.0
     assert "time    8s: 12 steps (2.4 epochs) at 0.25 s, evaluations 2.8 s" in (run.path / "log.txt").read_text()
     assert "· 12 updates in 3 epochs · 3 evaluations" in (run.path / "log.txt").read_text()
@@ -144,7 +144,8 @@ def test_a_signal_while_updates_are_timed_leaves_no_run_and_nothing_to_resume(re
     words = [
         "train",
         "text-classification",
-        *words_of({**flags, "data": reviews, "time": "60s", "out": tmp_path / "a"}),
+        *(f"--{name}={value}" for name, value in {**flags, "data": reviews, "time": "60s"}.items()),
+        f"--out={tmp_path / 'a'}",
     ]
     assert main([*words, "--quiet"]) == 75
     assert capsys.readouterr() == ("", "ended by SIGTERM before the first update; nothing was trained\n")

@@ -6,7 +6,8 @@ import pytest
 
 from loopwright.config import TrainingArguments
 from loopwright.errors import ConfigError, InputError
-from loopwright.runs.settings import settle, words_of
+from loopwright.run_folder import RunFolder
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 
 TASK = get_task("text-classification")
@@ -19,12 +20,13 @@ TASK = get_task("text-classification")
         ["--lr=auto"],
         ["--learning_rate", "auto"],
         ["--learning-rate=auto"],
-        words_of({"learning_rate": "auto"}),
+        {"learning_rate": "auto"},
     ],
     ids=["short", "short with =", "full", "full with -", "python"],
 )
 def test_the_learning_rate_may_be_auto_by_any_of_its_names(words):
-    settings = settle(TASK, ["--data", "x.csv", *words, "--epochs", "2"])
+    others = {"data": "x.csv", "epochs": 2}
+    settings = settle(TASK, {**others, **words}) if isinstance(words, dict) else settle(TASK, words, base=others)
 
     assert settings.args.auto == ["learning_rate"]
     assert settings.values()["learning_rate"] == "auto"
@@ -60,10 +62,9 @@ def test_a_value_that_was_chosen_is_kept_with_its_origin_and_read_as_a_number(tm
     assert 'per_device_train_batch_size: "auto"  # flag' in settings.lines()
     assert "learning_rate: 0.02  # auto" in settings.lines()
 
-    config = tmp_path / "config.yaml"
     settings.choose("per_device_train_batch_size", 16)
-    config.write_text("\n".join(settings.lines()) + "\n")
-    again = settle(TASK, [], config)
+    settings.write(RunFolder(tmp_path))
+    again = settle(TASK, [], tmp_path / "config.yaml")
     assert again.args.auto == []
     assert (again.training.learning_rate, again.training.per_device_train_batch_size) == (0.02, 16)
     assert again.sources["learning_rate"] == again.sources["per_device_train_batch_size"] == "auto"

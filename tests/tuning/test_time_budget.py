@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loopwright.durations import seconds_of
 from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder, write_json
 from loopwright.runs.auto.time_budget import (
     Costs,
     check_fits,
@@ -20,7 +21,7 @@ from loopwright.runs.auto.time_budget import (
     told_seconds,
 )
 from loopwright.runs.clock import Course
-from loopwright.runs.settings import settle, without_given, words_of
+from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 
 TASK = get_task("text-classification")
@@ -86,13 +87,13 @@ def test_a_time_may_be_a_flag_an_argument_in_python_or_in_a_file(tmp_path):
     config = tmp_path / "settings.yaml"
     config.write_text("time: 1:30:00\n")
     by_flag, in_file = settle(TASK, ["--time", "2h"]), settle(TASK, [], config)
-    assert by_flag.args.time == settle(TASK, words_of({"time": "2h"})).args.time == "2h"
+    assert by_flag.args.time == settle(TASK, {"time": "2h"}).args.time == "2h"
     assert in_file.args.time == "1:30:00"
-    assert by_flag.has_new_time and not in_file.has_new_time
+    assert by_flag.given == {"time"} and not in_file.given
     assert by_flag.is_planned_by_time(is_begun=False) and in_file.is_planned_by_time(is_begun=False)
     assert 'time: "2h"  # flag' in by_flag.lines()
     with pytest.raises(InputError, match="--time 90: expected a length of time"):
-        settle(TASK, words_of({"time": 90}))
+        settle(TASK, {"time": 90})
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,10 @@ def test_a_time_may_be_a_flag_an_argument_in_python_or_in_a_file(tmp_path):
 def test_a_time_beside_another_length_is_refused_on_the_command_line_and_in_a_file(flags, told, tmp_path):
     config = tmp_path / "settings.yaml"
     config.write_text("".join(f"{name}: {value}\n" for name, value in {**flags, "time": "2h"}.items()))
-    for words, file in ((words_of({**flags, "time": "2h"}), None), ([], config)):
-        with pytest.raises(InputError, match=f"--time 2h and {told} 3: both say how long the run is") as refused:
-            settle(TASK, words, file)
+    for values, file in (({**flags, "time": "2h"}, None), ({}, config)):
+        with pytest.raises(InputError, match=f"--time 2h and {told} 3: ") as refused:
+            settle(TASK, values, file)
+        assert (refused.value.code, refused.value.flag) == ("args.value", told)
         assert refused.value.fix == f"leave out {told}   or   leave out --time"
 
 
@@ -125,18 +127,19 @@ def test_a_flag_wins_over_what_a_file_says_of_the_length(tmp_path):
 
     config.write_text("time: 2h\n")
     for flags in ({"epochs": 4}, {"max_steps": 4}):
-        settings = settle(TASK, words_of(flags), config)
+        settings = settle(TASK, flags, config)
         assert settings.args.time is None and not settings.is_planned_by_time(is_begun=False)
 
 
 def test_the_number_that_was_planned_holds_for_a_run_that_goes_on(tmp_path):
     settings = settle(TASK, ["--time", "2h"])
-    config = tmp_path / "config.yaml"
-    config.write_text("\n".join(settings.lines()) + "\n")
+    run = RunFolder(tmp_path)
+    config = run.config
+    settings.write(run)
     assert settle(TASK, [], config).is_planned_by_time(is_begun=True)  # it ended before the number was known
 
     settings.training.max_steps, settings.sources["max_steps"] = 200, "auto"
-    config.write_text("\n".join(settings.lines()) + "\n")
+    settings.write(run)
     same = settle(TASK, [], config)
     assert same.training.max_steps == 200 and not same.is_planned_by_time(is_begun=True)
     assert same.is_planned_by_time(is_begun=False)  # another run of the same settings has a clock of its own
@@ -148,11 +151,16 @@ def test_the_number_that_was_planned_holds_for_a_run_that_goes_on(tmp_path):
     longer = settle(TASK, ["--max_steps", "300"], config)
     assert (longer.args.time, longer.training.max_steps) == (None, 300)
 
+    write_json(tmp_path / "run.json", {"id": "old"})  # of a version that recorded no sources
+    assert not settle(TASK, [], config).is_planned_by_time(is_begun=True)
+    assert settle(TASK, [], config).sources["learning_rate"] == "file"
+
 
 def test_a_time_takes_the_place_of_the_length_of_a_demo():
     flags = {"epochs": 3, "max_steps": 700, "lr": 1e-3}
-    assert without_given(TASK, flags, ["--time", "1m"]) == {"lr": 1e-3}
-    assert without_given(TASK, flags, ["--seed", "1"]) == flags
+    by_time = settle(TASK, ["--time", "1m"], base=flags)
+    assert (by_time.args.time, by_time.training.max_steps, by_time.training.learning_rate) == ("1m", -1, 1e-3)
+    assert settle(TASK, ["--seed", "1"], base=flags).training.max_steps == 700
 
 
 # -------------------------------------------------------------------------------------------------------- the plan

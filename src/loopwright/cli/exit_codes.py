@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -50,37 +49,25 @@ WITH_JSON = frozenset(
         *("runs", "compare", "verify", "tasks", "doctor", "launch", "no_verb"),
     }
 )
-_WRITTEN = re.compile(r"error\[([\w.]+)\]: ")
-_FIX = "  fix: "
-_BUG = "bug"
+_BUG, _OTHER = "bug", "other"  # codes of errors that have none
+_REPORT_BUG = "this is a bug of loopwright or of a library that it uses: please report it with the traceback above"
+_VERIFY = "lw verify RUN lists what is wrong with each checkpoint"
 NO_CHECKPOINT, CANNOT_WRITE, PREEMPTED, INTERRUPTED = 65, 74, 75, 130
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed command.
-
-    Attributes:
-        exit_code: the exit code of the command.
-        code: the kind of error, as listed by `lw explain errors`; "other" if it has none, "bug" if unexpected.
-        message: what is wrong.
-        fix: the nearest fix; None if unknown.
-        saw: lines of evidence.
-        text: the whole message for people; empty if another process has printed it.
-    """
+    """A failed command: its exit code, and the error with the fields to show."""
 
     exit_code: int
-    code: str
-    message: str
-    fix: str | None
-    saw: tuple[str, ...]
-    text: str
+    error: LoopwrightError
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the JSON event."""
-        told = {"code": self.code, "message": self.message, "saw": list(self.saw), "fix": self.fix}
-        return {**told, "exit_code": self.exit_code}
+        error = self.error
+        message = {"code": error.code, "message": error.what, "saw": list(error.saw), "fix": error.fix}
+        return {**message, "exit_code": self.exit_code}
 
 
 def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
@@ -129,15 +116,16 @@ def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
 def say_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
     """Report a failure as a JSON event or as text; a bug always prints its traceback.
 
-    Write errors are always printed as text too: standard output may be the file that failed.
+    Write errors are always printed as text too: standard output may be the file that failed. A failure without a code
+    is that of another process, which has printed it.
     """
-    if failure.code == _BUG and error is not None:
+    if failure.error.code == _BUG and error is not None:
         traceback.print_exception(error)
     if events is not None:
         with contextlib.suppress(OSError):
-            events.tell("error", **failure.fields)
-    if failure.text and (events is None or isinstance(error, OSError)):
-        _say(failure.text)
+            events.tell("error", **{**failure.fields, "code": failure.error.code or _OTHER})
+    if failure.error.code is not None and (events is None or isinstance(error, OSError)):
+        _say_error(str(failure.error))
 
 
 def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
@@ -155,43 +143,34 @@ def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: 
 
 def failure_of(error: BaseException) -> Failure:
     """Return the failure that an exception stands for."""
-    kind = type(error).__name__
-    if kind == "NoCheckpointError":
-        return failed("checkpoint.none", NO_CHECKPOINT, str(error), "lw verify RUN says what is wrong with each")
-    if isinstance(error, CheckpointError):
-        return failed("checkpoint.write", CANNOT_WRITE, str(error), _disk_fix(error))
-    if isinstance(error, (ConfigError, DataError)):
-        return _read(INPUT, str(error))
-    if isinstance(error, MemoryLimitError):
-        return _read(MEMORY, str(error))
-    if kind == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
+    if isinstance(error, AnotherProcessError):
+        return Failure(BUG, LoopwrightError(error.what))
+    if isinstance(error, LoopwrightError):
+        return _failure_of_ours(error)
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _CPU_MEMORY in str(error):
         remedies = "half the --batch and twice the --gradient_accumulation_steps, --bf16, --gradient_checkpointing"
         return failed("memory.train", MEMORY, f"out of memory: {_first_line(error)}", remedies)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return failed("disk.write", CANNOT_WRITE, str(error), _disk_fix(error))
-    if isinstance(error, AnotherProcessError):
-        return Failure(BUG, "other", str(error), None, (), "")
-    if isinstance(error, LoopwrightError):
-        return Failure(INPUT, "other", str(error), None, (), f"error: {error}")
-    text = "this is a bug of loopwright, or of a library that it uses: please report it with the lines above"
-    return Failure(BUG, _BUG, f"{kind}: {_first_line(error)}", None, (), text)
+    return failed(_BUG, BUG, f"{type(error).__name__}: {_first_line(error)}", _REPORT_BUG)
+
+
+def _failure_of_ours(error: LoopwrightError) -> Failure:
+    if isinstance(error, MemoryLimitError):
+        return Failure(MEMORY, error)
+    if isinstance(error, CheckpointError):
+        if error.code == "checkpoint.none":
+            return failed(error.code, NO_CHECKPOINT, error.what, _VERIFY)
+        return failed("checkpoint.write", CANNOT_WRITE, error.what, _disk_fix(error))
+    if error.code is not None:
+        return Failure(INPUT, error)
+    code = "args.value" if isinstance(error, (ConfigError, DataError)) else _OTHER
+    return Failure(INPUT, LoopwrightError(str(error), code=code))
 
 
 def failed(code: str, exit_code: int, what: str, fix: str) -> Failure:
-    """Return a failure with its printed text."""
-    return Failure(exit_code, code, what, fix, (), f"error[{code}]: {what}\n  fix: {fix}")
-
-
-def _read(exit_code: int, text: str) -> Failure:
-    """Parse a failure from its text: code, evidence and fix, where present."""
-    match = _WRITTEN.match(text)
-    if match is None:
-        return Failure(exit_code, "args.value", text, None, (), f"error[args.value]: {text}")
-    lines = text[match.end() :].split("\n")
-    what, *more = lines
-    fixes = [line.removeprefix(_FIX) for line in more if line.startswith(_FIX)]
-    saw = tuple(line.strip() for line in more if not line.startswith(_FIX))
-    return Failure(exit_code, match[1], what, fixes[-1] if fixes else None, saw, text)
+    """Return a failure with a code and a fix."""
+    return Failure(exit_code, LoopwrightError(what, code=code, fix=fix))
 
 
 def _disk_fix(error: BaseException | None) -> str:
@@ -199,7 +178,7 @@ def _disk_fix(error: BaseException | None) -> str:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     if error is None:
-        return "lw verify RUN says what is wrong with each"
+        return _VERIFY
     return _DISK_FIXES.get(error.errno, "make sure that the folder is there and takes files, and resume")
 
 
@@ -239,6 +218,16 @@ def _first_line(error: BaseException) -> str:
 
 def _say(text: str) -> None:
     """Print to stderr, wrapped to the terminal."""
-    text = visible(text)
-    sys.stderr.write((folded(text) if sys.stderr.isatty() else text) + "\n")
+    sys.stderr.write(_wrapped(text))
     sys.stderr.flush()
+
+
+def _say_error(text: str) -> None:
+    """Print the error that the command ends with; a process beside the first may hold it back."""
+    getattr(sys.stderr, "hold", sys.stderr.write)(_wrapped(text))
+    sys.stderr.flush()
+
+
+def _wrapped(text: str) -> str:
+    text = visible(text)
+    return (folded(text) if sys.stderr.isatty() else text) + "\n"

@@ -47,7 +47,6 @@ _TOGETHER_SECONDS = 3.0
 _TOGETHER = (INPUT, DIVERGED, NO_CHECKPOINT, PREEMPTED, INTERRUPTED)
 _CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which processes leave their exit codes; set by the launcher
 _PAUSE_SECONDS = 0.05
-_ERROR = "error["  # prefix of the error that a verb ends with
 
 
 def launch(words: list[str]) -> int:
@@ -200,13 +199,17 @@ class _HeldBack:
         self._held: list[str] = []
 
     def write(self, text: str) -> int:
-        self._held.append(text)
-        if "torch" in sys.modules and not text.startswith(_ERROR):
+        self.hold(text)
+        if "torch" in sys.modules:
             import torch.distributed
 
             if torch.distributed.is_initialized():
                 self.release()
         return len(text)
+
+    def hold(self, text: str) -> None:
+        """Hold back the error that the verb ends with, whatever was released before."""
+        self._held.append(text)
 
     def release(self) -> None:
         for text in self._held:

@@ -53,8 +53,8 @@ def add_json(parser: VerbParser) -> None:
 
 def parse_for_run(
     parser: VerbParser, words: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
-) -> tuple[argparse.Namespace, list[str]]:
-    """Return the parsed arguments of a verb, and the flags of the run's task among them as words.
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Return the parsed arguments of a verb, and the flags of the run's task among them, by name.
 
     Args:
         parser: the verb's parser, with a positional `run`.
@@ -70,7 +70,7 @@ def parse_for_run(
     else:
         name = parser.parse_known_args(words)[0].run
     if name is None:
-        return parser.parse_args(words), []
+        return parser.parse_args(words), {}
     task = get_task(str(find_run(name).about["task"]))
     flags = flags_of(task)
     about = create_parser(task).help_of
@@ -79,5 +79,4 @@ def parse_for_run(
         spellings = dict.fromkeys((f"--{flag}", f"--{flag.replace('_', '-')}"))
         group.add_argument(*spellings, dest=flag, metavar="VALUE", help=about(flag))
     asked = parser.parse_args(words)
-    given = {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}
-    return asked, [f"--{flag}={value}" for flag, value in given.items()]
+    return asked, {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}

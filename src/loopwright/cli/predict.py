@@ -89,7 +89,7 @@ def export(words: list[str]) -> int:
     return DONE
 
 
-def _predictions(folder: RunFolder, inputs: list[str], changes: list[str]) -> Iterator[dict[str, Any]]:
+def _predictions(folder: RunFolder, inputs: list[str], changes: dict[str, str]) -> Iterator[dict[str, Any]]:
     if inputs == ["-"]:
         try:
             texts = [line.rstrip("\n") for line in sys.stdin]

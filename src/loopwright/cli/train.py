@@ -21,7 +21,7 @@ from loopwright.runs.console.screen import Screen
 from loopwright.runs.early_signals import ends_early
 from loopwright.runs.kept_config import config_of
 from loopwright.runs.provenance import data_facts
-from loopwright.runs.settings import Settings, create_parser, settle, task_of, without_given, words_of
+from loopwright.runs.settings import Settings, create_parser, settle, task_of
 from loopwright.runs.start import check_files, check_settings, start
 from loopwright.tasks import TASKS, get_task, task_names
 from loopwright.tasks.base import Task
@@ -132,7 +132,7 @@ def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
     elif minilm is not None:
         screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
-    return settle(task, [*words_of(without_given(task, flags, rest)), *rest])
+    return settle(task, rest, base=flags)
 
 
 def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:

@@ -64,10 +64,9 @@ class ParallelMode(NamedChoice):
     DISTRIBUTED = "distributed"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ": did you mean ...?" for the most similar known word, or an empty string if none is similar."""
-    matches = get_close_matches(word, list(known), n=1)
-    return f": did you mean {matches[0]}?" if matches else ""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the most similar known word; None if none is similar."""
+    return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 
 def shown(name: str, value: Any) -> str:
@@ -86,4 +85,16 @@ def choose(kind: type[Kind], name: str, value: Any) -> Kind:
         if member.value == text:
             return member
     known = [str(member.value) for member in kind]
-    raise ConfigError(f"{name} must be one of {', '.join(known)}, got {text!r}{nearest(str(text), known)}")
+    raise not_among(f"{name} must be", text, known, flag=name)
+
+
+def not_among(subject: str, given: Any, choices: Iterable[Any], **fields: Any) -> ConfigError:
+    """Return the error about a value that is not among the choices."""
+    known = [str(choice) for choice in choices]
+    what = f"{subject} one of {', '.join(known)}, got {given!r}"
+    return ConfigError(what, given=given, choices=known, nearest=nearest(str(given), known), **fields)
+
+
+def must_be(name: str, expected: str, given: Any, more: str = "") -> ConfigError:
+    """Return the error about the value of a field."""
+    return ConfigError(f"{name} must be {expected}, got {given!r}{more}", flag=name, given=given)

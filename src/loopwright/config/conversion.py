@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from loopwright.config.choices import nearest
+from loopwright.config.choices import nearest, not_among
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.errors import ConfigError
 
@@ -22,10 +22,6 @@ T = TypeVar("T")
 
 TRUE_WORDS = ("yes", "true", "t", "y", "1", "on")
 FALSE_WORDS = ("no", "false", "f", "n", "0", "off")
-
-
-class UnfitValueError(ConfigError):
-    """A value that cannot be converted to the field's type; its text says what is expected."""
 
 
 def field_types(kind: type) -> dict[str, Any]:
@@ -58,7 +54,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
     hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **field_types(kind)}
     for name in values:
         if name not in hints:
-            raise ConfigError(f"{kind.__name__} has no field {name!r}{nearest(name, hints)}")
+            raise ConfigError(f"{kind.__name__} has no field {name!r}", flag=name, nearest=nearest(name, hints))
     return kind(**{name: convert_named(name, value, hints[name]) for name, value in values.items()})
 
 
@@ -70,8 +66,9 @@ def convert_named(name: str, value: Any, hint: Any) -> Any:
     """
     try:
         return convert(value, hint)
-    except UnfitValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
+    except ConfigError as error:
+        fields = {"given": value, "choices": error.choices, "nearest": error.nearest}
+        raise ConfigError(f"{name}: {error.what}", flag=name, **fields) from error
 
 
 def members(hint: Any) -> list[Any]:
@@ -95,7 +92,7 @@ def convert(value: Any, hint: Any) -> Any:
     """Return a file's value, converted to its type. A value that already has one of the types is unchanged.
 
     Raises:
-        UnfitValueError: it cannot become that.
+        ConfigError: it cannot become that.
     """
     if value is None:
         return None
@@ -109,7 +106,7 @@ def convert_text(text: str, hint: Any) -> Any:
     """Return a word of the command line, converted to its type: a string only if nothing else fits.
 
     Raises:
-        UnfitValueError: it cannot become that.
+        ConfigError: it cannot become that.
     """
     allowed = sorted(members(hint), key=lambda member: member is str)
     if is_optional(hint) and str not in allowed and text.lower() in ("none", "null"):
@@ -122,11 +119,11 @@ def _first_that_fits(value: Any, allowed: list[Any]) -> Any:
     for member in allowed:
         try:
             return _convert_to(value, member)
-        except UnfitValueError as problem:
-            problems.append(str(problem))
+        except ConfigError as problem:
+            problems.append(problem)
     if not problems:
         return value
-    raise UnfitValueError(problems[0])
+    raise problems[0]
 
 
 def _is_plainly(value: Any, hint: Any) -> bool:
@@ -159,7 +156,7 @@ def _bool(value: Any) -> bool:
     word = str(value).lower()
     if word in TRUE_WORDS or word in FALSE_WORDS:
         return word in TRUE_WORDS
-    raise UnfitValueError(f"expected true or false, got {value!r}")
+    raise ConfigError(f"expected true or false, got {value!r}")
 
 
 def _int(value: Any) -> int:
@@ -169,27 +166,25 @@ def _int(value: Any) -> int:
     if isinstance(value, int):
         return value
     if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise UnfitValueError(f"expected a whole number, got {value!r}")
+        raise ConfigError(f"expected a whole number, got {value!r}")
     return int(number)
 
 
 def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UnfitValueError(f"expected a number, got {value!r}")
+        raise ConfigError(f"expected a number, got {value!r}")
     try:
         return float(value)
     except ValueError as error:
-        raise UnfitValueError(f"expected a number, got {value!r}") from error
+        raise ConfigError(f"expected a number, got {value!r}") from error
 
 
 def _str(value: Any) -> str:
     if isinstance(value, bool):
-        raise UnfitValueError(
-            f"expected a text, got {value!r}: YAML reads yes, no, on and off so, put quotes around it"
-        )
+        raise ConfigError(f"expected a text, got {value!r}: YAML reads yes, no, on and off so, put quotes around it")
     if isinstance(value, (int, float, str, Path)):
         return str(value)
-    raise UnfitValueError(f"expected a text, got {value!r}")
+    raise ConfigError(f"expected a text, got {value!r}")
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -198,17 +193,17 @@ def _dict(value: Any) -> dict[str, Any]:
     try:
         read = json.loads(value) if isinstance(value, str) else None
     except json.JSONDecodeError as error:
-        raise UnfitValueError(f'expected JSON such as {{"name": 1}}, got {value!r}: {error}') from error
+        raise ConfigError(f'expected JSON such as {{"name": 1}}, got {value!r}: {error}') from error
     if isinstance(read, dict):
         return read
-    raise UnfitValueError(f'expected JSON such as {{"name": 1}}, got {value!r}')
+    raise ConfigError(f'expected JSON such as {{"name": 1}}, got {value!r}')
 
 
 def _list(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
     if kind is tuple and arguments and Ellipsis not in arguments:
         if len(values) != len(arguments):
-            raise UnfitValueError(f"expected {len(arguments)} values, got {values!r}")
+            raise ConfigError(f"expected {len(arguments)} values, got {values!r}")
         return tuple(convert(each, hint) for each, hint in zip(values, arguments, strict=True))
     return kind(convert(each, arguments[0] if arguments else Any) for each in values)
 
@@ -226,14 +221,14 @@ def _choice(value: Any, choices: list[tuple[Any, Any]]) -> Any:
     for word in spellings:
         if word in words:
             return words[word]
-    raise UnfitValueError(f"expected one of {', '.join(words)}, got {value!r}{nearest(str(value), words)}")
+    raise not_among("expected", value, words)
 
 
 def _made(value: str, kind: Callable[[str], Any]) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError) as error:
-        raise UnfitValueError(f"expected a {getattr(kind, '__name__', kind)}, got {value!r}: {error}") from error
+        raise ConfigError(f"expected a {getattr(kind, '__name__', kind)}, got {value!r}: {error}") from error
 
 
 _SIMPLE: Mapping[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}

@@ -113,7 +113,8 @@ class AcceptsOldNames(type):
         unknown = [name for name in translated if name not in parameters]
         if unknown and not takes_any:
             known = [*parameters, *cls.old_names()]
-            raise ConfigTypeError(f"{cls.__name__} has no argument {unknown[0]!r}{nearest(unknown[0], known)}")
+            what = f"{cls.__name__} has no argument {unknown[0]!r}"
+            raise ConfigTypeError(what, flag=unknown[0], nearest=nearest(unknown[0], known))
         return super().__call__(*args, **translated)
 
     @property
@@ -145,7 +146,7 @@ class AcceptsOldNames(type):
 
 def _ratio(value: float) -> float | None:
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"warmup_ratio must be at least 0 and below 1, got {value!r}")
+        raise ConfigError(f"warmup_ratio must be at least 0 and below 1, got {value!r}", flag="warmup_ratio")
     return value or None
 
 

@@ -18,14 +18,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from loopwright.config.choices import nearest
+from loopwright.config.choices import nearest, not_among
 from loopwright.config.conversion import (
-    UnfitValueError,
     convert,
     convert_named,
     convert_text,
@@ -36,12 +35,12 @@ from loopwright.config.conversion import (
 )
 from loopwright.config.files import read_mapping
 from loopwright.config.old_names import AcceptsOldNames
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, LoopwrightError
 
 CONFIG_FLAG = "--config"
 
 # Metadata of a field that is passed to argparse.
-_ARGPARSE_KEYS = ("help", "choices", "metavar", "nargs")
+_ARGPARSE_KEYS = ("help", "metavar", "nargs")
 
 # Words that are values, not flags; argparse before Python 3.14 does not know -1e-3.
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
@@ -71,17 +70,13 @@ def HfArg(
 
 
 class _Field(argparse.Action):
-    """Stores a flag's value, and records in the parser that it was given."""
+    """Converts and stores a flag's value, and records in the parser that it was given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         assert isinstance(parser, HfArgumentParser)
-        try:
-            value = convert(values, parser.type_of(self.dest)) if isinstance(values, list) else values
-        except UnfitValueError as error:
-            raise argparse.ArgumentError(self, str(error)) from error
-        setattr(namespace, self.dest, parser.take(self.dest, value))
+        setattr(namespace, self.dest, parser.take(self, option, values))
 
 
 class _Negation(argparse.Action):
@@ -91,7 +86,7 @@ class _Negation(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         assert isinstance(parser, HfArgumentParser)
-        setattr(namespace, self.dest, parser.take(self.dest, False))
+        setattr(namespace, self.dest, parser.take(self, option, False))
 
 
 class HfArgumentParser(argparse.ArgumentParser):
@@ -105,6 +100,8 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     Attributes:
         sources: the origin of each field's value after parsing: "default", "file" or "flag".
+        typed: each flag of the command line by its field: the flag and its value, as they were typed.
+        preset: values of fields that rank between the flags and the files, and count as flags.
 
     Raises:
         ConfigError: two of the dataclasses have a field of the same name, or a type cannot be read.
@@ -120,8 +117,11 @@ class HfArgumentParser(argparse.ArgumentParser):
             dataclass_types = [dataclass_types]
         self.dataclass_types: list[Any] = list(dataclass_types or [])
         self.sources: dict[str, str] = {}
+        self.typed: dict[str, tuple[str, str]] = {}
+        self.preset: dict[str, Any] = {}
         self._given: dict[str, Any] = {}
         self._hints: dict[str, Any] = {}
+        self._choices: dict[str, Sequence[Any]] = {}
         self._owners: dict[str, Any] = {}
         self._config_action: argparse.Action | None = None
         for kind in self.dataclass_types:
@@ -165,10 +165,10 @@ class HfArgumentParser(argparse.ArgumentParser):
             try:
                 fields, rest = self.read_values(read_mapping(file), f"{file}: ")
             except ConfigError as error:
-                self.error(str(error))
+                self.fail(error)
             unknown = [name for name in rest if name not in self._own_names()]
             if unknown:
-                self.error(f"{file}: {self._unknown(unknown[0])}")
+                self.fail(self.unknown_name(unknown[0], f"{file}: "))
             from_files |= fields
             own |= rest
         if not return_remaining_strings and not self.allow_abbrev:
@@ -183,7 +183,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         if return_remaining_strings:
             return (*outputs, remaining)
         if remaining:
-            self.error(self._remaining(remaining))
+            self.fail(self._unknown_word(remaining))
         return outputs
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """
         values, unknown = self.read_values(args, "")
         if unknown and not allow_extra_keys:
-            raise ConfigError(self._unknown(next(iter(unknown))))
+            raise self.unknown_name(next(iter(unknown)))
         return self._fill(values, {})
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
@@ -216,17 +216,37 @@ class HfArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; a flag may have - where its name has _."""
         line = list(sys.argv[1:] if args is None else args)
-        self._given = {}
+        self._given, self.typed = {}, {}
         return super().parse_known_args([self._underscored(word) for word in line], namespace)
 
-    def type_of(self, name: str) -> Any:
-        """Return the type of a field; called by the actions of the fields."""
-        return self._hints[name]
+    def take(self, action: argparse.Action, option: str | None, given: Any) -> Any:
+        """Convert the value of a flag, record that it was given, and return it; called by the actions of the fields."""
+        name = action.dest
+        self.typed[name] = str(option), " ".join(given) if isinstance(given, list) else str(given)
+        try:
+            read = convert_text if isinstance(given, str) else convert
+            self._given[name] = self.check_choice(name, read(given, self._hint_of(name)))
+        except ConfigError as error:
+            error.flag = error.flag or name
+            self.fail(error, action)
+        return self._given[name]
 
-    def take(self, name: str, value: Any) -> Any:
-        """Record that a flag was given, and return its value; called by the actions of the fields."""
-        self._given[name] = value
+    def check_choice(self, name: str, value: Any) -> Any:
+        """Return a value if it is among the choices of its field.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        for each in value if isinstance(value, list) else [value]:
+            if name in self._choices and each is not None and each not in self._choices[name]:
+                raise not_among("expected", each, self._choices[name], flag=name)
         return value
+
+    def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:
+        """End the program with code 2, as argparse does; override it to raise the error."""
+        if action is not None:
+            raise argparse.ArgumentError(action, str(error)) from error
+        self.error(str(error))
 
     # ------------------------------------------------------------------------------------------------- arguments
 
@@ -241,6 +261,8 @@ class HfArgumentParser(argparse.ArgumentParser):
                 names = f"{self._owners[field.name].__name__} and {kind.__name__}"
                 raise ConfigError(f"{names} both have a field {field.name!r}: a flag can fill only one, rename one")
             self._hints[field.name] = hints[field.name]
+            if "choices" in field.metadata:
+                self._choices[field.name] = field.metadata["choices"]
             self._owners[field.name] = kind
             self._add_field(group, field, hints[field.name])
 
@@ -256,8 +278,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         # As in transformers, a bool without a default is False.
         is_required = _has_no_default(field) and hint is not bool
         options = {"default": default, "required": is_required, **_options(hint), **told}
-        if "choices" in told:
-            options.pop("metavar")
+        if field.name in self._choices and "metavar" not in told:
+            options["metavar"] = _braced(self._choices[field.name])
         group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
         if bool in members(hint) and default is True:
             text = argparse.SUPPRESS if field.metadata.get("is_hidden") else f"the same as --{field.name} false"
@@ -332,17 +354,21 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values of fields, with their types and current names, and the values of unknown names."""
-        hints = dict(self._hints)
-        for kind in self.dataclass_types:
-            hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **hints}
         known, unknown = {}, {}
         for key, value in values.items():
             name = key.replace("-", "_")
-            if name in hints:
-                known[name] = convert_named(f"{place}{key}", value, hints[name])
-            else:
+            if self._hint_of(name) is None:
                 unknown[key] = value
+            else:
+                known[name] = convert_named(f"{place}{key}", value, self._hint_of(name))
         return self._renamed(known), unknown
+
+    def _hint_of(self, name: str) -> Any:
+        """Return the type of a field, also by an old name; None if there is no such field."""
+        if name in self._hints:
+            return self._hints[name]
+        olds = (old_names_of(kind).get(name) for kind in self.dataclass_types)
+        return next((old.hint for old in olds if old is not None), None)
 
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values under their current names; an old name that is a field of another dataclass stays."""
@@ -356,7 +382,7 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def _fill(self, from_files: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Any, ...]:
         """Create the dataclasses: flags win over files, files over defaults."""
-        flags = self._renamed(flags)
+        flags = {**self.preset, **self._renamed(flags)}
         defaults = {name: value for name, value in self._defaults.items() if name in self._hints}
         values = {**defaults, **from_files, **flags}
         self.sources = {
@@ -375,24 +401,31 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     # ---------------------------------------------------------------------------------------------------- errors
 
-    def _unknown(self, name: str) -> str:
-        known = [*self._hints, *self._own_names()]
-        return f"unknown name {name!r}{nearest(name, known)}"
+    def unknown_name(self, name: str, place: str = "") -> LoopwrightError:
+        """Return the error about an unknown name in a file or a dict."""
+        near = nearest(name, [*self._hints, *self._own_names()])
+        return ConfigError(f"{place}unknown name {name!r}", flag=name, nearest=near)
+
+    def unknown_flag(self, flag: str) -> LoopwrightError:
+        """Return the error about an unknown flag."""
+        known = [option for option, action in self._option_string_actions.items() if not _is_hidden(action)]
+        near = nearest(flag.replace("-", "_"), known) or nearest(flag, known)
+        return ConfigError(f"unknown flag {flag}", flag=flag, nearest=near)
+
+    def unexpected(self, word: str) -> LoopwrightError:
+        """Return the error about a word that belongs to no flag."""
+        return ConfigError(f"unexpected value {word!r}", given=word)
 
     def _refuse_unknown_flags(self, line: list[str]) -> None:
         for word in line[: line.index("--")] if "--" in line else line:
             flag = self._underscored(word).partition("=")[0]
             # argparse takes a word with a space in it for a value.
             if flag.startswith("--") and " " not in word and flag not in self._option_string_actions:
-                self.error(self._remaining([word]))
+                self.fail(self._unknown_word([word]))
 
-    def _remaining(self, words: list[str]) -> str:
-        for word in words:
-            flag = word.partition("=")[0]
-            if flag.startswith("-") and len(flag) > 1:
-                known = [option for option, action in self._option_string_actions.items() if not _is_hidden(action)]
-                return f"unknown flag {flag}{nearest(flag.replace('-', '_'), known) or nearest(flag, known)}"
-        return f"unexpected value {words[0]!r}"
+    def _unknown_word(self, words: list[str]) -> LoopwrightError:
+        flags = [flag for flag in (word.partition("=")[0] for word in words) if flag.startswith("-") and len(flag) > 1]
+        return self.unknown_flag(flags[0]) if flags else self.unexpected(words[0])
 
 
 def _has_no_default(field: Any) -> bool:
@@ -407,28 +440,22 @@ def _options(hint: Any) -> dict[str, Any]:
     allowed = members(hint)
     lists = [member for member in allowed if is_list(member)]
     if lists:
-        return {"nargs": "+", "type": str, "metavar": _metavar((get_args(lists[0]) or (str,))[0])}
-    options = {"type": _reader(hint), "metavar": _metavar(allowed[0] if allowed else str)}
+        return {"nargs": "+", "metavar": _metavar((get_args(lists[0]) or (str,))[0])}
+    options = {"metavar": _metavar(allowed[0] if allowed else str)}
     return {**options, "nargs": "?", "const": True} if allowed == [bool] else options
 
 
 def _metavar(hint: Any) -> str:
     if get_origin(hint) is Literal:
-        return "{" + ",".join(str(choice) for choice in get_args(hint)) + "}"
+        return _braced(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return "{" + ",".join(str(member.value) for member in hint) + "}"
+        return _braced(member.value for member in hint)
     kind = get_origin(hint) or hint
     return {dict: "JSON", str: "TEXT"}.get(kind, getattr(kind, "__name__", "value").upper())
 
 
-def _reader(hint: Any) -> Callable[[str], Any]:
-    def read(word: str) -> Any:
-        try:
-            return convert_text(word, hint)
-        except UnfitValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
+def _braced(choices: Iterable[Any]) -> str:
+    return "{" + ",".join(map(str, choices)) + "}"
 
 
 def _split_off(line: list[str], flag: str) -> tuple[list[str], list[str]]:

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from loopwright.config.choices import IntervalStrategy, SaveStrategy, SchedulerType, choose, nearest, shown
+from loopwright.config.choices import (
+    IntervalStrategy,
+    SaveStrategy,
+    SchedulerType,
+    choose,
+    must_be,
+    nearest,
+    not_among,
+    shown,
+)
 from loopwright.config.fields import DEFAULT_OUTPUT_DIR, TrainingFields
 from loopwright.errors import ConfigError, ConfigTypeError
 
@@ -96,7 +105,7 @@ def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional:
         if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
             limit = "" if least is None else f" of at least {least}"
             unset = ", or None" if is_optional else ""
-            raise ConfigError(f"{name} must be a whole number{limit}{unset}, got {value!r}{_instead(name, value)}")
+            raise must_be(name, f"a whole number{limit}{unset}", value, _instead(name, value))
         setattr(args, name, int(value))
 
 
@@ -109,7 +118,7 @@ def _instead(name: str, value: Any) -> str:
 
 def _number(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise ConfigError(f"{name} must be {expected}, got {value!r}{_instead(name, value)}")
+        raise must_be(name, expected, value, _instead(name, value))
     return int(value) if isinstance(value, Integral) else float(value)
 
 
@@ -120,11 +129,9 @@ def _read_json(args: TrainingFields, name: str) -> None:
     try:
         read = json.loads(value)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{name} must be a dict, or one as JSON text, got {value!r}, which is not: {error}"
-        ) from error
+        raise must_be(name, "a dict, or one as JSON text", value, f", which is not: {error}") from error
     if not isinstance(read, dict):
-        raise ConfigError(f"{name} must be a dict, or one as JSON text, got {value!r}")
+        raise must_be(name, "a dict, or one as JSON text", value)
     setattr(args, name, read)
 
 
@@ -145,12 +152,10 @@ def _check_kinds(args: TrainingFields) -> None:
         if field.type in ("bool", "bool | None") and not isinstance(value, bool):
             if value is None and field.default is None:
                 continue
-            raise ConfigTypeError(f"{name} must be True or False, got {value!r}")
+            raise ConfigTypeError(f"{name} must be True or False, got {value!r}", flag=name)
         choices = field.metadata.get("choices")
         if choices and value not in choices and not (value is None and field.default is None):
-            raise ConfigError(
-                f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
-            )
+            raise not_among(f"{name} must be", value, choices, flag=name)
 
 
 def _check_numbers(args: TrainingFields) -> None:
@@ -160,17 +165,17 @@ def _check_numbers(args: TrainingFields) -> None:
     check_whole(args, ["max_steps", "seed"], None)
     check_whole(args, ["data_seed"], None, is_optional=True)
     if args.max_steps < 1 and args.max_steps != -1:
-        raise ConfigError(f"max_steps must be at least 1, or -1 to train num_train_epochs, got {args.max_steps}")
+        raise must_be("max_steps", "at least 1, or -1 to train num_train_epochs", args.max_steps)
     for name in _NOT_NEGATIVE:
         setattr(args, name, _number(name, getattr(args, name) or 0, "a number of at least 0"))
     for name in _BELOW_ONE:
         value = _number(name, getattr(args, name), "at least 0 and below 1")
         if value >= 1:
-            raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")
+            raise must_be(name, "at least 0 and below 1", value)
         setattr(args, name, value)
     epochs = _number("num_train_epochs", args.num_train_epochs, "a number above 0")
     if not 0 < epochs < float("inf"):
-        raise ConfigError(f"num_train_epochs must be a number above 0, got {epochs!r}; evaluate() needs no training")
+        raise must_be("num_train_epochs", "a number above 0", epochs, "; evaluate() needs no training")
     args.num_train_epochs = epochs
 
 
@@ -187,8 +192,9 @@ def _settle_choices(args: TrainingFields) -> None:
     args.include_for_metrics = _listed(args.include_for_metrics)
     for name in args.include_for_metrics:
         if name not in METRIC_INPUTS:
-            hint = nearest(str(name), METRIC_INPUTS)
-            raise ConfigError(f"include_for_metrics takes {' and '.join(METRIC_INPUTS)}, got {name!r}{hint}")
+            near = nearest(str(name), METRIC_INPUTS)
+            takes = f"include_for_metrics takes {' and '.join(METRIC_INPUTS)}, got {name!r}"
+            raise ConfigError(takes, flag="include_for_metrics", nearest=near)
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
     if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
@@ -209,7 +215,7 @@ def _settle_buckets(args: TrainingFields) -> None:
         args.length_buckets = words[0]
         return
     if not all(str(word).isdigit() and int(word) > 0 for word in words):
-        raise ConfigError(f'length_buckets must be "auto", "off" or lengths such as 32 64 128, got {given!r}')
+        raise must_be("length_buckets", '"auto", "off" or lengths such as 32 64 128', given)
     lengths: Any = sorted({int(word) for word in words})  # converted to numbers, from a file or a flag
     args.length_buckets = lengths
 
@@ -230,7 +236,7 @@ def _settle_intervals(args: TrainingFields) -> None:
         meaning = f'a fraction of all updates; to do it never set {prefix}_strategy="no"'
         steps = _steps(name, value, meaning)
         if steps == 0 and strategy == "steps":
-            raise ConfigError(f'{name} must be above 0 with {prefix}_strategy="steps", got {value!r}')
+            raise must_be(name, f'above 0 with {prefix}_strategy="steps"', value)
         setattr(args, name, steps)
 
 
@@ -240,7 +246,7 @@ def _steps(name: str, value: Any, meaning: str) -> float:
     if steps < 1 and steps != 0:
         return steps
     if steps != int(steps):
-        raise ConfigError(f"{name} must be a whole number from 1 on, or {meaning}, got {value!r}")
+        raise must_be(name, f"a whole number from 1 on, or {meaning}", value)
     return int(steps)
 
 
@@ -265,7 +271,7 @@ def _settle_best_model(args: TrainingFields) -> None:
     if needs_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
     if not isinstance(args.metric_for_best_model, (str, type(None))):
-        raise ConfigError(f"metric_for_best_model must be the name of a metric, got {args.metric_for_best_model!r}")
+        raise must_be("metric_for_best_model", "the name of a metric", args.metric_for_best_model)
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 

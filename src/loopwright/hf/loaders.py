@@ -51,7 +51,8 @@ def named_dataset(datasets: Any, name: str) -> Any:
         raise ConfigError(f"{name!r} is no dataset, and as a name it needs eval_dataset to be a dict of datasets")
     if name not in datasets:
         names = ", ".join(map(str, datasets))
-        raise ConfigError(f"eval_dataset has no {name!r}, it has {names}{nearest(name, map(str, datasets))}")
+        near = nearest(name, map(str, datasets))
+        raise ConfigError(f"eval_dataset has no {name!r}, it has {names}", flag="eval_dataset", nearest=near)
     return datasets[name]
 
 

@@ -95,6 +95,10 @@ class RunFolder:
         about: dict[str, Any] = read_json(self.path / _RUN, {})
         return about
 
+    def record(self, **fields: Any) -> None:
+        """Add fields to run.json, or replace them."""
+        write_json(self.path / _RUN, {**self.about, **fields})
+
     @property
     def id(self) -> str:
         """The id of the run; its folder may have another name."""

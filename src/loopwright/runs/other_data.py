@@ -15,15 +15,7 @@ from loopwright.tasks.base import Task
 from loopwright.tasks.data import check_inputs
 
 
-def names_in(words: Sequence[str] | None) -> set[str]:
-    """Return the names of the flags given in this call."""
-    flags = [word.partition("=")[0] for word in words or () if word.startswith("--")]
-    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
-
-
-def plan_of_file(
-    task: Task, schema: Schema, settings: Settings, own: DataPlan, words: Sequence[str] | None, **file: Any
-) -> DataPlan:
+def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, **file: Any) -> DataPlan:
     """Return the plan of a file of other data, with the run's columns or else guessed ones.
 
     Args:
@@ -31,7 +23,6 @@ def plan_of_file(
         schema: the required roles.
         settings: of the run, with the flags of this call.
         own: the plan of the run's own data.
-        words: the flags of this call.
         file: the path, under its argument name of `preflight`.
 
     Raises:
@@ -42,7 +33,7 @@ def plan_of_file(
     if has_known_ending(path):
         options = replace(options, file_kind=None, delimiter=None)  # these described the run's own files
     roles = {role.name for role in schema.roles}
-    now = {name.removesuffix("_column") for name in names_in(words)} & roles
+    now = {name.removesuffix("_column") for name in settings.given} & roles
     named = {role: column for role, column in task.columns(settings.args).items() if role in now}
     columns = {**{role: column for role, column in own.columns.items() if role in roles}, **named}
     try:

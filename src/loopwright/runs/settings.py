@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loopwright.config import HfArgumentParser
 from loopwright.config.files import plain, read_mapping
-from loopwright.config.old_names import AcceptsOldNames
-from loopwright.errors import ConfigError, InputError
+from loopwright.errors import ConfigError, InputError, LoopwrightError
 from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.config_file import check_end, marked
 from loopwright.tasks.arguments import (
@@ -42,13 +39,11 @@ LENGTHS = ("max_steps", "num_train_epochs")  # replaced by `--time`
 _NOT_KEPT = frozenset({"output_dir", "task", "allow_changed_data", "profile", "seeds"})
 _PATHS = ("model", "data", "train_file", "validation_file", "test_file")
 _SHORT_NAMES = (
-    "Short names: --lr is --learning_rate, --epochs --num_train_epochs, --batch --per_device_train_batch_size, --out "
-    "--output_dir. Flags that are on are switched off by --no_NAME. --lr and --batch take auto. Beside these there are "
-    "--check, --print_config, --quiet, --plain and --json (lw train --help)."
+    "Short names: --lr for --learning_rate, --epochs for --num_train_epochs, --batch for "
+    "--per_device_train_batch_size, --out for --output_dir. --no_NAME switches a flag off that is on by default. "
+    "--lr and --batch accept auto. The flags --check, --print_config, --quiet, --plain and --json are described by "
+    "lw train --help."
 )
-_LINE = re.compile(r"^(\w+): .*  # (\w+)$")
-# argparse's message for an invalid choice; the choices are quoted only before Python 3.12.
-_CHOICE = re.compile(r"argument \S*--(?P<flag>\w+): invalid choice: '(?P<given>.*)' \(choose from (?P<choices>.+)\)")
 
 
 @dataclass
@@ -59,15 +54,15 @@ class Settings:
         args: the task's own settings.
         training: the training arguments.
         sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
+        given: the names of the settings that this call gives, by a flag or a keyword.
         module: the model, if a module was passed in Python; it is not written to any file.
-        has_new_time: `--time` was given now, not by a file: a resumed run is planned again.
     """
 
     args: TaskArguments
     training: TaskTrainingArguments
     sources: dict[str, str]
+    given: frozenset[str] = frozenset()
     module: Any = None
-    has_new_time: bool = False
 
     def values(self) -> dict[str, Any]:
         """Return every setting by name, as a YAML value."""
@@ -94,7 +89,7 @@ class Settings:
         Args:
             is_begun: the run is resumed; the number in its config.yaml then stands unless a new time is given.
         """
-        is_known = is_begun and not self.has_new_time and self.training.max_steps > 0
+        is_known = is_begun and "time" not in self.given and self.training.max_steps > 0
         return self.args.time is not None and not is_known
 
     def lines(self) -> list[str]:
@@ -107,104 +102,67 @@ class Settings:
         ]
 
     def write(self, run: RunFolder) -> None:
-        """Write config.yaml; called when a run begins and when it resumes with other settings."""
+        """Write config.yaml, and the sources of its values; called when a run begins, and when settings change."""
         write_atomically(run.config, marked(self.lines()))
+        run.record(sources={name: self.sources.get(name, "flag") for name in self.values() if name not in _NOT_KEPT})
 
 
 class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows the default of a flag if it has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_made = action.dest == "output_dir"  # created in the runs folder if not given
-        return action.help if is_made or action.default in (None, []) else super()._get_help_string(action)
+        is_created = action.dest == "output_dir"  # in the runs folder if not given
+        return action.help if is_created or action.default in (None, []) else super()._get_help_string(action)
 
 
 class TaskParser(HfArgumentParser):
     """The parser of a task's flags; it raises on bad input instead of exiting.
 
     Attributes:
-        auto_in_files: the fields set to "auto" in settings files.
+        auto: the fields set to "auto", each with its source: "flag" or "file".
         config_files: the settings files, once the flags are parsed.
     """
 
     def __init__(self, dataclass_types: list[type], **kwargs: Any) -> None:
-        self.auto_in_files: set[str] = set()
+        self.auto: dict[str, str] = {}
         self.config_files: list[str] = []
         super().__init__(dataclass_types, **kwargs)
+        olds = {name: old for kind in self.dataclass_types for name, old in kind.old_names().items()}
+        self._full_names = {name: str(old.new) for name, old in olds.items()}
+        self._short_names = {name: str(old.new) for name, old in olds.items() if isinstance(old, ShortName)}
 
-    def error(self, message: str) -> NoReturn:
-        """Raise the parser's message as an InputError.
+    # --- values -------------------------------------------------------------------------------------------------
 
-        Raises:
-            InputError: always; its code tells an unknown name from an invalid value.
-        """
-        what, _, near = message.partition(": did you mean ")
-        near = near.rstrip("?")
-        unknown = re.match(r"unknown flag (--\S+)", what)
-        if unknown is not None:
-            near = self._nearest(unknown[1]) or near
-        in_file = re.search(r"unknown name '([^']+)'", what)
-        if in_file is not None:
-            near = (self._nearest(f"--{in_file[1]}") or near).removeprefix("--")
-        value = re.match(r"unexpected value '([^']+)'", what)
-        if value is not None and Path(value[1]).exists():
-            raise InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {value[1]}")
-        choice = _CHOICE.match(what)
-        if choice is not None:
-            choices = re.findall(r"[^\s,']+", choice["choices"])
-            near_values = difflib.get_close_matches(choice["given"], choices, 1, 0.5) or choices
-            flag = f"--{choice['flag']}"
-            raise InputError(
-                "args.value",
-                f"{flag} {choice['given']}: expected one of {', '.join(choices)}",
-                fix=f"{flag} {near_values[0]}",
-            )
-        fix = f"did you mean {near}{self._about(near)}?" if near else f"lw explain {self.prog.split()[-1]}"
-        if "unknown flag" in what or "unknown name" in what:
-            raise InputError("args.unknown", what, fix=fix)
-        raise InputError("args.value", what, fix=fix)
-
-    def without_auto(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Split off the flags set to "auto", such as `--lr auto`, and return the other words and these fields."""
-        names = self._automatic_names()
-        rest: list[str] = []
-        found: list[str] = []
-        left = list(words)
-        while left:
-            word = left.pop(0)
-            flag, equals, value = word.partition("=")
-            name = names.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
-            if name is None or (value if equals else next(iter(left), "")) != _AUTO:
-                rest.append(word)
-                continue
-            found.append(name)
-            if not equals:
-                left.pop(0)
-        return rest, found
-
-    def help_of(self, name: str) -> str:
-        """Return the `--help` text of a flag, or the flag that it is an alias of."""
-        for kind in self.dataclass_types:
-            if isinstance(kind, AcceptsOldNames) and name in kind.old_names():
-                return f"Another name of --{kind.old_names()[name].new}."
-        return str(self._option_string_actions[f"--{name}"].help)
-
-    def _automatic_names(self) -> dict[str, str]:
-        """Return the fields that accept "auto", by their full and short names."""
-        short = {name.removeprefix("--"): full.removeprefix("--") for name, full in self._short_names().items()}
-        return {
-            **{name: name for name in AUTOMATIC},
-            **{name: full for name, full in short.items() if full in AUTOMATIC},
-        }
+    def take(self, action: argparse.Action, option: str | None, given: Any) -> Any:
+        """Record a flag that is set to "auto"; a time replaces a preset number of updates or epochs."""
+        name = self._full_names.get(action.dest, action.dest)
+        if name in AUTOMATIC and given == _AUTO:
+            self.auto[name] = "flag"
+            return self.get_default(name)
+        if name == "time":
+            self.preset = {name: value for name, value in self.preset.items() if name not in LENGTHS}
+        return super().take(action, option, given)
 
     def read_values(self, values: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the values of a file; fields set to "auto" are recorded and removed."""
-        names = self._automatic_names()
-        asked = {key: names.get(key.replace("-", "_")) for key, value in values.items() if value == _AUTO}
-        left = {key for key, name in asked.items() if name is not None}
-        fields, unknown = super().read_values({key: value for key, value in values.items() if key not in left}, place)
-        self.auto_in_files = (self.auto_in_files - set(fields)) | {name for name in asked.values() if name is not None}
+        """Read values by name; fields set to "auto" are recorded and removed."""
+        names = {key: self._full_names.get(key.replace("-", "_"), key.replace("-", "_")) for key in values}
+        auto = {key: names[key] for key, value in values.items() if value == _AUTO and names[key] in AUTOMATIC}
+        fields, unknown = super().read_values({key: values[key] for key in values if key not in auto}, place)
+        for name, value in fields.items():
+            self.check_choice(name, value)
+            self.auto.pop(name, None)
+        self.auto |= dict.fromkeys(auto.values(), "file" if place else "flag")
         return fields, unknown
+
+    def set_preset(self, values: Mapping[str, Any]) -> None:
+        """Set values that rank like flags, but below those of the command line; None means not given."""
+        given = {name: value for name, value in values.items() if value is not None}
+        try:
+            self.preset, unknown = self.read_values(given, "")
+        except ConfigError as error:
+            self.fail(error)
+        if unknown:
+            self.fail(self.unknown_name(next(iter(unknown))))
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         """Keep the files of `--config`, and refuse a truncated one."""
@@ -213,49 +171,79 @@ class TaskParser(HfArgumentParser):
             check_end(Path(file))
         return self.config_files, rest
 
-    def _nearest(self, flag: str) -> str | None:
-        """Return the known flag closest to an unknown one; short names count too."""
-        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        close = difflib.get_close_matches(flag.replace("-", "_").replace("__", "--", 1), [*shown, *self._short_names()])
-        return close[0] if close else None
+    def help_of(self, name: str) -> str:
+        """Return the `--help` text of a flag, or the flag that it is an alias of."""
+        if name in self._full_names:
+            return f"Another name of --{self._full_names[name]}."
+        return str(self._option_string_actions[f"--{name}"].help)
 
-    def full_names(self) -> dict[str, str]:
-        """Return the flag behind each short or older name."""
-        return {f"--{name}": f"--{old.new}" for kind in self.dataclass_types for name, old in kind.old_names().items()}
+    # --- errors -------------------------------------------------------------------------------------------------
 
-    def _short_names(self) -> dict[str, str]:
-        return {
-            f"--{name}": f"--{old.new}"
-            for kind in self.dataclass_types
-            for name, old in kind.old_names().items()
-            if isinstance(old, ShortName)
-        }
+    def error(self, message: str) -> NoReturn:
+        """Raise a message of argparse as an InputError."""
+        raise InputError("args.value", message, fix=self._explain)
 
-    def _about(self, flag: str) -> str:
-        flag = f"--{flag.lstrip('-')}"
-        if flag in self._short_names():
-            return f" (short for {self._short_names()[flag]})"
-        action = self._option_string_actions.get(flag)
+    def fail(self, error: LoopwrightError, action: argparse.Action | None = None) -> NoReturn:
+        """Raise an error about a flag or a value, with a fix."""
+        if isinstance(error, InputError):
+            raise error
+        typed = self.as_typed(error) if isinstance(error, ConfigError) else error
+        raise InputError(
+            "args.value", typed.what, saw=typed.saw, fix=typed.fix or self._explain, flag=typed.flag
+        ) from error
+
+    def as_typed(self, error: ConfigError) -> ConfigError:
+        """Return an error about a value with the flag as typed and a fix; unchanged if no flag gave the value."""
+        typed = {self._full_names.get(name, name): each for name, each in self.typed.items()}
+        name = self._full_names.get(error.flag or "", error.flag or "")
+        if name not in typed:
+            return error
+        flag, given = typed[name]
+        what = f"{flag} {given}: {error.what}"
+        default = plain(self.get_default(name))
+        fix = f"leave {flag} out" if default is None else f"{flag} {default}   (the default)"
+        if error.choices:
+            near = get_close_matches(given, error.choices, 1, 0.5) or error.choices
+            fix = f"{flag} {near[0]}"
+        return type(error)(what, code="args.value", fix=fix, flag=flag, given=given, choices=error.choices)
+
+    def unknown_flag(self, flag: str) -> LoopwrightError:
+        """Return the error about an unknown flag, with the help of the most similar one."""
+        near = self._nearest(flag)
+        fix = f"did you mean --{near}{self._description(near)}?" if near else self._explain
+        return InputError("args.unknown", f"unknown flag {flag}", fix=fix, flag=flag)
+
+    def unknown_name(self, name: str, place: str = "") -> LoopwrightError:
+        """Return the error about an unknown name, with the help of the most similar one."""
+        near = self._nearest(name)
+        fix = f"did you mean {near}{self._description(near)}?" if near else self._explain
+        return InputError("args.unknown", f"{place}unknown name {name!r}", fix=fix, flag=name)
+
+    def unexpected(self, word: str) -> LoopwrightError:
+        """Return the error about a word that belongs to no flag; it may be a file."""
+        what = f"unexpected value {word!r}"
+        if Path(word).exists():
+            return InputError("args.value", f"{what}: data is given by a flag", fix=f"--data {word}")
+        return InputError("args.value", what, fix=self._explain)
+
+    @property
+    def _explain(self) -> str:
+        return f"lw explain {self.prog.split()[-1]}"
+
+    def _nearest(self, name: str) -> str | None:
+        """Return the known name that is most similar to an unknown one; short names count too."""
+        shown = [option for option, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        known = [*(option.removeprefix("--") for option in shown), *self._short_names]
+        return next(iter(get_close_matches(name.lstrip("-").replace("-", "_"), known)), None)
+
+    def _description(self, name: str) -> str:
+        if name in self._short_names:
+            return f" (short for --{self._short_names[name]})"
+        action = self._option_string_actions.get(f"--{name}")
         if action is None or not action.help:
             return ""
         default = "" if action.default in (None, []) else f" default {action.default}"
         return f" ({action.help}{default})"
-
-
-def without_given(task: Task, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that a command line does not set, under a short or full name.
-
-    A time counts as setting the number of updates and epochs.
-    """
-    names = create_parser(task).full_names()
-
-    def full(word: str) -> str:
-        flag = word.partition("=")[0]
-        return names.get(flag, flag).removeprefix("--").removeprefix("no_")
-
-    given = {full(word) for word in words if word.startswith("--")}
-    given |= set(LENGTHS) if "time" in given else set()
-    return {name: value for name, value in flags.items() if full(f"--{name}") not in given}
 
 
 def create_parser(task: Task) -> TaskParser:
@@ -276,26 +264,39 @@ def create_parser(task: Task) -> TaskParser:
     return parser
 
 
-def settle(task: Task, words: list[str], config: str | Path | None = None, has_module: bool = False) -> Settings:
-    """Return the settings that a command line asks for.
+def settle(
+    task: Task,
+    given: Sequence[str] | Mapping[str, Any] = (),
+    config: str | Path | None = None,
+    *,
+    base: Mapping[str, Any] | None = None,
+    has_module: bool = False,
+) -> Settings:
+    """Return the settings that a call asks for.
 
     Args:
         task: the task that defines the flags.
-        words: the flags, as on a command line.
-        config: a YAML or JSON file of settings that flags override, such as a run's config.yaml.
+        given: the flags of a command line, or values by name.
+        config: a YAML or JSON file of settings that `given` overrides, such as a run's config.yaml.
+        base: values by name that a command line overrides.
         has_module: the model is a module passed in Python, not named by a flag.
 
     Raises:
         InputError, ConfigError: a name is unknown, or a value is invalid.
     """
     parser = create_parser(task)
-    rest, asked = parser.without_auto(words)
-    line = [*(["--config", str(config)] if config is not None else []), *rest]
+    is_named = isinstance(given, Mapping)
+    line = [*(["--config", str(config)] if config is not None else []), *([] if is_named else given)]
     try:
+        parser.set_preset(given if isinstance(given, Mapping) else base or {})
         args, training = parser.parse_args_into_dataclasses(line, look_for_args_file=False)
     except ConfigError as error:
-        raise _as_typed(parser, words, error) from error
-    auto = _left_to_the_run(parser, asked, training)
+        raise parser.as_typed(error) from error
+    names = {name for name, source in parser.sources.items() if source == "flag"}
+    for name, source in parser.auto.items():
+        if source == "flag" and name in names:
+            raise ConfigError(f"{name} is given as 'auto' and as {getattr(training, name)!r}: give only one of them")
+    auto = {name: parser.auto[name] for name in AUTOMATIC if name in parser.auto and name not in names}
     sources = {
         name: "task" if source == "default" and name in task.defaults else source
         for name, source in parser.sources.items()
@@ -303,31 +304,41 @@ def settle(task: Task, words: list[str], config: str | Path | None = None, has_m
     if args.task != task.name:
         raise ConfigError(f"the settings are of the task {args.task}, not of {task.name}: name one of them")
     for file in parser.config_files:
-        kept = read_sources(file)
+        kept = _recorded_sources(Path(file), args)
         sources |= {name: kept[name] for name, source in sources.items() if source == "file" and name in kept}
     if args.model is None and not has_module and parser.sources["learning_rate"] == "default":
         training.learning_rate, sources["learning_rate"] = SCRATCH_LEARNING_RATE, "task"
     sources |= auto
     args.auto = list(auto)
-    has_new_time = _settle_length(parser, task, args, training, sources)
+    _settle_length(parser, task, args, training, sources)
     for name in _PATHS:
         value = getattr(args, name)
         if value is not None and str(value).strip() and os.path.exists(Path(value).expanduser()):
             setattr(args, name, str(Path(value).expanduser().absolute()))
-    return Settings(args, training, sources, has_new_time=has_new_time)
+    return Settings(args, training, sources, frozenset(names))
 
 
-def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> bool:
+def _recorded_sources(config: Path, args: TaskArguments) -> dict[str, str]:
+    """Return the sources of the values in a run's config.yaml; empty for another file.
+
+    A run that has recorded none is from an earlier version: if it has a time, its length came from that.
+    """
+    folders = (folder for folder in (config.parent, *config.absolute().parents[1:3]) if (folder / "run.json").is_file())
+    run = next(folders, None)
+    if run is None or config.name != RunFolder(run).config.name:
+        return {}
+    earlier = {} if args.time is None else dict.fromkeys(LENGTHS, _AUTO)
+    return RunFolder(run).about.get("sources") or earlier
+
+
+def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> None:
     """Resolve a time against a number of updates or epochs; a flag overrides a file.
-
-    Returns:
-        Whether a flag gives a time.
 
     Raises:
         InputError: both are flags, or both are in files.
     """
     if args.time is None:
-        return False
+        return
     is_flag = parser.sources["time"] == "flag"
     lengths = [name for name in LENGTHS if getattr(training, name) > 0]
     by_flag = [name for name in lengths if parser.sources[name] == "flag"]
@@ -336,8 +347,9 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
         flag = "--epochs" if name == "num_train_epochs" else f"--{name}"
         raise InputError(
             "args.value",
-            f"--time {args.time} and {flag} {getattr(training, name):g}: both say how long the run is",
+            f"--time {args.time} and {flag} {getattr(training, name):g}: both set the length of the run",
             fix=f"leave out {flag}   or   leave out --time",
+            flag=flag,
         )
     if by_flag:
         args.time, sources["time"] = None, "flag"
@@ -345,26 +357,6 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
         if is_flag or sources[name] == _AUTO:
             setattr(training, name, parser.get_default(name))
             sources[name] = "task" if name in task.defaults else "default"
-    return is_flag
-
-
-def _as_typed(parser: TaskParser, words: Sequence[str], error: ConfigError) -> ConfigError:
-    """Rewrite an error about a value with the flag as typed and a fix; unchanged if no flag gave the value."""
-    field = re.match(r"(\w+) must be ", str(error))
-    names = parser.full_names()
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        full = names.get(flag, flag).removeprefix("--").replace("-", "_")
-        if field is None or not flag.startswith("--") or full != field[1]:
-            continue
-        given = value if equals else " ".join(words[index + 1 : index + 2])
-        what, _, near = str(error).partition(": did you mean ")
-        default = parser.get_default(full)
-        fix = f"{flag} {plain(default)}   (the default)" if default is not None else f"leave {flag} out"
-        if near:
-            fix = f"{flag} {near.rstrip('?')}"
-        return type(error)(f"error[args.value]: {flag} {given}: {what}\n  fix: {fix}")
-    return error
 
 
 def check_trackers(report_to: Sequence[str] | None) -> None:
@@ -381,11 +373,11 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
         if name in ("all", "none"):
             continue
         if name not in PACKAGES:
-            near = difflib.get_close_matches(name, (*PACKAGES, "all"), n=1)
+            near = get_close_matches(name, (*PACKAGES, "all"), n=1)
             raise InputError(
                 "args.value",
                 f"--report_to {name}: there is no such tracker",
-                saw=[f"there are {', '.join(PACKAGES)}, all, none"],
+                saw=[f"known trackers: {', '.join(PACKAGES)}, all, none"],
                 fix=f"--report_to {near[0] if near else next(iter(PACKAGES))}",
             )
         if not is_installed(name):
@@ -395,35 +387,6 @@ def check_trackers(report_to: Sequence[str] | None) -> None:
                 f"--report_to {name} needs the package {package}, which is not installed",
                 fix=f"pip install {package}   or   --report_to none",
             )
-
-
-def _left_to_the_run(parser: TaskParser, asked: Sequence[str], training: TaskTrainingArguments) -> dict[str, str]:
-    """Return the fields set to "auto", and whether by a flag or a file; refuse a field that also has a value."""
-    flags = {name for name, source in parser.sources.items() if source == "flag"}
-    for name in asked:
-        if name in flags:
-            raise ConfigError(f"{name} is given as 'auto' and as {getattr(training, name)!r}: give only one of them")
-    in_files = parser.auto_in_files - flags
-    return {name: "flag" if name in asked else "file" for name in AUTOMATIC if name in in_files or name in asked}
-
-
-def words_of(flags: Mapping[str, Any]) -> list[str]:
-    """Return flags given in Python as command-line words; None means not given."""
-    words: list[str] = []
-    for name, value in flags.items():
-        if isinstance(value, (list, tuple)):
-            words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, Mapping):
-            words.append(f"--{name}={json.dumps(value)}")
-        elif value is not None:
-            words.append(f"--{name}={value.value if isinstance(value, Enum) else value}")
-    return words
-
-
-def read_sources(config: str | Path) -> dict[str, str]:
-    """Return the sources of the values in a run's config.yaml, parsed from its comments."""
-    lines = Path(config).read_text(encoding="utf-8").splitlines()
-    return {match[1]: match[2] for line in lines if (match := _LINE.match(line))}
 
 
 def task_of(config: str | Path) -> str | None:

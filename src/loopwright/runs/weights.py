@@ -12,30 +12,28 @@ from loopwright.run_folder import RunFolder, read_json
 from loopwright.tasks.base import Job
 from loopwright.tasks.weight_average import average_in
 
-
-class NoCheckpointError(CheckpointError):
-    """There is no valid checkpoint."""
+_NONE = "checkpoint.none"
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:
     """Return the checkpoint to resume from; None if the run has not saved any.
 
     Raises:
-        NoCheckpointError: none of the checkpoints is valid.
+        CheckpointError: none of the checkpoints is valid.
     """
     if not has_checkpoints(run.checkpoints):
         return None
     try:
         return find_newest(run.checkpoints)[0]
     except CheckpointError as error:
-        raise NoCheckpointError(str(error)) from error
+        raise CheckpointError(error.what, code=_NONE) from error
 
 
 def best_checkpoint(run: RunFolder) -> Path | None:
     """Return the checkpoint of the best model, else the newest one; None if there is none.
 
     Raises:
-        NoCheckpointError: none of the checkpoints is valid.
+        CheckpointError: none of the checkpoints is valid.
     """
     named = read_json(run.checkpoints / "best.json", {}).get("checkpoint")
     if named and (run.checkpoints / named).is_dir():
@@ -47,15 +45,15 @@ def load_weights(job: Job, run: RunFolder) -> Path:
     """Load the best weights of a run into a job's model, averaged if the run averages, and return their checkpoint.
 
     Raises:
-        NoCheckpointError: the run has no valid checkpoint.
+        CheckpointError: the run has no valid checkpoint.
     """
     path = best_checkpoint(run)
     if path is None:
-        raise NoCheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing")
+        raise CheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing", code=_NONE)
     try:
         saved = read(path)
     except CheckpointError as error:
-        raise NoCheckpointError(str(error)) from error
+        raise CheckpointError(error.what, code=_NONE) from error
     weights = average_in(saved.state) or {**saved.model, **saved.state["model_extra"]}
     sharding.load_weights(job.model, weights)
     return path

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from loopwright.config import TrainingArguments
+from loopwright.config.choices import must_be
 from loopwright.config.old_names import AcceptsOldNames, OldName
 from loopwright.durations import seconds_of
 from loopwright.errors import ConfigError
@@ -98,7 +99,7 @@ def _saving(value: Any) -> dict[str, Any]:
     if str(value) == "epoch":
         return {"save_strategy": "epoch"}
     if not str(value).isdigit() or int(value) < 1:
-        raise ConfigError(f"checkpointing_steps must be a number of updates or 'epoch', got {value!r}")
+        raise must_be("checkpointing_steps", "a number of updates or 'epoch'", value)
     return {"save_strategy": "steps", "save_steps": int(value)}
 
 
@@ -172,9 +173,9 @@ class TaskArguments(metaclass=AcceptsOldNames):
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_ratio < 1:
-            raise ConfigError(f"validation_ratio must be between 0 and 1, got {self.validation_ratio}")
+            raise must_be("validation_ratio", "between 0 and 1", self.validation_ratio)
         if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+            raise must_be("dropout", "at least 0 and below 1", self.dropout)
         if self.time is not None:
             seconds_of(self.time)
         for name in (
@@ -189,4 +190,4 @@ class TaskArguments(metaclass=AcceptsOldNames):
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+                raise must_be(name, "at least 1", value)

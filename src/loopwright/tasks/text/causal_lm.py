@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.baselines import compressed_bits_per_byte
+from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError, InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder
@@ -46,7 +47,7 @@ class CausalArguments(language.LanguageArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+            raise must_be("max_new_tokens", "at least 1", self.max_new_tokens)
         if self.packing and not self.line_by_line:
             raise ConfigError("packing is for rows by themselves, and blocks are full already: add --line_by_line")
         if self.temperature < 0:

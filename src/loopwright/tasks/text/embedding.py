@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.sources import SCHEMAS, DataPlan, Role, Schema
@@ -62,9 +63,9 @@ class SentenceEmbeddingArguments(TaskArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature <= 0:
-            raise ConfigError(f"temperature must be above 0, got {self.temperature}")
+            raise must_be("temperature", "above 0", self.temperature)
         if self.pool_size < 2:
-            raise ConfigError(f"pool_size must be at least 2, got {self.pool_size}")
+            raise must_be("pool_size", "at least 2", self.pool_size)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError, InputError
 from loopwright.sources import DataPlan
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
@@ -48,9 +49,9 @@ class LanguageArguments(TaskArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.block_size is not None and self.block_size < 4:
-            raise ConfigError(f"block_size must be at least 4, got {self.block_size}")
+            raise must_be("block_size", "at least 4", self.block_size)
         if self.vocab_size is not None and self.vocab_size < 300:
-            raise ConfigError(f"vocab_size must be at least 300 (the bytes and some more), got {self.vocab_size}")
+            raise must_be("vocab_size", "at least 300 (the bytes and some more)", self.vocab_size)
         if self.vocab_size is not None and self.model is not None:
             raise ConfigError("vocab_size is for a model from scratch, and --model has a vocabulary: leave it out")
 

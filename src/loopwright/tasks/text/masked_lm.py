@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
@@ -41,7 +42,7 @@ class MaskedArguments(language.LanguageArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.mlm_probability < 1:
-            raise ConfigError(f"mlm_probability must be between 0 and 1, got {self.mlm_probability}")
+            raise must_be("mlm_probability", "between 0 and 1", self.mlm_probability)
 
 
 class MaskedLanguageModel(language.LanguageTask):

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from loopwright.baselines import MostFrequentAnswer, score
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.sources import DataPlan
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
@@ -77,9 +78,9 @@ class QuestionAnsweringArguments(TaskArguments):
         for name in ("max_length", "max_answer_length", "n_best", "num_beams"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+                raise must_be(name, "at least 1", value)
         if self.stride is not None and self.stride < 0:
-            raise ConfigError(f"stride must be at least 0, got {self.stride}")
+            raise must_be("stride", "at least 0", self.stride)
 
     @property
     def rules(self) -> AnswerRules:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from loopwright.baselines import Predictor, score
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import Metric
 from loopwright.sources import DataPlan
 from loopwright.sources.tables import value_at
@@ -63,9 +64,9 @@ class SequenceToSequenceArguments(TaskArguments):
         for name in ("max_source_length", "max_target_length", "generation_max_length", "num_beams"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+                raise must_be(name, "at least 1", value)
         if self.vocabulary_size <= len(_SPECIAL_TOKENS):
-            raise ConfigError(f"vocabulary_size must be above {len(_SPECIAL_TOKENS)}, got {self.vocabulary_size}")
+            raise must_be("vocabulary_size", f"above {len(_SPECIAL_TOKENS)}", self.vocabulary_size)
 
 
 class SequenceToSequence(Task):

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan
 from loopwright.sources.images.folders import list_images
@@ -66,15 +67,13 @@ class VisionArguments(TaskArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size is not None and self.image_size < 1:
-            raise ConfigError(f"image_size must be at least 1, got {self.image_size}")
+            raise must_be("image_size", "at least 1", self.image_size)
         if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"workers must be 0 or more, got {self.workers}")
+            raise must_be("workers", "0 or more", self.workers)
         if self.ema is not None and not 0 < self.ema < 1:
-            raise ConfigError(f"ema must be between 0 and 1, got {self.ema}")
+            raise must_be("ema", "between 0 and 1", self.ema)
         if self.backbone_lr_factor <= 0:
-            raise ConfigError(
-                f"backbone_lr_factor must be above 0, got {self.backbone_lr_factor}: use --freeze backbone for 0"
-            )
+            raise must_be("backbone_lr_factor", "above 0", self.backbone_lr_factor, ": use --freeze backbone for 0")
 
 
 class VisionTask(Task):

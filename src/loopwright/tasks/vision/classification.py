@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import MostFrequent, score
+from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
@@ -40,7 +41,7 @@ class ImageClassificationArguments(VisionArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+            raise must_be("label_smoothing", "at least 0 and below 1", self.label_smoothing)
         if self.label_smoothing and self.loss != "ce":
             raise ConfigError(f"label_smoothing={self.label_smoothing} is of the loss ce, and loss is {self.loss!r}")
 

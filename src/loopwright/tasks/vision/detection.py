@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
@@ -72,9 +73,9 @@ class DetectionArguments(VisionArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold must be from 0 to 1, got {self.threshold}")
+            raise must_be("threshold", "from 0 to 1", self.threshold)
         if self.max_detections < 1:
-            raise ConfigError(f"max_detections must be at least 1, got {self.max_detections}")
+            raise must_be("max_detections", "at least 1", self.max_detections)
 
 
 class DetectionTask(VisionTask):

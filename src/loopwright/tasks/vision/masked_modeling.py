@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.errors import ConfigError, InputError
+from loopwright.config.choices import must_be
+from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows
@@ -42,11 +43,11 @@ class MaskedImageArguments(VisionArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.mask_ratio < 1:
-            raise ConfigError(f"mask_ratio must be between 0 and 1, got {self.mask_ratio}")
+            raise must_be("mask_ratio", "between 0 and 1", self.mask_ratio)
         for name in ("mask_patch_size", "patch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+                raise must_be(name, "at least 1", value)
 
 
 class MaskedImageModeling(VisionTask):
