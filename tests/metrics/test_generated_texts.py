@@ -11,7 +11,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from tests.metrics.samples import columns_of
 
 from loopwright import metrics
-from loopwright.metrics.generation import in_sentences
+from loopwright.metrics.texts import in_sentences
 from sample_data import SAMPLES
 
 

@@ -19,17 +19,27 @@ method `table`; call it before `compute`. The direction is `greater_is_better`.
 
 from __future__ import annotations
 
-from loopwright.metrics.base import Combined, CountingMetric, Metric
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from loopwright.errors import ConfigError
+from loopwright.metrics.base import Combined, CountingMetric, Metric, Options
 from loopwright.metrics.bootstrap import Bootstrap
-from loopwright.metrics.classification import F1, Accuracy, MatthewsCorrelation, Precision, Recall
+from loopwright.metrics.classification import (
+    F1,
+    Accuracy,
+    ConfusionMatrix,
+    MatthewsCorrelation,
+    MultiLabel,
+    Precision,
+    Recall,
+)
 from loopwright.metrics.detection import CocoAP
-from loopwright.metrics.generation import Bleu, ChrF, Rouge
 from loopwright.metrics.images import MeanIoU, ReconstructionError, TopKAccuracy
-from loopwright.metrics.labels import ConfusionMatrix, MultiLabel
-from loopwright.metrics.language import BitsPerByte
-from loopwright.metrics.mean_loss import MeanLoss, Perplexity
+from loopwright.metrics.means import BitsPerByte, MeanLoss, Perplexity
 from loopwright.metrics.question_answering import Squad, SquadV2
-from loopwright.metrics.registry import GLUE, METRICS, TASK_METRICS, VISION_METRICS, combine, load
 from loopwright.metrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
@@ -38,7 +48,7 @@ from loopwright.metrics.regression import (
 )
 from loopwright.metrics.retrieval import CosineSpearman, Retrieval, similarity_rows
 from loopwright.metrics.spans import Entities, TokenAccuracy
-from loopwright.metrics.text import ExactMatch
+from loopwright.metrics.texts import Bleu, ChrF, ExactMatch, Rouge
 
 __all__ = [
     "F1",
@@ -81,3 +91,90 @@ __all__ = [
     "load",
     "similarity_rows",
 ]
+
+
+def _by_name(*groups: tuple[type[Metric], ...]) -> Mapping[str, type[Metric]]:
+    return MappingProxyType({kind.name: kind for group in groups for kind in group})
+
+
+METRICS: Mapping[str, type[Metric]] = _by_name(
+    (Accuracy, F1, Precision, Recall, MatthewsCorrelation),
+    (PearsonCorrelation, SpearmanCorrelation, MeanSquaredError, MeanAbsoluteError),
+    (ExactMatch, MeanLoss, Perplexity),
+)
+"""Every metric of single values, by name: one label, number or text for each sample."""
+
+TASK_METRICS: Mapping[str, type[Metric]] = _by_name(
+    (Squad, SquadV2, Entities, TokenAccuracy, Rouge, Bleu, ChrF),
+    (Retrieval, CosineSpearman, BitsPerByte, MultiLabel, ConfusionMatrix),
+)
+"""Every metric of a task with more to a sample, by name: answers, sequences, rows, texts with several references."""
+
+VISION_METRICS: Mapping[str, type[Metric]] = _by_name((TopKAccuracy, MeanIoU, CocoAP, ReconstructionError))
+"""Every metric of images, by name."""
+
+
+class _GluePearson(PearsonCorrelation):
+    """Pearson's correlation under the name that GLUE's STS-B gives it."""
+
+    def result(self, options: Options) -> dict[str, Any]:
+        return {"pearson": super().result(options)["pearsonr"]}
+
+
+GLUE: Mapping[str, Callable[[], Metric]] = MappingProxyType(
+    {
+        **dict.fromkeys(("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "hans"), Accuracy),
+        "cola": MatthewsCorrelation,
+        "mrpc": lambda: Combined([Accuracy(), F1()]),
+        "qqp": lambda: Combined([Accuracy(), F1()]),
+        "stsb": lambda: Combined([_GluePearson(), SpearmanCorrelation()]),
+    }
+)
+"""The metrics of the GLUE benchmark's tasks."""
+
+# Metrics of evaluate that have another name here.
+_OTHER_NAMES = {"seqeval": "entities", "bleu": "sacrebleu", "poseval": "token_accuracy"}
+
+# Arguments of evaluate.load about where files are kept. There are no files here, so they change nothing.
+_ABOUT_FILES = frozenset({"cache_dir", "experiment_id", "keep_in_memory", "download_config", "revision"})
+
+
+def load(path: str, config_name: str | None = None, **options: Any) -> Metric:
+    """Return a new metric by its name.
+
+    Args:
+        path: a key of `METRICS`, `TASK_METRICS` or `VISION_METRICS`, or "glue".
+        config_name: the task of "glue", a key of `GLUE`; other metrics have none.
+        options: options of the metric, such as `average` of "f1". Arguments of `evaluate.load` about downloads and
+            caches are accepted and change nothing.
+
+    Raises:
+        ConfigError: the name, the task or an option is unknown.
+        InputError: a package that the metric needs is not installed.
+    """
+    options = {name: value for name, value in options.items() if name not in _ABOUT_FILES}
+    if path == "glue":
+        if config_name is None:
+            raise ConfigError(f"load('glue') needs a task as its second argument: {', '.join(GLUE)}")
+        _check_name("GLUE task", config_name, GLUE)
+        if options:
+            raise ConfigError(f"the metrics of GLUE have no options, got {', '.join(options)}")
+        return GLUE[config_name]()
+    kinds = {**METRICS, **TASK_METRICS, **VISION_METRICS}
+    _check_name("metric", path, [*kinds, "glue"])
+    if config_name is not None:
+        raise ConfigError(f"the metric {path!r} has no configurations, got {config_name!r}; only 'glue' has")
+    return kinds[path](**options)
+
+
+def combine(metrics: Iterable[str | Metric]) -> Combined:
+    """Return one metric made of several, given by name or as instances: `combine(["accuracy", "f1"])`."""
+    return Combined([load(each) if isinstance(each, str) else each for each in metrics])
+
+
+def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    known = list(known)
+    if name not in known:
+        nearest = get_close_matches(_OTHER_NAMES.get(name, str(name)), known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(f"there is no {kind} {name!r}: {hint}There are {', '.join(known)}")

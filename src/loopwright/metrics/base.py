@@ -9,34 +9,47 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import ConfigError, DataError, InputError
+from loopwright.metrics.sums import Counts, Totals
 
 Column = NDArray[Any]
+Columns = Mapping[str, Column]
+Options = Mapping[str, Any]
+Scores = dict[str, NDArray[np.float64]]
 
 
 class Metric(ABC):
     """One or a few numbers about predictions and references.
+
+    A subclass defines `update` and `result`. What it keeps of the samples is created by `create_state`, and has
+    `num_samples`, `merge`, `state_dict` and `load_state_dict`.
 
     Attributes:
         name: the name in the registry, and usually the key of the result.
         greater_is_better: the direction in which the metric improves.
         columns: the names of `add_batch`'s arguments.
         options: the options of this metric and their values.
+        options_apply_early: whether options apply when samples are added. They then belong to `load`, or to a
+            `compute` that gets all the samples.
     """
 
     name: ClassVar[str]
     greater_is_better: bool = True
     columns: tuple[str, ...] = ("predictions", "references")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    defaults: ClassVar[Options] = MappingProxyType({})
+    options_apply_early: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = {**self.defaults, **self._known(options)}
+        self._state: Any = self.create_state()
 
     def add_batch(self, **columns: Any) -> None:
         """Add samples: `add_batch(predictions=..., references=...)`, as lists, numpy arrays or torch tensors."""
@@ -55,20 +68,27 @@ class Metric(ABC):
 
         Raises:
             DataError: nothing was added.
+            ConfigError: an option is unknown, or differs from the one that earlier samples were added with.
         """
         batch = {name: given.pop(name) for name in self.columns if name in given}
         batch = {name: values for name, values in batch.items() if values is not None}
         options = self._known(given)
+        if self.options_apply_early and self.num_samples:
+            late = [name for name, value in options.items() if value != self.options[name]]
+            if late:
+                raise _late_options(self.name, late)
         # If this call fails, its own samples are lost; earlier ones can be computed again.
         is_to_reset = self.num_samples == 0
+        before, self.options = self.options, {**self.options, **options}
         try:
             if batch:
                 self.add_batch(**batch)
             if self.num_samples == 0:
-                raise DataError(f"{self.name} has no samples: give {_listed(self.columns)} to add_batch, or to compute")
-            result = self.result({**self.options, **options})
+                raise DataError(f"{self.name} has no samples: pass {_listed(self.columns)} to add_batch or compute")
+            result = self.result(self.options)
             is_to_reset = True
         finally:
+            self.options = before
             if is_to_reset:
                 self.reset()
         return result
@@ -87,7 +107,8 @@ class Metric(ABC):
         """Return a column as an array whose first dimension is the samples; called by `as_columns`."""
         return as_column(name, values)
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, options: Options) -> dict[str, Any]:
+        """Return the options, validated; called with those given to the constructor or to `compute`."""
         unknown = [name for name in options if name not in self.defaults]
         if unknown:
             takes = f"its options are {', '.join(self.defaults)}" if self.defaults else "it has no options"
@@ -95,33 +116,44 @@ class Metric(ABC):
         return dict(options)
 
     @property
-    @abstractmethod
+    def counting_parts(self) -> list[CountingMetric]:
+        """The metrics of counts that this metric consists of; empty if it has no interval."""
+        return []
+
+    @property
     def num_samples(self) -> int:
         """The number of samples since the last result."""
+        return int(self._state.num_samples)
+
+    def create_state(self) -> Any:
+        """Return the state of a metric without samples; called by the constructor and by `reset`."""
+        return Totals()
 
     @abstractmethod
-    def update(self, columns: Mapping[str, Column]) -> None:
+    def update(self, columns: Columns) -> None:
         """Add the samples of these columns; called by `add_batch` with the result of `as_columns`."""
 
     @abstractmethod
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def result(self, options: Options) -> dict[str, Any]:
         """Return the result by name; called by `compute` when there are samples."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Forget every sample."""
+        self._state = self.create_state()
 
-    @abstractmethod
     def merge(self, other: Any) -> None:
         """Merge another metric of the same kind, for example from another process."""
+        check_same_kind(self, other)
+        self._state.merge(other._state)
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state as numbers, strings, lists and dicts."""
+        return dict(self._state.state_dict())
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+        self.reset()
+        self._state.load_state_dict(state)
 
 
 class CountingMetric(Metric):
@@ -131,86 +163,64 @@ class CountingMetric(Metric):
     for intervals.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._num_samples = 0
-        self._totals = np.zeros(0, dtype=np.int64)
-
     @abstractmethod
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+    def count(self, columns: Columns) -> Counts:
         """Return the summands of each sample: (samples, sums). Later calls may have more sums, never fewer."""
 
     @abstractmethod
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+    def score(self, totals: Counts, options: Options) -> Scores:
         """Return the result by name for sums of shape (..., sums); each result has shape (...)."""
 
-    def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
+    def columns_of(self, totals: Counts, other: Any) -> Counts:
         """Return another metric's sums, in the order of this one's sums."""
         return totals
 
-    @property
-    def num_samples(self) -> int:
-        """The number of samples since the last result."""
-        return self._num_samples
+    def interval(self, replicates: Counts, level: float) -> dict[str, tuple[float, float]]:
+        """Return (low, high) of each result: the central interval of the replicates' results, without nan.
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Count the samples."""
-        counted = self.count(columns)
-        self._num_samples += len(counted)
-        self._totals = padded_sum(self._totals, counted.sum(axis=0))
+        This is the one place that decides how the intervals of a metric are computed; called by `Bootstrap`.
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of the sums."""
-        return {name: as_number(value) for name, value in self.score(self._totals, options).items()}
-
-    def reset(self) -> None:
-        """Forget every sample."""
-        self._num_samples = 0
-        self._totals = np.zeros(0, dtype=np.int64)
-
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        check_same_kind(self, other)
-        self._num_samples += other._num_samples
-        self._totals = padded_sum(self._totals, self.columns_of(other._totals, other))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {"num_samples": self._num_samples, "totals": self._totals.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums."""
-        self._num_samples = int(state["num_samples"])
-        self._totals = np.asarray(state["totals"], dtype=np.int64)
-
-
-class OptionsWhenAdding(Metric):
-    """A metric whose options apply when samples are added, not when the result is computed.
-
-    Options then belong to `load`, or to a `compute` that gets all the samples. A subclass may describe in `taken_in`
-    what happens to samples when they are added.
-    """
-
-    taken_in: ClassVar[str] = "samples had been counted"
-
-    def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the result, and reset; options apply to the samples of this call.
-
-        Raises:
-            ConfigError: samples were added before, with other options.
+        Args:
+            replicates: the sums of each resampling, (replicates, sums).
+            level: the share of the interval, between 0 and 1.
         """
-        options = self._known({name: given.pop(name) for name in list(given) if name not in self.columns})
-        if self.num_samples and any(self.options[name] != value for name, value in options.items()):
-            raise ConfigError(
-                f"{', '.join(options)} of {self.name} came after {self.taken_in} without: "
-                f"give them to load({self.name!r}, ...)"
-            )
-        before = self.options
-        self.options = {**before, **options}
-        try:
-            return super().compute(**given)
-        finally:
-            self.options = before
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scores = self.score(replicates, self.options)
+        if odd := [name for name, values in scores.items() if values.shape != (len(replicates),)]:
+            raise ConfigError(f"an interval of {odd[0]} needs one number: choose an average")
+        return {name: _central(values[~np.isnan(values)], level) for name, values in scores.items()}
+
+    @property
+    def counting_parts(self) -> list[CountingMetric]:
+        return [self]
+
+    def update(self, columns: Columns) -> None:
+        counted = self.count(columns)
+        self._state.add(len(counted), counted.sum(axis=0))
+
+    def result(self, options: Options) -> dict[str, Any]:
+        scores = self.score(self._state.sums, options)
+        return {name: float(value.item()) if np.size(value) == 1 else value for name, value in scores.items()}
+
+
+class ShareMetric(CountingMetric):
+    """One or several shares of the samples; a subclass defines their names, and which samples count (`hits`)."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The keys of the result."""
+
+    @abstractmethod
+    def hits(self, columns: Columns) -> list[Column]:
+        """Return whether each sample counts, for each name."""
+
+    def count(self, columns: Columns) -> Counts:
+        hits = self.hits(columns)
+        return np.stack([*hits, np.ones_like(hits[0])], axis=-1).astype(np.int64)
+
+    def score(self, totals: Counts, options: Options) -> Scores:
+        return {name: ratio(totals[..., index], totals[..., -1], np.nan) for index, name in enumerate(self.names)}
 
 
 class Combined(Metric):
@@ -224,8 +234,8 @@ class Combined(Metric):
     def __init__(self, parts: Sequence[Metric]) -> None:
         if not parts:
             raise ConfigError("a combined metric needs at least one metric")
-        super().__init__()
         self.parts = list(parts)
+        super().__init__()
         self.columns = self.parts[0].columns
         self.greater_is_better = self.parts[0].greater_is_better
         odd = [part.name for part in self.parts if part.columns != self.columns]
@@ -235,18 +245,14 @@ class Combined(Metric):
                 "metrics of different columns cannot be combined"
             )
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        parts = getattr(self, "parts", [])
-        unknown = [name for name in options if not any(name in part.defaults for part in parts)]
+    def _known(self, options: Options) -> dict[str, Any]:
+        unknown = [name for name in options if not any(name in part.defaults for part in self.parts)]
         if unknown:
-            raise ConfigError(f"none of {', '.join(part.name for part in parts)} knows {', '.join(unknown)}")
-        for part in parts:
-            late = [name for name in options if isinstance(part, OptionsWhenAdding) and name in part.defaults]
+            raise ConfigError(f"none of {', '.join(part.name for part in self.parts)} knows {', '.join(unknown)}")
+        for part in self.parts:
+            late = [name for name in options if part.options_apply_early and name in part.defaults]
             if late:
-                raise ConfigError(
-                    f"{', '.join(late)} of {part.name} is used when samples are added: "
-                    f"give it to load({part.name!r}, ...)"
-                )
+                raise _late_options(part.name, late)
         return dict(options)
 
     def column(self, name: str, values: Any) -> Column:
@@ -255,17 +261,19 @@ class Combined(Metric):
         return (wider or self.parts)[0].column(name, values)
 
     @property
+    def counting_parts(self) -> list[CountingMetric]:
+        parts = [part.counting_parts for part in self.parts]
+        return [each for part in parts for each in part] if all(parts) else []
+
+    @property
     def num_samples(self) -> int:
-        """The number of samples since the last result."""
         return self.parts[0].num_samples
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Add the samples to every part."""
+    def update(self, columns: Columns) -> None:
         for part in self.parts:
             part.update(columns)
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the results of all parts in one mapping."""
+    def result(self, options: Options) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for part in self.parts:
             own = {name: value for name, value in options.items() if name in part.defaults}
@@ -273,31 +281,25 @@ class Combined(Metric):
         return merged
 
     def reset(self) -> None:
-        """Forget every sample."""
         for part in self.parts:
             part.reset()
 
     def merge(self, other: Any) -> None:
-        """Merge another combination of the same metrics."""
         check_same_kind(self, other)
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.merge(theirs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of every part."""
         for part, each in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(each)
 
 
 def as_column(name: str, values: Any) -> Column:
     """Return the values as a one-dimensional array; dimensions of size 1 after the first are dropped."""
-    values = without_torch(values)
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise DataError(f"{name} must be a list with one value per sample, got {values!r:.80}")
+    values = _iterable(name, values, "value")
     if not isinstance(values, np.ndarray):
         listed = list(values)
         has_text = any(isinstance(each, str) for each in listed)
@@ -312,12 +314,17 @@ def as_column(name: str, values: Any) -> Column:
     return array.reshape(-1)
 
 
+def as_integers(metric: str, name: str, values: Any, what: str) -> Counts:
+    """Return the values as one integer per sample; `what` says what they must be, for the error."""
+    array = as_column(name, values)
+    if len(array) and array.dtype.kind not in "iu":
+        raise DataError(f"{name} of {metric} must be {what}, got an array of type {array.dtype}")
+    return array.astype(np.int64)
+
+
 def as_items(name: str, values: Any) -> Column:
     """Return the values as an array of one object per sample: a text, a list, a row of a tensor."""
-    values = without_torch(values)
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise DataError(f"{name} must be a list with one entry per sample, got {values!r:.80}")
-    listed = list(values)
+    listed = list(_iterable(name, values, "entry"))
     items = np.empty(len(listed), dtype=object)
     for index, each in enumerate(listed):
         items[index] = without_torch(each)
@@ -352,9 +359,13 @@ def without_torch(values: Any) -> Any:
     return tensor.float().numpy() if "bfloat16" in str(tensor.dtype) else tensor.numpy()
 
 
-def as_number(value: NDArray[np.float64]) -> Any:
-    """Return a single value as a float, several unchanged."""
-    return float(value.item()) if np.size(value) == 1 else value
+def as_ks(metric: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with `ks` as a tuple of whole numbers from 1."""
+    if "ks" in options:
+        ks = options["ks"] = tuple(options["ks"]) if hasattr(options["ks"], "__iter__") else (options["ks"],)
+        if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
+            raise ConfigError(f"ks of {metric} are whole numbers from 1, such as (1, 5), got {ks}")
+    return options
 
 
 def ratio(numerator: NDArray[Any], denominator: NDArray[Any], otherwise: float) -> NDArray[np.float64]:
@@ -364,14 +375,6 @@ def ratio(numerator: NDArray[Any], denominator: NDArray[Any], otherwise: float) 
     return result
 
 
-def padded_sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of two arrays whose last dimensions may differ; missing values count as 0."""
-    shorter, longer = sorted((first, second), key=lambda each: each.shape[-1])
-    total = longer.copy()
-    total[..., : shorter.shape[-1]] += shorter
-    return total
-
-
 def check_same_kind(metric: Metric, other: Any) -> None:
     """Refuse to merge metrics with incompatible sums."""
     if type(metric) is not type(other) or metric.options != other.options:
@@ -379,6 +382,46 @@ def check_same_kind(metric: Metric, other: Any) -> None:
             f"only metrics of one kind and with the same options can be merged: {metric.name} {metric.options} and "
             f"{getattr(other, 'name', type(other).__name__)} {getattr(other, 'options', '')}"
         )
+
+
+def extra_module(module: str, package: str, metric: str, extra: str = "text") -> Any:
+    """Return a module that only some metrics need.
+
+    Args:
+        module: the dotted name to import.
+        package: its name for pip.
+        metric: the metric that needs it, for the error.
+        extra: the extra of loopwright that has the package.
+
+    Raises:
+        InputError: the package is not installed ("install.extra"); its fix is the install command.
+    """
+    if find_spec(module.partition(".")[0]) is None:
+        needs = f"the metric {metric!r} needs the package {package}"
+        raise InputError("install.extra", needs, fix=f"pip install 'loopwright[{extra}]'")
+    return import_module(module)
+
+
+def _iterable(name: str, values: Any, what: str) -> Any:
+    values = without_torch(values)
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise DataError(f"{name} must be a list with one {what} per sample, got {values!r:.80}")
+    return values
+
+
+def _central(values: NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Return the ends of the central interval of the values; nan if there are none."""
+    if not len(values):
+        return (np.nan, np.nan)
+    with np.errstate(invalid="ignore"):  # Between two infinite perplexities.
+        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return (float(low), float(high))
+
+
+def _late_options(metric: str, names: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{', '.join(names)} of {metric} applies when samples are added: pass it to load({metric!r}, ...)"
+    )
 
 
 def _listed(names: Any) -> str:

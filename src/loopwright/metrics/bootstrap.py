@@ -13,7 +13,9 @@ so batch size, order and the number of processes change nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,11 @@ from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
 from loopwright.keys import KeyStream
-from loopwright.metrics.base import Column, Combined, CountingMetric, Metric, as_column, padded_sum
+from loopwright.metrics.base import Column, Columns, Metric, as_column
+from loopwright.metrics.sums import Counts, padded_sum
 
 # Numbers held at once for a chunk of a batch.
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class Bootstrap:
@@ -42,11 +45,9 @@ class Bootstrap:
 
     def __init__(self, metric: Metric, replicates: int = 200, seed: int = 0) -> None:
         self.metric = metric
-        self.parts: list[CountingMetric] = []
-        for part in metric.parts if isinstance(metric, Combined) else [metric]:
-            if not isinstance(part, CountingMetric):
-                raise ConfigError(f"there is no bootstrap of {part.name}, which is not a function of counts")
-            self.parts.append(part)
+        self.parts = metric.counting_parts
+        if not self.parts:
+            raise ConfigError(f"there is no bootstrap of {metric.name}, which is not a function of counts")
         if replicates < 2:
             raise ConfigError(f"an interval needs at least 2 replicates, got {replicates}; 200 is usual")
         self.replicates = replicates
@@ -71,32 +72,25 @@ class Bootstrap:
             raise DataError(f"positions must be one whole number for each of the {num_samples} samples")
         self.metric.update(arrays)
         width = max([self.replicates, *(totals.shape[-1] for totals in self._totals)])
-        step = max(1, _PIECE // width)
+        step = max(1, _CHUNK // width)
         for start in range(0, num_samples, step):
-            piece = slice(start, start + step)
-            weights = poisson_weights(self.seed, places[piece], self.replicates)
-            self._count(weights, {name: array[piece] for name, array in arrays.items()})
+            chunk = slice(start, start + step)
+            weights = poisson_weights(self.seed, places[chunk], self.replicates)
+            self._count(weights, {name: array[chunk] for name, array in arrays.items()})
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Return (low, high) for each result by name: the central interval of the replicates' results.
-
-        Replicates without a sample, or with a nan result, are left out.
+        """Return (low, high) for each result by name, as the metric's `interval` computes it.
 
         Args:
-            level: the share, between 0 and 1.
+            level: the share of the interval, between 0 and 1.
         """
         if not 0 < level < 1:
             raise ConfigError(f"the level of an interval is between 0 and 1, got {level}")
         if self.metric.num_samples == 0:
             raise DataError(f"{self.metric.name} has no samples: call add_batch first")
-        found = {}
+        found: dict[str, tuple[float, float]] = {}
         for part, totals in zip(self.parts, self._totals, strict=True):
-            with np.errstate(invalid="ignore", divide="ignore"):  # Replicates without a sample.
-                scores = part.score(totals, part.options)
-            for name, values in scores.items():
-                if values.shape != (self.replicates,):
-                    raise ConfigError(f"an interval of {name} needs one number: choose an average")
-                found[name] = _middle(values[(self._num_drawn > 0) & ~np.isnan(values)], level)
+            found |= part.interval(totals[self._num_drawn > 0], level)
         return found
 
     def compute(self, **options: Any) -> dict[str, Any]:
@@ -137,7 +131,7 @@ class Bootstrap:
         self._num_drawn = np.asarray(state["num_drawn"], dtype=np.int64)
         self._totals = [np.asarray(totals, dtype=np.int64) for totals in state["totals"]]
 
-    def _count(self, weights: NDArray[np.int64], columns: Mapping[str, Column]) -> None:
+    def _count(self, weights: Counts, columns: Columns) -> None:
         self._num_drawn += weights.sum(axis=0)
         for index, part in enumerate(self.parts):
             # Integers below 2**53: the product of doubles is exact, and much faster than one of integers.
@@ -145,7 +139,7 @@ class Bootstrap:
             self._totals[index] = padded_sum(self._totals[index], np.rint(drawn).astype(np.int64))
 
 
-def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np.int64]:
+def poisson_weights(seed: int, positions: Column, replicates: int) -> Counts:
     """Return how often each sample is drawn in each replicate: (samples, replicates), Poisson with mean 1.
 
     Each sample has its own generator, seeded by the key of (seed, "bootstrap", position).
@@ -158,17 +152,8 @@ def poisson_weights(seed: int, positions: Column, replicates: int) -> NDArray[np
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
-    drawn: NDArray[np.int64] = np.searchsorted(_poisson_bounds(), mixed, side="right")
+    drawn: Counts = np.searchsorted(_poisson_bounds(), mixed, side="right")
     return drawn
-
-
-def _middle(values: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Return the ends of the central interval of the values; nan if there are none."""
-    if not len(values):
-        return (np.nan, np.nan)
-    with np.errstate(invalid="ignore"):  # Between two infinite perplexities.
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return (float(low), float(high))
 
 
 def _poisson_bounds() -> NDArray[np.uint64]:
@@ -176,14 +161,9 @@ def _poisson_bounds() -> NDArray[np.uint64]:
 
     In integers, since the last bit of exp differs between machines.
     """
-    factorials = [1]
-    for number in range(1, 31):
-        factorials.append(factorials[-1] * number)
-    unit = factorials[-1]
     # 1/e is the sum of (-1)**k / k!; it is computed here in units of 1/30!, and 30! > 2**107.
-    inverse_e = sum((-1) ** number * (unit // each) for number, each in enumerate(factorials))
-    bounds, cumulated = [], 0
-    for each in factorials[:20]:
-        cumulated += unit // each
-        bounds.append((cumulated * inverse_e << 64) // unit**2)
+    unit = math.factorial(30)
+    terms = [unit // math.factorial(number) for number in range(31)]
+    inverse_e = sum((-1) ** number * term for number, term in enumerate(terms))
+    bounds = [(cumulated * inverse_e << 64) // unit**2 for cumulated in accumulate(terms[:20])]
     return np.asarray(bounds, dtype=np.uint64)

@@ -1,13 +1,15 @@
-"""Metrics of labels: accuracy, F1, precision, recall and Matthews' correlation, with scikit-learn's numbers.
+"""Metrics of labels, with scikit-learn's numbers: one label per sample, or several.
 
-Labels are integers or texts. All but accuracy keep three counts for each label seen: correct predictions, all
-predictions, and references. Memory grows with the number of labels, not of samples.
+Labels are integers or texts. Most metrics keep three counts for each label seen: correct predictions, all predictions,
+and references. Memory grows with the number of labels, not of samples. Those with a method `table` return one row per
+label; call it before `compute`, which resets the metric.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -15,115 +17,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric, ratio
+from loopwright.metrics.base import (
+    Column,
+    Columns,
+    CountingMetric,
+    Metric,
+    Options,
+    Scores,
+    ShareMetric,
+    as_matrix,
+    ratio,
+)
+from loopwright.metrics.sums import Counts, Totals
 
 AVERAGES = ("binary", "micro", "macro", "weighted", None)
 """How scores of several labels become one: of the positive label, over all decisions, a mean, or none."""
 
 
-class Accuracy(CountingMetric):
+class Accuracy(ShareMetric):
     """The share of correct predictions."""
 
     name = "accuracy"
+    names = ("accuracy",)
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return (is right, 1) for each sample."""
+    def hits(self, columns: Columns) -> list[Column]:
         predictions, references = label_columns(columns)
-        is_right = np.asarray(predictions == references, dtype=np.int64)
-        return np.stack([is_right, np.ones_like(is_right)], axis=-1)
-
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the share."""
-        return {"accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
+        return [np.asarray(predictions == references, dtype=np.bool_)]
 
 
-class SumsPerLabel(CountingMetric):
-    """A metric of three sums for each label seen: right, predicted, referred to."""
+class LabelTotals(Totals):
+    """Three sums for each label seen: right, predicted, referred to."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._places: dict[Any, int] = {}
-
-    @property
-    def labels(self) -> list[Any]:
-        """The labels seen, in the order of the sums."""
-        return list(self._places)
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[Any, int] = {}
 
     def place(self, label: Any) -> int:
         """Return the index of a label among the sums; a new label gets the next one."""
-        return self._places.setdefault(label, len(self._places))
+        return self.places.setdefault(label, len(self.places))
 
-    def columns_of(self, totals: NDArray[np.int64], other: Any) -> NDArray[np.int64]:
-        """Return another metric's sums, in the order of this one's labels; new labels are added."""
-        places = [self.place(label) for label in other.labels]
-        placed = np.zeros((*totals.shape[:-1], len(self._places), 3), dtype=np.int64)
+    def aligned(self, totals: Counts, other: LabelTotals) -> Counts:
+        """Return sums in the order of other labels in the order of these; new labels are added."""
+        places = [self.place(label) for label in other.places]
+        placed = np.zeros((*totals.shape[:-1], len(self.places), 3), dtype=np.int64)
         counted = totals.reshape(*totals.shape[:-1], -1, 3)
         placed[..., places[: counted.shape[-2]], :] = counted
         return placed.reshape(*totals.shape[:-1], -1)
 
-    def reset(self) -> None:
-        """Forget every sample and label."""
-        super().reset()
-        self._places = {}
+    def merge(self, other: Any) -> None:
+        self.add(other.num_samples, self.aligned(other.sums, other))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums and their labels."""
-        return {**super().state_dict(), "labels": self.labels}
+        return {**super().state_dict(), "labels": list(self.places)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore sums and labels."""
         super().load_state_dict(state)
-        self._places = {label: place for place, label in enumerate(state["labels"])}
+        self.places = {label: place for place, label in enumerate(state["labels"])}
+
+
+class SumsPerLabel(CountingMetric):
+    """A metric of three sums for each label seen."""
+
+    @property
+    def labels(self) -> list[Any]:
+        """The labels seen, in the order of the sums."""
+        return list(self._state.places)
+
+    def create_state(self) -> LabelTotals:
+        return LabelTotals()
+
+    def columns_of(self, totals: Counts, other: Any) -> Counts:
+        aligned: Counts = self._state.aligned(totals, other._state)
+        return aligned
 
 
 class LabelMetric(SumsPerLabel):
     """A metric of samples with one label each."""
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Count the samples."""
+    def update(self, columns: Columns) -> None:
         predicted, referred = self._coded(columns)
-        num_labels = len(self._places)
-        self._num_samples += len(predicted)
         counted = [
-            np.bincount(codes, minlength=num_labels)
+            np.bincount(codes, minlength=len(self.labels))
             for codes in (predicted[predicted == referred], predicted, referred)
         ]
-        self._totals = np.stack(counted, axis=-1).reshape(-1) + np.pad(
-            self._totals, (0, 3 * num_labels - len(self._totals))
-        )
+        self._state.add(len(predicted), np.stack(counted, axis=-1).reshape(-1))
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return three numbers per label for each sample."""
+    def count(self, columns: Columns) -> Counts:
         predicted, referred = self._coded(columns)
         samples = np.arange(len(predicted))
-        counted = np.zeros((len(predicted), len(self._places), 3), dtype=np.int64)
+        counted = np.zeros((len(predicted), len(self.labels), 3), dtype=np.int64)
         counted[samples, predicted, 0] = predicted == referred
         counted[samples, predicted, 1] = 1
         counted[samples, referred, 2] = 1
         return counted.reshape(len(predicted), -1)
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the result by name."""
-        right, predicted, referred = np.moveaxis(totals.reshape(*totals.shape[:-1], -1, 3), -1, 0)
-        return {self.name: self.value(right, predicted, referred, options)}
+    def score(self, totals: Counts, options: Options) -> Scores:
+        return {self.name: self.value(sums_by_kind(totals), options)}
 
     @abstractmethod
-    def value(
-        self,
-        right: NDArray[np.int64],
-        predicted: NDArray[np.int64],
-        referred: NDArray[np.int64],
-        options: Mapping[str, Any],
-    ) -> NDArray[np.float64]:
-        """Return the result for counts of shape (..., labels)."""
+    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
+        """Return the result for sums of shape (3, ..., labels): right, predicted, referred to."""
 
-    def _coded(self, columns: Mapping[str, Column]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _coded(self, columns: Columns) -> tuple[Counts, Counts]:
         """Return the index of each prediction's and each reference's label among the sums."""
         predictions, references = label_columns(columns)
         seen, codes = np.unique(np.concatenate([predictions, references]), return_inverse=True)
-        if len({isinstance(label, str) for label in [*self._places, *seen.tolist()]}) > 1:
-            raise DataError(f"labels of {self.name} must all be numbers or all be texts, got {seen[0]!r} after others")
-        places = np.asarray([self.place(label) for label in seen.tolist()], dtype=np.int64)
+        check_same_type(self.name, self.labels, seen.tolist())
+        places = np.asarray([self._state.place(label) for label in seen.tolist()], dtype=np.int64)
         coded = places[codes.reshape(-1)]
         return coded[: len(predictions)], coded[len(predictions) :]
 
@@ -136,11 +136,11 @@ class AveragedMetric(LabelMetric):
     0 ("warn" means 0 too) or 1.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+    defaults: ClassVar[Options] = MappingProxyType(
         {"average": "binary", "pos_label": 1, "labels": None, "zero_division": 0.0}
     )
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, options: Options) -> dict[str, Any]:
         if options.get("average") not in AVERAGES:
             names = ", ".join(map(repr, AVERAGES))
             raise ConfigError(f"average={options['average']!r} of {self.name} is not known: use one of {names}")
@@ -152,12 +152,10 @@ class AveragedMetric(LabelMetric):
         return known
 
     @abstractmethod
-    def parts(
-        self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         """Return the numerator and the denominator of the ratio."""
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def result(self, options: Options) -> dict[str, Any]:
         """Return the result of the sums; raise if the average does not fit the labels that occurred."""
         if options["average"] == "binary":
             present, positive = sorted(self.labels, key=str), options["pos_label"]
@@ -174,26 +172,18 @@ class AveragedMetric(LabelMetric):
                 )
         return super().result(options)
 
-    def value(
-        self,
-        right: NDArray[np.int64],
-        predicted: NDArray[np.int64],
-        referred: NDArray[np.int64],
-        options: Mapping[str, Any],
-    ) -> NDArray[np.float64]:
-        """Return the averaged ratio, or one ratio per label for average=None."""
+    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
         average = options["average"]
         otherwise = 0.0 if options["zero_division"] == "warn" else float(options["zero_division"])
         chosen: list[Any] | None = [options["pos_label"]] if average == "binary" else options["labels"]
         if chosen is None:
-            order = sorted(range(len(self._places)), key=self.labels.__getitem__)
+            order = sorted(range(len(self.labels)), key=self.labels.__getitem__)
         else:
-            right, predicted, referred = (_with_zero_label(each) for each in (right, predicted, referred))
-            order = [self._places.get(label, len(self._places)) for label in chosen]
-        right, predicted, referred = (each[..., order] for each in (right, predicted, referred))
-        is_counted = np.asarray(predicted + referred > 0) | (chosen is not None)
-        if average == "micro":
-            right, predicted, referred = (each.sum(axis=-1) for each in (right, predicted, referred))
+            sums = np.concatenate([sums, np.zeros_like(sums[..., :1])], axis=-1)  # of labels that do not occur
+            order = [self._state.places.get(label, len(self.labels)) for label in chosen]
+        sums = sums[..., order]
+        is_counted = np.asarray(sums[1] + sums[2] > 0) | (chosen is not None)
+        right, predicted, referred = sums.sum(axis=-1) if average == "micro" else sums
         scores = ratio(*self.parts(right, predicted, referred), otherwise)
         if average == "macro":
             return ratio((scores * is_counted).sum(axis=-1), is_counted.sum(axis=-1), otherwise)
@@ -209,10 +199,7 @@ class F1(AveragedMetric):
 
     name = "f1"
 
-    def parts(
-        self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return twice the correct ones, and all predicted and referred to."""
+    def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         return 2 * right, predicted + referred
 
 
@@ -221,10 +208,7 @@ class Precision(AveragedMetric):
 
     name = "precision"
 
-    def parts(
-        self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the correct ones, and all predicted."""
+    def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         return right, predicted
 
 
@@ -233,10 +217,7 @@ class Recall(AveragedMetric):
 
     name = "recall"
 
-    def parts(
-        self, right: NDArray[np.int64], predicted: NDArray[np.int64], referred: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the correct ones, and all referred to."""
+    def parts(self, right: Counts, predicted: Counts, referred: Counts) -> tuple[Counts, Counts]:
         return right, referred
 
 
@@ -245,14 +226,8 @@ class MatthewsCorrelation(LabelMetric):
 
     name = "matthews_correlation"
 
-    def value(
-        self,
-        right: NDArray[np.int64],
-        predicted: NDArray[np.int64],
-        referred: NDArray[np.int64],
-        options: Mapping[str, Any],
-    ) -> NDArray[np.float64]:
-        """Return the covariance of the indicators of the labels over the roots of their variances."""
+    def value(self, sums: Counts, options: Options) -> NDArray[np.float64]:
+        right, predicted, referred = sums
         # As doubles, which hold the squares of up to 9e7 samples exactly, and products of such squares nearly.
         samples = referred.sum(axis=-1).astype(np.float64)
         covariance = right.sum(axis=-1) * samples - (predicted * referred).sum(axis=-1)
@@ -260,7 +235,131 @@ class MatthewsCorrelation(LabelMetric):
         return ratio(covariance, np.sqrt(first * second), 0.0)
 
 
-def label_columns(columns: Mapping[str, Column]) -> tuple[Column, Column]:
+class MultiLabel(CountingMetric):
+    """F1 over all decisions and averaged over the labels, and the share of samples with all labels right.
+
+    Predictions and references have one row per sample and one column per label, of 0 and 1. With the option
+    `threshold` predictions are scores, and those above it count as 1. The option `labels` names the columns in the
+    table.
+    """
+
+    name = "multilabel"
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"threshold": None, "labels": None})
+
+    def column(self, name: str, values: Any) -> Column:
+        return as_matrix(name, values)
+
+    def count(self, columns: Columns) -> Counts:
+        """Return whether all labels are right, 1, and three counts per label: right, predicted, referred to."""
+        predicted, referred = columns["predictions"], columns["references"]
+        if not len(predicted):
+            return np.zeros((0, len(self._state.sums)), dtype=np.int64)
+        width = (len(self._state.sums) - 2) // 3 if self.num_samples else predicted.shape[1]
+        names = self.options["labels"]
+        for name, each in (("predictions", predicted), ("references", referred)):
+            if each.shape[1] != width or (names is not None and len(names) != width):
+                expected = width if names is None else len(names)
+                raise DataError(
+                    f"{name} of multilabel must have {expected} columns, got an array of shape {each.shape}"
+                )
+        if self.options["threshold"] is not None:
+            predicted = predicted > self.options["threshold"]
+        for name, each in (("predictions", predicted), ("references", referred)):
+            if not ((each == 0) | (each == 1)).all():
+                hint = ": give threshold= for scores" if name == "predictions" else ""
+                raise DataError(f"{name} of multilabel must be 0 or 1, got {each[(each != 0) & (each != 1)][0]}{hint}")
+        both = [(predicted * referred), predicted, referred]
+        per_label = np.stack([each.astype(np.int64) for each in both], axis=-1).reshape(len(predicted), 3 * width)
+        is_right = (predicted == referred).all(axis=1)
+        return np.column_stack([is_right, np.ones_like(is_right), per_label]).astype(np.int64)
+
+    def score(self, totals: Counts, options: Options) -> Scores:
+        """Return the scores; a label without predictions and references has an F1 of 0."""
+        right, predicted, referred = sums_by_kind(totals[..., 2:])
+        return {
+            "f1_micro": ratio(2 * right.sum(axis=-1), (predicted + referred).sum(axis=-1), 0.0),
+            "f1_macro": ratio(2 * right, predicted + referred, 0.0).mean(axis=-1),
+            "subset_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan),
+        }
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per label, in the order of the columns."""
+        sums = self._state.sums[2:].reshape(-1, 3)
+        names = self.options["labels"] or range(len(sums))
+        return [score_row(name, *each) for name, each in zip(names, sums, strict=True)]
+
+
+class PairCounts(Counter[tuple[Any, Any]]):
+    """How often each pair of a reference and a prediction occurred."""
+
+    num_samples = property(Counter.total)
+    merge = Counter.update
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": [[*pair, count] for pair, count in self.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.update({(reference, prediction): count for reference, prediction, count in state["counts"]})
+
+
+class ConfusionMatrix(Metric):
+    """How often each label was predicted for each label, and the most frequent confusions.
+
+    The result has the `labels` and the counts in `confusion_matrix`: a row for each reference, a column for each
+    prediction. The option `labels` sets the labels and their order, instead of those that occur, sorted. It has no
+    single number to compare models by.
+    """
+
+    name = "confusion_matrix"
+    defaults: ClassVar[Options] = MappingProxyType({"labels": None})
+
+    def create_state(self) -> PairCounts:
+        return PairCounts()
+
+    def update(self, columns: Columns) -> None:
+        predictions, references = label_columns(columns)
+        check_same_type(self.name, next(iter(self._state), ()), predictions[:1].tolist())
+        self._state.update(zip(references.tolist(), predictions.tolist(), strict=True))
+
+    def result(self, options: Options) -> dict[str, Any]:
+        labels = self._labels(options["labels"])
+        places = {label: place for place, label in enumerate(labels)}
+        matrix = [[0] * len(labels) for _ in labels]
+        for (reference, prediction), count in self._state.items():
+            matrix[places[reference]][places[prediction]] = count
+        return {"confusion_matrix": matrix, "labels": labels}
+
+    def most_confused(self, num_pairs: int = 10) -> list[dict[str, Any]]:
+        """Return the most frequently confused pairs, with their share of the reference's samples."""
+        referred: Counter[Any] = Counter()
+        for (reference, _), count in self._state.items():
+            referred[reference] += count
+        wrong = [(pair, count) for pair, count in self._state.items() if pair[0] != pair[1]]
+        wrong.sort(key=lambda each: (-each[1], each[0]))
+        return [
+            {"reference": pair[0], "prediction": pair[1], "count": count, "share": count / referred[pair[0]]}
+            for pair, count in wrong[:num_pairs]
+        ]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per label: precision, recall, F1, and how often it was given and predicted."""
+        result = self.result(self.options)
+        counts = np.asarray(result["confusion_matrix"], dtype=np.int64)
+        return [score_row(*each) for each in zip(result["labels"], *sums_of_matrix(counts), strict=True)]
+
+    def _labels(self, given: Any) -> list[Any]:
+        seen = {label for pair in self._state for label in pair}
+        if given is None:
+            return sorted(seen)
+        labels: list[Any] = np.asarray(given).tolist()
+        missing = sorted(seen - set(labels), key=str)
+        if missing:
+            raise ConfigError(f"labels of confusion_matrix lack {', '.join(map(repr, missing[:5]))}, which occur")
+        return labels
+
+
+def label_columns(columns: Columns) -> tuple[Column, Column]:
     """Return predictions and references as integers, or as texts."""
     predictions, references = (_label_array(name, columns[name]) for name in ("predictions", "references"))
     if len(predictions) and predictions.dtype != references.dtype:
@@ -286,5 +385,30 @@ def _label_array(name: str, values: Column) -> Column:
     raise DataError(f"{name} must be whole numbers or texts, got an array of type {values.dtype}")
 
 
-def _with_zero_label(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([counts, np.zeros_like(counts[..., :1])], axis=-1)
+def check_same_type(metric: str, seen: Iterable[Any], new: Iterable[Any]) -> None:
+    """Refuse labels that are partly numbers and partly texts."""
+    new = list(new)
+    if len({isinstance(label, str) for label in (*seen, *new)}) > 1:
+        raise DataError(f"labels of {metric} must all be numbers or all be texts, got {new[0]!r} after others")
+
+
+def sums_by_kind(totals: Counts) -> Counts:
+    """Return sums of three per label, (..., 3 * labels), as (3, ..., labels): right, predicted, referred to."""
+    return np.moveaxis(totals.reshape(*totals.shape[:-1], -1, 3), -1, 0)
+
+
+def sums_of_matrix(matrix: Counts) -> tuple[Counts, Counts, Counts]:
+    """Return how often each label was right, predicted and referred to; the rows are references."""
+    return np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)
+
+
+def score_row(label: Any, right: Any, predicted: Any, referred: Any) -> dict[str, Any]:
+    """Return a row of a label table: precision, recall, F1, and how often the label was given and predicted."""
+    return {
+        "label": label,
+        "precision": int(right) / int(predicted) if predicted else 0.0,
+        "recall": int(right) / int(referred) if referred else 0.0,
+        "f1": 2 * int(right) / int(predicted + referred) if predicted + referred else 0.0,
+        "num_references": int(referred),
+        "num_predictions": int(predicted),
+    }

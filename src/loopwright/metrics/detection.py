@@ -18,19 +18,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import (
-    Column,
-    Metric,
-    OptionsWhenAdding,
-    as_column,
-    as_items,
-    check_same_kind,
-    without_torch,
-)
-from loopwright.metrics.extras import extra_module
+from loopwright.metrics.base import Column, Columns, Metric, Options, as_integers, as_items, extra_module, without_torch
+from loopwright.metrics.sums import Numbers
 
 IOU_TYPES = ("bbox", "segm")
 """What is compared: boxes or masks."""
@@ -45,7 +36,23 @@ Objects = dict[str, list[Any]]
 """The objects of an image as lists: boxes, classes, and scores or crowd and areas; masks as COCO's run lengths."""
 
 
-class CocoAP(OptionsWhenAdding, Metric):
+class ObjectsByImage(dict[int, tuple[Objects, Objects]]):
+    """Predicted and true objects by the position of their image."""
+
+    num_samples = property(dict.__len__)
+
+    def merge(self, other: ObjectsByImage) -> None:
+        for position, sides in other.items():
+            self.setdefault(position, sides)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"images": [[position, *sides] for position, sides in sorted(self.items())]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.update({int(position): (found, given) for position, found, given in state["images"]})
+
+
+class CocoAP(Metric):
     """Mean average precision and recall over classes and thresholds of overlap from 0.5 to 0.95.
 
     The results are COCO's: `map`, `map_50` and `map_75` (one threshold), `mar_1`, `mar_10` and `mar_100` (recall with
@@ -59,16 +66,18 @@ class CocoAP(OptionsWhenAdding, Metric):
     """
 
     name = "coco_ap"
-    taken_in = "images had been taken in"
+    options_apply_early = True
     columns = ("predictions", "references", "positions")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
+    defaults: ClassVar[Options] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._coco = extra_module("faster_coco_eval", "faster-coco-eval", self.name, extra="vision")
-        self._images: dict[int, tuple[Objects, Objects]] = {}
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def create_state(self) -> ObjectsByImage:
+        return ObjectsByImage()
+
+    def _known(self, options: Options) -> dict[str, Any]:
         known = super()._known(options)
         if "iou_types" in known:
             given = known["iou_types"]
@@ -78,29 +87,17 @@ class CocoAP(OptionsWhenAdding, Metric):
         return known
 
     def column(self, name: str, values: Any) -> Column:
-        """Return positions as integers, the others as one mapping per image."""
-        if name != "positions":
-            return as_items(name, values)
-        positions = as_column(name, values)
-        if len(positions) and positions.dtype.kind not in "iu":
-            raise DataError(f"positions of {self.name} must be whole numbers, got an array of type {positions.dtype}")
-        return positions
+        return as_integers(self.name, name, values, "whole numbers") if name == "positions" else as_items(name, values)
 
-    @property
-    def num_samples(self) -> int:
-        """The number of images since the last result."""
-        return len(self._images)
-
-    def update(self, columns: Mapping[str, Column]) -> None:
+    def update(self, columns: Columns) -> None:
         """Keep the objects of each image, unless its position has been seen."""
-        added = {}
+        added = ObjectsByImage()
         for prediction, reference, position in zip(*(columns[name] for name in self.columns), strict=True):
             found = self._objects("prediction", prediction, position)
             added[int(position)] = (_best(found), self._objects("reference", reference, position))
-        self._images = {**added, **self._images}
+        self._state.merge(added)
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return precision and recall by name."""
+    def result(self, options: Options) -> dict[str, Any]:
         results: dict[str, Any] = {}
         for kind in self.options["iou_types"]:
             precision, recall = self._evaluated(kind)
@@ -113,9 +110,8 @@ class CocoAP(OptionsWhenAdding, Metric):
         A class without references has None for its precisions.
         """
         classes, names = self._classes(), self.options["labels"]
-        counts = [
-            Counter(each for image in self._images.values() for each in image[side]["classes"]) for side in (0, 1)
-        ]
+        images = self._state.values()
+        counts = [Counter(each for image in images for each in image[side]["classes"]) for side in (0, 1)]
         rows: list[dict[str, Any]] = [{"label": each if names is None else names[each]} for each in classes]
         for kind in self.options["iou_types"]:
             precision, _ = self._evaluated(kind)
@@ -127,23 +123,6 @@ class CocoAP(OptionsWhenAdding, Metric):
         for place, row in zip(classes, rows, strict=True):
             row |= {"num_references": counts[1][place], "num_predictions": counts[0][place]}
         return rows
-
-    def reset(self) -> None:
-        """Forget every image."""
-        self._images = {}
-
-    def merge(self, other: Any) -> None:
-        """Merge the images of another metric of the same kind; shared ones count once."""
-        check_same_kind(self, other)
-        self._images = {**other._images, **self._images}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the objects of each image."""
-        return {"images": [[position, *sides] for position, sides in sorted(self._images.items())]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the objects of each image."""
-        self._images = {int(position): (found, given) for position, found, given in state["images"]}
 
     def _objects(self, side: str, given: Any, position: int) -> Objects:
         """Return the objects of one image, validated, in a form that JSON keeps exactly."""
@@ -199,26 +178,21 @@ class CocoAP(OptionsWhenAdding, Metric):
         return {"size": [height, width], "counts": counts.decode() if isinstance(counts, bytes) else counts}
 
     def _classes(self) -> list[int]:
-        return sorted({each for image in self._images.values() for side in image for each in side["classes"]})
+        return sorted({each for image in self._state.values() for side in image for each in side["classes"]})
 
-    def _evaluated(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _evaluated(self, kind: str) -> tuple[Numbers, Numbers]:
         """Return precisions (thresholds, recalls, classes, sizes, limits) and recalls (the same without recalls).
 
         Classes are in the order of `_classes`; -1 means no reference.
         """
         images: list[dict[str, Any]] = []
         sides: tuple[list[Any], list[Any]] = ([], [])
-        for number, (_, pair) in enumerate(sorted(self._images.items())):
+        for number, (_, pair) in enumerate(sorted(self._state.items())):
             images.append({"id": number, "height": 1, "width": 1})
             for side, objects in zip(sides, pair, strict=True):
                 for index, (x0, y0, x1, y1) in enumerate(objects["boxes"]):
                     box = [x0, y0, x1 - x0, y1 - y0]
-                    annotation: dict[str, Any] = {
-                        "id": len(side) + 1,
-                        "image_id": number,
-                        "bbox": box,
-                        "iscrowd": 0,
-                    }
+                    annotation: dict[str, Any] = {"id": len(side) + 1, "image_id": number, "bbox": box, "iscrowd": 0}
                     annotation["category_id"] = objects["classes"][index]
                     if kind == "segm":
                         annotation["segmentation"] = mask = objects["masks"][index]
@@ -251,7 +225,7 @@ def _best(objects: Objects) -> Objects:
     return {name: [values[index] for index in kept] for name, values in objects.items()}
 
 
-def _summary(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> dict[str, float]:
+def _summary(precision: Numbers, recall: Numbers) -> dict[str, float]:
     """Return COCO's summary numbers; sizes without objects are left out."""
     summary = {
         "map": _mean(precision[:, :, :, 0, -1]),
@@ -266,6 +240,6 @@ def _summary(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> dic
     return summary
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _mean(values: Numbers) -> float:
     there = values[values > -1]
     return float(there.mean()) if there.size else math.nan

@@ -17,24 +17,28 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from loopwright.errors import ConfigError, DataError
+from loopwright.errors import DataError
 from loopwright.metrics.base import (
     Column,
+    Columns,
     CountingMetric,
-    OptionsWhenAdding,
-    as_column,
+    Options,
+    Scores,
+    ShareMetric,
+    as_integers,
     as_items,
+    as_ks,
     as_matrix,
-    as_number,
     ratio,
     without_torch,
 )
-from loopwright.metrics.mean_loss import MeanLoss
+from loopwright.metrics.classification import sums_by_kind, sums_of_matrix
+from loopwright.metrics.means import MeanLoss
+from loopwright.metrics.sums import Counts, Numbers, Totals
 
 
-class TopKAccuracy(OptionsWhenAdding, CountingMetric):
+class TopKAccuracy(ShareMetric):
     """The share of samples whose class is among the k with the highest scores, for each k of the option `ks`.
 
     Predictions are one row of scores per sample, one column per class; references are classes. The result for 1 is
@@ -43,27 +47,22 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
     """
 
     name = "top_k_accuracy"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"ks": (1, 5)})
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5)})
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        known = super()._known(options)
-        if "ks" in known:
-            ks = known["ks"] = tuple(known["ks"]) if hasattr(known["ks"], "__iter__") else (known["ks"],)
-            if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
-                raise ConfigError(f"ks of {self.name} are whole numbers from 1, such as (1, 5), got {ks}")
-        return known
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple("accuracy" if k == 1 else f"top_{k}_accuracy" for k in self.options["ks"])
+
+    def _known(self, options: Options) -> dict[str, Any]:
+        return as_ks(self.name, super()._known(options))
 
     def column(self, name: str, values: Any) -> Column:
-        """Return the scores as rows, the references as integers."""
         if name == "predictions":
             return as_matrix(name, values)
-        classes = as_column(name, values)
-        if len(classes) and classes.dtype.kind not in "iu":
-            raise DataError(f"references of {self.name} must be classes, got an array of type {classes.dtype}")
-        return classes.astype(np.int64)
+        return as_integers(self.name, name, values, "classes")
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return whether each sample's class is among the first k, and 1."""
+    def hits(self, columns: Columns) -> list[Column]:
         scores, classes = columns["predictions"], columns["references"]
         num_classes = scores.shape[1]
         is_wrong = (classes < 0) | (classes >= num_classes)
@@ -74,16 +73,10 @@ class TopKAccuracy(OptionsWhenAdding, CountingMetric):
         own = scores[np.arange(len(classes)), classes][:, None]
         is_before = ~(scores <= own) | ((scores == own) & (np.arange(num_classes) < classes[:, None]))
         ranks = is_before.sum(axis=1)
-        hits = [ranks < min(k, num_classes) for k in self.options["ks"]]
-        return np.stack([*hits, np.ones(len(ranks), dtype=np.bool_)], axis=-1).astype(np.int64)
-
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the shares."""
-        names = ["accuracy" if k == 1 else f"top_{k}_accuracy" for k in self.options["ks"]]
-        return {name: ratio(totals[..., index], totals[..., -1], np.nan) for index, name in enumerate(names)}
+        return [ranks < min(k, num_classes) for k in self.options["ks"]]
 
 
-class MeanIoU(OptionsWhenAdding, CountingMetric):
+class MeanIoU(CountingMetric):
     """The intersection over union of predicted and true pixels, averaged over the classes.
 
     Predictions and references are the class of each pixel, (height, width) for each image; images may differ in size.
@@ -95,38 +88,32 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
     """
 
     name = "mean_iou"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"labels": None, "ignore_index": 255})
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": 255})
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._matrix = np.zeros((0, 0), dtype=np.int64)
+    def create_state(self) -> Totals:
+        return Totals(num_dimensions=2)  # pixels by reference and prediction
 
     def column(self, name: str, values: Any) -> Column:
-        """Return one map of classes per sample."""
         return as_items(name, values)
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Count pixels by reference and prediction."""
-        matrices = [self._matrix_of(*pair) for pair in self._pairs(columns)]
-        for matrix in matrices:
-            self._add(matrix)
-        self._num_samples += len(matrices)
+    def update(self, columns: Columns) -> None:
+        for matrix in self._matrices(columns):
+            self._state.add(1, matrix)
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the means."""
-        return {name: as_number(value) for name, value in self.score(_three_sums(self._matrix), options).items()}
+    def result(self, options: Options) -> dict[str, Any]:
+        return {name: float(value) for name, value in self.score(_sums_of(self._state.sums), options).items()}
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+    def count(self, columns: Columns) -> Counts:
         """Return three numbers per class for each image: pixels that are right, predicted, referred to."""
-        rows = [_three_sums(self._matrix_of(*pair)) for pair in self._pairs(columns)]
-        counted = np.zeros((len(rows), max([len(row) for row in rows], default=0)), dtype=np.int64)
+        rows = [_sums_of(matrix) for matrix in self._matrices(columns)]
+        counted = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
         for place, row in zip(counted, rows, strict=True):
             place[: len(row)] = row
         return counted
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the means; nan if no pixel counts."""
-        right, predicted, referred = np.moveaxis(totals.reshape(*totals.shape[:-1], -1, 3), -1, 0)
+    def score(self, totals: Counts, options: Options) -> Scores:
+        right, predicted, referred = sums_by_kind(totals)
         union = predicted + referred - right
         return {
             "mean_iou": _mean_of_some(right, union),
@@ -137,7 +124,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
     def table(self) -> list[dict[str, Any]]:
         """Return one row per class; call it before `compute`, which resets the metric."""
         rows = []
-        for index, (right, predicted, referred) in enumerate(_three_sums(self._matrix).reshape(-1, 3).tolist()):
+        for index, (right, predicted, referred) in enumerate(_sums_of(self._state.sums).reshape(-1, 3).tolist()):
             union = predicted + referred - right
             names = self.options["labels"]
             rows.append(
@@ -153,41 +140,14 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
 
     def confusion_matrix(self) -> list[list[int]]:
         """Return pixel counts, a row per true class, a column per predicted one; call it before `compute`."""
-        matrix: list[list[int]] = self._matrix.tolist()
+        matrix: list[list[int]] = self._state.sums.tolist()
         return matrix
 
-    def reset(self) -> None:
-        """Forget every sample."""
-        super().reset()
-        self._matrix = np.zeros((0, 0), dtype=np.int64)
-
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        super().merge(other)
-        self._add(other._matrix)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the confusion matrix."""
-        return {"num_samples": self._num_samples, "matrix": self._matrix.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a confusion matrix."""
-        self._num_samples = int(state["num_samples"])
-        size = len(state["matrix"])
-        self._matrix = np.asarray(state["matrix"], dtype=np.int64).reshape(size, size)
-
-    def _add(self, matrix: NDArray[np.int64]) -> None:
-        smaller, larger = sorted((self._matrix, matrix), key=len)
-        total = larger.copy()
-        total[: len(smaller), : len(smaller)] += smaller
-        self._matrix = total
-
-    def _pairs(self, columns: Mapping[str, Column]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the predicted and true classes of the counted pixels of each image."""
-        pairs = []
-        for index, (prediction, reference) in enumerate(
-            zip(columns["predictions"], columns["references"], strict=True)
-        ):
+    def _matrices(self, columns: Columns) -> list[Counts]:
+        """Return how often each class was predicted for each true class, for each image."""
+        matrices = []
+        pairs = zip(columns["predictions"], columns["references"], strict=True)
+        for index, (prediction, reference) in enumerate(pairs):
             predicted, referred = np.asarray(prediction), np.asarray(reference)
             if predicted.shape != referred.shape:
                 raise DataError(
@@ -198,10 +158,10 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
                 if each.dtype.kind not in "iu":
                     raise DataError(f"a sample of {self.name} is the class of each pixel, got the type {each.dtype}")
             is_counted = referred != self.options["ignore_index"]
-            pairs.append((predicted[is_counted].astype(np.int64), referred[is_counted].astype(np.int64)))
-        return pairs
+            matrices.append(self._matrix(predicted[is_counted].astype(np.int64), referred[is_counted].astype(np.int64)))
+        return matrices
 
-    def _matrix_of(self, predicted: NDArray[np.int64], referred: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _matrix(self, predicted: Counts, referred: Counts) -> Counts:
         names = self.options["labels"]
         largest = max(predicted.max(initial=-1), referred.max(initial=-1))
         lowest = min(predicted.min(initial=0), referred.min(initial=0))
@@ -215,7 +175,7 @@ class MeanIoU(OptionsWhenAdding, CountingMetric):
         return np.bincount(referred * size + predicted, minlength=size * size).reshape(size, size)
 
 
-class ReconstructionError(OptionsWhenAdding, MeanLoss):
+class ReconstructionError(MeanLoss):
     """The mean squared error over hidden pixels, next to the error of the mean image.
 
     Predictions and references are images of one shape, masks mark the hidden pixels; a mask may lack the channel
@@ -224,14 +184,12 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
     """
 
     name = "reconstruction_error"
+    options_apply_early = True
     columns = ("predictions", "references", "masks")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"mean_image": None})
+    terms = ("sums", "counts", "baseline_sums")
+    defaults: ClassVar[Options] = MappingProxyType({"mean_image": None})
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._floor = MeanLoss()
-
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, options: Options) -> dict[str, Any]:
         known = super()._known(options)
         if known.get("mean_image") is not None:
             # As lists: options are compared when metrics are merged.
@@ -239,17 +197,14 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
         return known
 
     def column(self, name: str, values: Any) -> Column:
-        """Return one image per sample."""
         return as_items(name, values)
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return each sample's sum of squares, the mean image's sum, and the number of hidden pixels."""
         arrays = super().as_columns(columns)
         mean = self.options["mean_image"]
-        sums, floors, counts = [], [], []
-        for index, (prediction, reference, mask) in enumerate(
-            zip(*(arrays[name] for name in self.columns), strict=True)
-        ):
+        sums, counts, baseline_sums = [], [], []
+        for index, (prediction, reference, mask) in enumerate(zip(*arrays.values(), strict=True)):
             predicted, referred = np.asarray(prediction, dtype=np.float64), np.asarray(reference, dtype=np.float64)
             if predicted.shape != referred.shape or np.shape(mask) not in (referred.shape, referred.shape[1:]):
                 raise DataError(
@@ -258,50 +213,20 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
                 )
             is_hidden = np.broadcast_to(np.asarray(mask, dtype=np.bool_), referred.shape)
             sums.append(np.square(predicted - referred)[is_hidden].sum())
-            floors.append(0.0 if mean is None else np.square(self._mean_like(referred) - referred)[is_hidden].sum())
             counts.append(is_hidden.sum())
-        return {
-            "sums": np.asarray(sums, dtype=np.float64),
-            "floors": np.asarray(floors, dtype=np.float64),
-            "counts": np.asarray(counts, dtype=np.int64),
-        }
+            baseline = referred if mean is None else self._mean_like(referred)
+            baseline_sums.append(np.square(baseline - referred)[is_hidden].sum())
+        return {name: np.asarray(each) for name, each in zip(self.terms, (sums, counts, baseline_sums), strict=True)}
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Add the sums and the counts."""
-        super().update(columns)
-        self._floor.update({"sums": columns["floors"], "counts": columns["counts"]})
+    def results(self, loss: Any) -> dict[str, Any]:
+        return {"masked_mse": loss}
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the error, and the mean image's error if there is one."""
-        found = {"masked_mse": super().result(options)["loss"]}
-        if self.options["mean_image"] is not None:
-            found["mean_image_mse"] = self._floor.result(options)["loss"]
-        return found
+    def result(self, options: Options) -> dict[str, Any]:
+        if self.options["mean_image"] is None:
+            return super().result(options)
+        return {**super().result(options), "mean_image_mse": self.mean("baseline_sums", "counts")}
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the error; the mean image needs no interval."""
-        return {"masked_mse": super().score(totals, options)["loss"]}
-
-    def reset(self) -> None:
-        """Forget every sample."""
-        super().reset()
-        self._floor = MeanLoss()
-
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        super().merge(other)
-        self._floor.merge(other._floor)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the counts."""
-        return {**super().state_dict(), "floor": self._floor.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums and the counts."""
-        super().load_state_dict(state)
-        self._floor.load_state_dict(state["floor"])
-
-    def _mean_like(self, image: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _mean_like(self, image: Numbers) -> Numbers:
         mean = np.asarray(self.options["mean_image"], dtype=np.float64)
         if mean.ndim == 1:  # one value per channel
             mean = mean.reshape(-1, *([1] * (image.ndim - 1)))
@@ -313,11 +238,11 @@ class ReconstructionError(OptionsWhenAdding, MeanLoss):
             ) from None
 
 
-def _three_sums(matrix: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.stack([np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)], axis=-1).reshape(-1)
+def _sums_of(matrix: Counts) -> Counts:
+    return np.stack(sums_of_matrix(matrix), axis=-1).reshape(-1)
 
 
-def _mean_of_some(numerators: NDArray[np.int64], denominators: NDArray[np.int64]) -> NDArray[np.float64]:
+def _mean_of_some(numerators: Counts, denominators: Counts) -> Numbers:
     """Return the mean ratio over the classes, without zero denominators."""
     sums = ratio(numerators, denominators, 0.0).sum(axis=-1)
     return ratio(sums, (denominators != 0).sum(axis=-1), np.nan)

@@ -1,19 +1,27 @@
-"""Metrics that average scores of the samples, each between 0 and 1."""
+"""Means: of scores between 0 and 1, and of losses of samples of different lengths.
+
+metric = metrics.load("bits_per_byte")
+metric.add_batch(sums=[12.5, 40.25], counts=[5, 16], num_bytes=[21, 70])   # of each text
+metric.compute()    # {"loss": 52.75 / 21, "perplexity": exp(52.75 / 21), "bits_per_byte": 52.75 / log(2) / 91}
+"""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from loopwright.metrics.base import Column, CountingMetric, ratio
-from loopwright.metrics.sums import ExactSum
+from loopwright.errors import DataError
+from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, ratio
+from loopwright.metrics.sums import Counts, ExactSums, Numbers
 
 UNITS_PER_ONE = 2.0**32
-"""For intervals a score is rounded to a multiple of 2**-32, so that sums are whole numbers of 64 bits."""
+"""For intervals a value is rounded to a multiple of 2**-32, so that sums are whole numbers of 64 bits."""
+# The sum of a sample's losses is split as well, so that totals fit 64 bits.
+_LARGEST = 2.0**30
+_LOW_BITS = 24
 
 
 class MeanMetric(CountingMetric):
@@ -24,58 +32,127 @@ class MeanMetric(CountingMetric):
 
     scale: ClassVar[int] = 1
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._sums = [ExactSum() for _ in self.names]
-
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The keys of the result."""
 
     @abstractmethod
-    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+    def values(self, columns: Columns) -> Numbers:
         """Return each sample's scores: (samples, names), between 0 and 1."""
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Add the samples' scores."""
-        values = self.values(columns)
-        self._num_samples += len(values)
-        for index, each in enumerate(self._sums):
-            each.add(values[:, index])
+    def create_state(self) -> ExactSums:
+        return ExactSums(len(self.names))
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the means."""
-        means = [each.mean(self._num_samples, self.scale) for each in self._sums]
+    def update(self, columns: Columns) -> None:
+        values = self.values(columns)
+        self._state.add(len(values), values.T)
+
+    def result(self, options: Options) -> dict[str, Any]:
+        means = [each.mean(self.num_samples, self.scale) for each in self._state.sums]
         return dict(zip(self.names, means, strict=True))
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return each sample's scores as integers, and 1."""
+    def count(self, columns: Columns) -> Counts:
         units = np.rint(self.values(columns) * UNITS_PER_ONE).astype(np.int64)
         return np.concatenate([units, np.ones((len(units), 1), dtype=np.int64)], axis=-1)
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the means."""
+    def score(self, totals: Counts, options: Options) -> Scores:
         means = ratio(totals[..., :-1] / UNITS_PER_ONE, totals[..., -1:], np.nan)
         return {name: self.scale * means[..., index] for index, name in enumerate(self.names)}
 
-    def reset(self) -> None:
-        """Forget every sample."""
-        super().reset()
-        self._sums = [ExactSum() for _ in self.names]
 
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        super().merge(other)
-        for mine, theirs in zip(self._sums, other._sums, strict=True):
-            mine.merge(theirs)
+class MeanLoss(CountingMetric):
+    """The sum of losses over their number of items, without intermediate rounding.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of samples and the sums."""
-        return {**super().state_dict(), "sums": [each.state_dict() for each in self._sums]}
+    `sums` are the sums of each sample's losses, `counts` their numbers of items.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the number of samples and the sums."""
-        super().load_state_dict(state)
-        for each, saved in zip(self._sums, state["sums"], strict=True):
-            each.load_state_dict(saved)
+    Attributes:
+        weights: the columns of whole numbers that a sum may be divided by.
+        terms: the columns that are summed: "sums", the weights, and any others.
+    """
+
+    name = "loss"
+    greater_is_better = False
+    columns: tuple[str, ...] = ("sums", "counts")
+    weights: ClassVar[tuple[str, ...]] = ("counts",)
+    terms: ClassVar[tuple[str, ...]] = ("sums", "counts")
+
+    def create_state(self) -> ExactSums:
+        return ExactSums(len(self.terms))
+
+    def update(self, columns: Columns) -> None:
+        terms = self.checked(columns)
+        self._state.add(len(terms["sums"]), (terms[name].astype(np.float64) for name in self.terms))
+
+    def result(self, options: Options) -> dict[str, Any]:
+        return self.results(self.mean("sums", "counts"))
+
+    def mean(self, numerator: str, denominator: str) -> float:
+        """Return the sum of one term over the sum of another."""
+        sums = dict(zip(self.terms, self._state.sums, strict=True))
+        return float(sums[numerator].mean(sums[denominator].finite_part))
+
+    def results(self, loss: Any) -> dict[str, Any]:
+        """Return the results of a mean loss, or of an array of them."""
+        return {"loss": loss}
+
+    def count(self, columns: Columns) -> Counts:
+        """Return each sample's sum in two parts, whether it is unusable, and its weights."""
+        terms = self.checked(columns)
+        sums, weights = terms["sums"], [terms[name] for name in self.weights]
+        is_usable = np.abs(sums) < _LARGEST  # False for nan, too.
+        units = np.rint(np.where(is_usable, sums, 0.0) * UNITS_PER_ONE).astype(np.int64)
+        parts = (units >> _LOW_BITS, units & ((1 << _LOW_BITS) - 1), ~is_usable, *weights)
+        return np.stack([part.astype(np.int64) for part in parts], axis=-1)
+
+    def score(self, totals: Counts, options: Options) -> Scores:
+        high, low, num_unusable, items = np.moveaxis(totals[..., :4], -1, 0)
+        units = high * float(1 << _LOW_BITS) + low
+        loss = np.full(units.shape, np.nan)
+        np.divide(units / UNITS_PER_ONE, items, out=loss, where=(items > 0) & (num_unusable == 0))
+        return self.results(loss)
+
+    def checked(self, columns: Columns) -> dict[str, Column]:
+        """Return the terms of the samples, validated."""
+        terms = {name: columns[name] for name in self.terms}
+        odd = [name for name, values in terms.items() if len(values) and values.dtype.kind not in "biuf"]
+        if odd:
+            raise DataError(f"{odd[0]} must be numbers, got an array of type {terms[odd[0]].dtype}")
+        for name in self.weights:
+            if (terms[name] < 0).any() or (terms[name] % 1 != 0).any():
+                raise DataError(f"{name} must be whole numbers from 0")
+        return {**terms, "sums": terms["sums"].astype(np.float64)}
+
+
+class Perplexity(MeanLoss):
+    """The exponential of the mean loss, next to the loss itself; infinite if the loss is above about 709."""
+
+    name = "perplexity"
+
+    def results(self, loss: Any) -> dict[str, Any]:
+        if isinstance(loss, float):
+            return {"loss": loss, "perplexity": math.exp(loss) if not loss > 709 else math.inf}
+        with np.errstate(over="ignore"):
+            return {"loss": loss, "perplexity": np.exp(loss)}
+
+
+class BitsPerByte(Perplexity):
+    """The loss in bits per byte of text, next to loss and perplexity.
+
+    Unlike the other two it is comparable between tokenizers, and with a compressor. `sums` are the sums of the
+    tokens' negative log-likelihoods (natural logarithm), `counts` the numbers of tokens, `num_bytes` the lengths of the
+    texts in UTF-8.
+    """
+
+    name = "bits_per_byte"
+    columns = ("sums", "counts", "num_bytes")
+    weights = ("counts", "num_bytes")
+    terms = columns
+
+    def result(self, options: Options) -> dict[str, Any]:
+        return {**super().result(options), "bits_per_byte": self.mean("sums", "num_bytes") / math.log(2)}
+
+    def score(self, totals: Counts, options: Options) -> Scores:
+        scores = super().score(totals, options)
+        num_items, num_bytes = totals[..., -2], totals[..., -1]
+        return {**scores, "bits_per_byte": ratio(scores["loss"] * num_items, num_bytes, np.nan) / math.log(2)}

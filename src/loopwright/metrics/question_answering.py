@@ -15,12 +15,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric, as_column, as_items, check_same_kind, ratio
+from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_column, as_items, ratio
 from loopwright.metrics.means import UNITS_PER_ONE, MeanMetric
-from loopwright.metrics.sums import ExactSum
+from loopwright.metrics.sums import Counts, ExactSum, Numbers, Rows
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -56,11 +55,9 @@ class Squad(MeanMetric):
         return super().as_columns(_of_the_same_questions(self.name, columns))
 
     def column(self, name: str, values: Any) -> Column:
-        """Return predictions as texts, references as lists of texts."""
         return _answer_column(self.name, name, values)
 
-    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return exact match and F1 of each sample."""
+    def values(self, columns: Columns) -> Numbers:
         for index, answers in enumerate(columns["references"]):
             if not answers:
                 raise DataError(f"sample {index} of squad has no answer: use squad_v2 for questions without one")
@@ -80,11 +77,10 @@ class SquadV2(CountingMetric):
 
     name = "squad_v2"
     columns = ("predictions", "references", "no_answer_scores")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"no_answer_threshold": 1.0})
+    defaults: ClassVar[Options] = MappingProxyType({"no_answer_threshold": 1.0})
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._batches: list[NDArray[np.float64]] = []
+    def create_state(self) -> Rows:
+        return Rows(*_KEPT)
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns; missing scores come from the predictions' rows, or are 0."""
@@ -96,7 +92,6 @@ class SquadV2(CountingMetric):
         return super().as_columns(columns)
 
     def column(self, name: str, values: Any) -> Column:
-        """Return predictions as texts, references as lists of texts, scores as doubles."""
         if name != "no_answer_scores":
             return _answer_column(self.name, name, values)
         scores = as_column(name, values)
@@ -104,23 +99,16 @@ class SquadV2(CountingMetric):
             raise DataError("no_answer_scores must be numbers, one for each prediction")
         return scores.astype(np.float64)
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Keep each sample's scores."""
-        samples = self._samples(columns)
-        self._num_samples += len(samples)
-        self._batches.append(samples)
+    def update(self, columns: Columns) -> None:
+        self._state.add(self._samples(columns))
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def result(self, options: Options) -> dict[str, Any]:
         """Return the scores, also separately for questions with and without an answer, and the best thresholds."""
-        samples = self._joined()
+        samples = self._state.table
         exact, f1 = _thresholded(samples, options["no_answer_threshold"])
         has_answer = samples[:, 1] == 1
         result: dict[str, Any] = {}
-        for prefix, chosen in (
-            ("", np.ones_like(has_answer)),
-            ("HasAns_", has_answer),
-            ("NoAns_", ~has_answer),
-        ):
+        for prefix, chosen in (("", np.ones_like(has_answer)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
             if chosen.any():
                 for name, values in (("exact", exact), ("f1", f1)):
                     result[prefix + name] = _percentage(values[chosen])
@@ -129,7 +117,7 @@ class SquadV2(CountingMetric):
             result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(samples, column)
         return result
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+    def count(self, columns: Columns) -> Counts:
         """Return exact match, F1 and 1 of each sample, separately for those with and without an answer."""
         samples = self._samples(columns)
         exact, f1 = _thresholded(samples, self.options["no_answer_threshold"])
@@ -137,8 +125,7 @@ class SquadV2(CountingMetric):
         has_answer = samples[:, 1:2].astype(np.int64)
         return np.concatenate([units * has_answer, units * (1 - has_answer)], axis=-1)
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the scores, also separately for questions with and without an answer."""
+    def score(self, totals: Counts, options: Options) -> Scores:
         scores = {}
         parts = {"": totals[..., :3] + totals[..., 3:], "HasAns_": totals[..., :3], "NoAns_": totals[..., 3:]}
         for prefix, each in parts.items():
@@ -146,30 +133,7 @@ class SquadV2(CountingMetric):
                 scores[prefix + name] = 100.0 * ratio(each[..., index], each[..., 2], np.nan)
         return scores
 
-    def reset(self) -> None:
-        """Forget every sample."""
-        super().reset()
-        self._batches = []
-
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        check_same_kind(self, other)
-        self._num_samples += other._num_samples
-        self._batches += other._batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the kept numbers of each sample."""
-        return {name: self._joined()[:, index].tolist() for index, name in enumerate(_KEPT)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the samples."""
-        self._batches = [np.stack([np.asarray(state[name], dtype=np.float64) for name in _KEPT], axis=-1)]
-        self._num_samples = len(self._batches[0])
-
-    def _joined(self) -> NDArray[np.float64]:
-        return np.concatenate([np.zeros((0, len(_KEPT))), *self._batches])
-
-    def _samples(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
+    def _samples(self, columns: Columns) -> Numbers:
         """Return (no-answer score, has an answer, exact match, F1) of each sample, for any threshold."""
         rows = []
         for prediction, answers, score in zip(*(columns[name] for name in self.columns), strict=True):
@@ -202,12 +166,10 @@ def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[s
 
 
 def _answer_column(metric: str, name: str, values: Any) -> Column:
+    """Return predictions as texts, references as lists of texts."""
     rows = as_items(name, values)
     for index, row in enumerate(rows):
-        if name == "predictions":
-            rows[index] = _predicted_text(metric, row)
-        else:
-            rows[index] = _answers(metric, row)
+        rows[index] = _predicted_text(metric, row) if name == "predictions" else _answers(metric, row)
     return rows
 
 
@@ -229,7 +191,7 @@ def _answers(metric: str, row: Any) -> list[str]:
     return answers
 
 
-def _thresholded(samples: NDArray[np.float64], threshold: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _thresholded(samples: Numbers, threshold: Any) -> tuple[Numbers, Numbers]:
     """Return exact match and F1 if questions with a score above the threshold are left unanswered."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ConfigError(f"no_answer_threshold of squad_v2 must be a number, got {threshold!r}")
@@ -238,13 +200,13 @@ def _thresholded(samples: NDArray[np.float64], threshold: Any) -> tuple[NDArray[
     return np.where(is_unanswered, 1 - has_answer, exact), np.where(is_unanswered, 1 - has_answer, f1)
 
 
-def _percentage(values: NDArray[np.float64]) -> float:
+def _percentage(values: Numbers) -> float:
     total = ExactSum()
     total.add(values)
     return total.mean(len(values), 100)
 
 
-def _best_threshold(samples: NDArray[np.float64], column: int) -> tuple[float, float]:
+def _best_threshold(samples: Numbers, column: int) -> tuple[float, float]:
     """Return the best mean, between 0 and 100, and its threshold; the lowest if there are several.
 
     A threshold below all scores leaves every question unanswered.

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.errors import DataError
-from loopwright.metrics.base import Column, Metric, check_same_kind
-from loopwright.metrics.sums import ExactSum
-
-Numbers = NDArray[np.float64]
+from loopwright.metrics.base import Columns, Metric, Options
+from loopwright.metrics.sums import Counts, ExactSums, Numbers, Rows
 
 
 class SummingMetric(Metric):
@@ -28,48 +24,16 @@ class SummingMetric(Metric):
 
     num_sums: ClassVar[int]
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._num_samples = 0
-        self._sums = [ExactSum() for _ in range(self.num_sums)]
-
     @abstractmethod
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
         """Return the summands of each sum."""
 
-    @property
-    def num_samples(self) -> int:
-        """The number of samples since the last result."""
-        return self._num_samples
+    def create_state(self) -> ExactSums:
+        return ExactSums(self.num_sums)
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Add the samples to the sums."""
+    def update(self, columns: Columns) -> None:
         predictions, references = _numbers(columns)
-        self._num_samples += len(predictions)
-        for each, values in zip(self._sums, self.summands(predictions, references), strict=True):
-            each.add(values)
-
-    def reset(self) -> None:
-        """Forget every sample."""
-        self._num_samples = 0
-        self._sums = [ExactSum() for _ in range(self.num_sums)]
-
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        check_same_kind(self, other)
-        self._num_samples += other._num_samples
-        for mine, theirs in zip(self._sums, other._sums, strict=True):
-            mine.merge(theirs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {"num_samples": self._num_samples, "sums": [each.state_dict() for each in self._sums]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums."""
-        self._num_samples = int(state["num_samples"])
-        for each, saved in zip(self._sums, state["sums"], strict=True):
-            each.load_state_dict(saved)
+        self._state.add(len(predictions), self.summands(predictions, references))
 
 
 class MeanSquaredError(SummingMetric):
@@ -77,16 +41,14 @@ class MeanSquaredError(SummingMetric):
 
     name = "mse"
     greater_is_better = False
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"squared": True})
+    defaults: ClassVar[Options] = MappingProxyType({"squared": True})
     num_sums = 1
 
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the squares."""
         return [np.square(predictions - references)]
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mean, or its root."""
-        mean = self._sums[0].mean(self._num_samples)
+    def result(self, options: Options) -> dict[str, Any]:
+        mean = self._state.sums[0].mean(self.num_samples)
         return {"mse": mean if options["squared"] else math.sqrt(mean)}
 
 
@@ -98,12 +60,10 @@ class MeanAbsoluteError(SummingMetric):
     num_sums = 1
 
     def summands(self, predictions: Numbers, references: Numbers) -> list[Numbers]:
-        """Return the absolute differences."""
         return [np.abs(predictions - references)]
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mean."""
-        return {"mae": self._sums[0].mean(self._num_samples)}
+    def result(self, options: Options) -> dict[str, Any]:
+        return {"mae": self._state.sums[0].mean(self.num_samples)}
 
 
 class PearsonCorrelation(SummingMetric):
@@ -122,12 +82,11 @@ class PearsonCorrelation(SummingMetric):
             _product(predictions, references),
         ]
 
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the correlation, rounded only at the end."""
-        if not all(each.is_finite for each in self._sums):
+    def result(self, options: Options) -> dict[str, Any]:
+        if not all(each.is_finite for each in self._state.sums):
             return {"pearsonr": math.nan}
-        x, y, xx, yy, xy = (each.finite_part for each in self._sums)
-        n = self._num_samples
+        x, y, xx, yy, xy = (each.finite_part for each in self._state.sums)
+        n = self.num_samples
         return {"pearsonr": _correlation(n * xy - x * y, n * xx - x * x, n * yy - y * y)}
 
 
@@ -139,52 +98,21 @@ class SpearmanCorrelation(Metric):
 
     name = "spearmanr"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._batches: list[tuple[Numbers, Numbers]] = []
+    def create_state(self) -> Rows:
+        return Rows("predictions", "references")
 
-    @property
-    def num_samples(self) -> int:
-        """The number of samples since the last result."""
-        return sum(len(predictions) for predictions, _ in self._batches)
+    def update(self, columns: Columns) -> None:
+        self._state.add(np.stack(_numbers(columns), axis=-1))
 
-    def update(self, columns: Mapping[str, Column]) -> None:
-        """Keep the samples."""
-        predictions, references = _numbers(columns)
-        self._batches.append((predictions.copy(), references.copy()))
-
-    def result(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the correlation of the ranks."""
-        predictions, references = (np.concatenate(each) for each in zip(*self._batches, strict=True))
+    def result(self, options: Options) -> dict[str, Any]:
+        predictions, references = self._state.table.T
         if np.isnan(predictions).any() or np.isnan(references).any():
             return {"spearmanr": math.nan}
         x, y = _centred_ranks(predictions), _centred_ranks(references)
         return {"spearmanr": _correlation(_dot(x, y), _dot(x, x), _dot(y, y))}
 
-    def reset(self) -> None:
-        """Forget every sample."""
-        self._batches = []
 
-    def merge(self, other: Any) -> None:
-        """Merge another metric of the same kind."""
-        check_same_kind(self, other)
-        self._batches += other._batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every value."""
-        names = ("predictions", "references")
-        return {
-            name: [value for batch in self._batches for value in batch[side].tolist()]
-            for side, name in enumerate(names)
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the values."""
-        predictions, references = (np.asarray(state[name], dtype=np.float64) for name in ("predictions", "references"))
-        self._batches = [(predictions, references)]
-
-
-def _numbers(columns: Mapping[str, Column]) -> tuple[Numbers, Numbers]:
+def _numbers(columns: Columns) -> tuple[Numbers, Numbers]:
     arrays = []
     for name in ("predictions", "references"):
         if columns[name].dtype.kind not in "biuf":
@@ -215,7 +143,7 @@ def _halves(values: Numbers) -> tuple[Numbers, Numbers]:
     return high, values - high
 
 
-def _centred_ranks(values: Numbers) -> NDArray[np.int64]:
+def _centred_ranks(values: Numbers) -> Counts:
     """Return twice the rank of each value less its mean: integers, also for shared ranks."""
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
@@ -223,7 +151,7 @@ def _centred_ranks(values: Numbers) -> NDArray[np.int64]:
     return (2 * last - counts + 1 - (len(values) + 1))[codes.reshape(-1)].astype(np.int64)
 
 
-def _dot(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+def _dot(first: Counts, second: Counts) -> int:
     """Return the sum of products as a Python integer; a chunk of 4096 products fits 64 bits up to 4e7 samples."""
     pieces = range(0, len(first), 4096)
     return sum(int(np.dot(first[start : start + 4096], second[start : start + 4096])) for start in pieces)

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, OptionsWhenAdding, as_column, as_matrix
+from loopwright.metrics.base import Column, Columns, Options, as_column, as_integers, as_ks, as_matrix
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.regression import SpearmanCorrelation
+from loopwright.metrics.sums import Numbers
 
 
-class Retrieval(OptionsWhenAdding, MeanMetric):
+class Retrieval(MeanMetric):
     """The share of queries whose right item is among the first k, for each k of the option `ks`, and the mean 1 / rank.
 
     Predictions are the similarities of each query to the items of a pool, one row per query; references are the
@@ -30,43 +31,32 @@ class Retrieval(OptionsWhenAdding, MeanMetric):
     """
 
     name = "retrieval"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"ks": (1, 5, 10)})
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5, 10)})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One key for each k, and the mean reciprocal rank."""
         return (*(f"recall@{k}" for k in self.options["ks"]), "mrr")
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        known = super()._known(options)
-        if "ks" in known:
-            ks = known["ks"] = tuple(known["ks"]) if hasattr(known["ks"], "__iter__") else (known["ks"],)
-            if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
-                raise ConfigError(f"ks of retrieval are whole numbers from 1, such as (1, 5, 10), got {ks}")
-        return known
+    def _known(self, options: Options) -> dict[str, Any]:
+        return as_ks(self.name, super()._known(options))
 
     def compute(self, **given: Any) -> dict[str, Any]:
-        """Return the means, and reset; `ks` belongs to `load`."""
-        if "ks" in given:
-            raise ConfigError("ks of retrieval are used when queries are added: give them to load('retrieval', ks=...)")
+        if "ks" in given:  # they decide what is kept, before any query is added
+            raise ConfigError("ks of retrieval apply when queries are added: pass them to load('retrieval', ks=...)")
         return super().compute(**given)
 
     def column(self, name: str, values: Any) -> Column:
-        """Return the similarities as rows, the references as integers."""
         if name == "predictions":
             return as_matrix(name, values)
-        places = as_column(name, values)
-        if len(places) and places.dtype.kind not in "iu":
-            raise DataError(f"references of retrieval must be places in the rows, got an array of type {places.dtype}")
-        return places.astype(np.int64)
+        return as_integers(self.name, name, values, "indices into the rows")
 
-    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return whether each query's right item is among the first k, and 1 / rank."""
+    def values(self, columns: Columns) -> Numbers:
         similarities, places = columns["predictions"], columns["references"]
         size = similarities.shape[1]
         if ((places < 0) | (places >= size)).any():
             wrong = places[(places < 0) | (places >= size)][0]
-            raise DataError(f"references of retrieval are places in rows of {size} similarities, got {wrong}")
+            raise DataError(f"references of retrieval are indices into rows of {size} similarities, got {wrong}")
         right = similarities[np.arange(len(places)), places]
         # Counted from below, so that ties and nan come before the right one.
         ranks = size - (similarities < right[:, None]).sum(axis=1)
@@ -92,7 +82,6 @@ class CosineSpearman(SpearmanCorrelation):
         return {"predictions": products.sum(axis=1), "references": arrays["scores"]}
 
     def column(self, name: str, values: Any) -> Column:
-        """Return embeddings as rows, scores as numbers."""
         return as_column(name, values) if name == "scores" else as_matrix(name, values)
 
 
@@ -111,7 +100,7 @@ def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[
         yield start, normalized_rows(asked[start : start + chunk_size]) @ items.T
 
 
-def normalized_rows(rows: Column) -> NDArray[np.float64]:
+def normalized_rows(rows: Column) -> Numbers:
     """Return the rows as doubles of length 1; a row of zeros is unchanged."""
     doubles = np.ascontiguousarray(rows, dtype=np.float64)
     lengths = np.sqrt(np.square(doubles).sum(axis=1, keepdims=True))

@@ -7,17 +7,16 @@ extra. IOB2 and IOB1 are read directly; BIOES and BILOU are converted to IOB2 fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, as_items, ratio
-from loopwright.metrics.classification import SumsPerLabel
-from loopwright.metrics.extras import extra_module
+from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_items, extra_module, ratio
+from loopwright.metrics.classification import SumsPerLabel, score_row
+from loopwright.metrics.sums import Counts
 
 OUTSIDE = "O"
 """The tag of a token that is in no entity."""
@@ -25,7 +24,7 @@ OUTSIDE = "O"
 _LETTERS = {"B": "B", "I": "I", "S": "B", "U": "B", "E": "I", "L": "I", "M": "I"}
 
 
-class Entities(OptionsWhenAdding, SumsPerLabel):
+class Entities(SumsPerLabel):
     """Precision, recall and F1 of whole entities (type and both ends right), and the accuracy of tags.
 
     Predictions and references are a sequence of tags for each sample, or of their indices with the option `labels`,
@@ -33,41 +32,36 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
     """
 
     name = "entities"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"labels": None, "ignore_index": -100})
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": -100})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._collect = extra_module("nervaluate", "nervaluate", self.name).collect_named_entities
 
     def column(self, name: str, values: Any) -> Column:
-        """Return one sequence per sample."""
         return as_items(name, values)
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
+    def count(self, columns: Columns) -> Counts:
         """Return three counts per type for each sample; for "O" they count tags: right, all, all."""
-        rows: list[dict[str, NDArray[np.int64]]] = []
-        for index, (prediction, reference) in enumerate(
-            zip(columns["predictions"], columns["references"], strict=True)
-        ):
-            predicted, expected = self._tags(index, prediction, reference)
+        rows: list[dict[int, list[int]]] = []
+        pairs = zip(columns["predictions"], columns["references"], strict=True)
+        for predicted, expected in [self._tags(index, *pair) for index, pair in enumerate(pairs)]:
             num_right = sum(mine == theirs for mine, theirs in zip(predicted, expected, strict=True))
-            sums = {OUTSIDE: np.asarray([num_right, len(expected), len(expected)])}
+            sums = {self._state.place(OUTSIDE): [num_right, len(expected), len(expected)]}
             found, given = self._entities(predicted), self._entities(expected)
             for column, entities in enumerate((found & given, found, given)):
                 for kind, _, _ in entities:
-                    sums.setdefault(kind, np.zeros(3, dtype=np.int64))[column] += 1
+                    sums.setdefault(self._state.place(kind), [0, 0, 0])[column] += 1
             rows.append(sums)
-        places = [{self.place(kind): each for kind, each in sums.items()} for sums in rows]
         counted = np.zeros((len(rows), len(self.labels), 3), dtype=np.int64)
-        for row, placed in zip(counted, places, strict=True):
-            for place, each in placed.items():
-                row[place] = each
+        for row, sums in zip(counted, rows, strict=True):
+            row[list(sums)] = list(sums.values())
         return counted.reshape(len(rows), 3 * len(self.labels))
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return precision, recall and F1 over the entities of all types, and the accuracy of tags."""
+    def score(self, totals: Counts, options: Options) -> Scores:
         sums = totals.reshape(*totals.shape[:-1], -1, 3)
-        tags = sums[..., self.place(OUTSIDE), :]
+        tags = sums[..., self._state.place(OUTSIDE), :]
         right, predicted, referred = np.moveaxis(sums.sum(axis=-2) - tags, -1, 0)
         return {
             "precision": ratio(right, predicted, 0.0),
@@ -78,7 +72,7 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per type, sorted; call it before `compute`, which resets the metric."""
-        sums = dict(zip(self.labels, self._totals.reshape(-1, 3), strict=True))
+        sums = dict(zip(self.labels, self._state.sums.reshape(-1, 3), strict=True))
         return [score_row(kind, *sums[kind]) for kind in sorted(sums) if kind != OUTSIDE]
 
     def _tags(self, index: int, prediction: Any, reference: Any) -> tuple[list[str], list[str]]:
@@ -100,7 +94,7 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
         labels: Sequence[str] | None = self.options["labels"]
         if labels is None:
             raise ConfigError(
-                f"{self.name} got the index {value!r}: give the list of tags, load('entities', labels=[...])"
+                f"{self.name} got the index {value!r}: pass the list of tags, load('entities', labels=[...])"
             )
         if not 0 <= int(value) < len(labels):
             raise DataError(f"{self.name} got the index {value!r}, but there are {len(labels)} labels")
@@ -110,7 +104,7 @@ class Entities(OptionsWhenAdding, SumsPerLabel):
         return {(each["label"], each["start"], each["end"]) for each in self._collect(as_iob2(tags))}
 
 
-class TokenAccuracy(OptionsWhenAdding, CountingMetric):
+class TokenAccuracy(CountingMetric):
     """The share of correct tokens, among those whose reference is not the option `ignore_index`.
 
     Predictions and references are a sequence of integers or texts for each sample. For a masked language model, the
@@ -118,18 +112,16 @@ class TokenAccuracy(OptionsWhenAdding, CountingMetric):
     """
 
     name = "token_accuracy"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"ignore_index": -100})
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType({"ignore_index": -100})
 
     def column(self, name: str, values: Any) -> Column:
-        """Return one sequence per sample."""
         return as_items(name, values)
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return the number of right tokens and of tokens for each sample."""
+    def count(self, columns: Columns) -> Counts:
         counted = np.zeros((len(columns["references"]), 2), dtype=np.int64)
-        for index, (prediction, reference) in enumerate(
-            zip(columns["predictions"], columns["references"], strict=True)
-        ):
+        pairs = zip(columns["predictions"], columns["references"], strict=True)
+        for index, (prediction, reference) in enumerate(pairs):
             predicted, expected = np.atleast_1d(prediction), np.atleast_1d(reference)
             if predicted.shape != expected.shape:
                 raise DataError(
@@ -140,21 +132,8 @@ class TokenAccuracy(OptionsWhenAdding, CountingMetric):
             counted[index] = (is_counted & (predicted == expected)).sum(), is_counted.sum()
         return counted
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the share; nan if no token counts."""
+    def score(self, totals: Counts, options: Options) -> Scores:
         return {"token_accuracy": ratio(totals[..., 0], totals[..., 1], np.nan)}
-
-
-def score_row(label: Any, right: Any, predicted: Any, referred: Any) -> dict[str, Any]:
-    """Return a row of a label table: precision, recall, F1, and how often the label was given and predicted."""
-    return {
-        "label": label,
-        "precision": int(right) / int(predicted) if predicted else 0.0,
-        "recall": int(right) / int(referred) if referred else 0.0,
-        "f1": 2 * int(right) / int(predicted + referred) if predicted + referred else 0.0,
-        "num_references": int(referred),
-        "num_predictions": int(predicted),
-    }
 
 
 def as_iob2(tags: Sequence[str]) -> list[str]:

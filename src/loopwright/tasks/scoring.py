@@ -16,9 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from loopwright.metrics import Bootstrap, CountingMetric, Metric
-from loopwright.metrics.base import Combined
-from loopwright.metrics.mean_loss import MeanLoss
+from loopwright.metrics import Bootstrap, MeanLoss, Metric
 from loopwright.run_folder import write_atomically
 
 NUM_WORST = 50
@@ -117,8 +115,7 @@ class MetricScorer(Scorer):
 
     def _wrapped(self) -> Any:
         metric: Metric = self._make()
-        parts = metric.parts if isinstance(metric, Combined) else [metric]
-        return Bootstrap(metric) if all(isinstance(part, CountingMetric) for part in parts) else metric
+        return Bootstrap(metric) if metric.counting_parts else metric
 
 
 class JointScorer(Scorer):

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.metrics import Bootstrap, similarity_rows
+from loopwright.metrics import Bootstrap, MeanLoss, similarity_rows
 from loopwright.metrics import load as load_metric
-from loopwright.metrics.mean_loss import MeanLoss
 from loopwright.tasks.scoring import Scorer
 
 KS = (1, 5, 10)

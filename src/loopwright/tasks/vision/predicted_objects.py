@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.metrics.extras import extra_module
+from loopwright.metrics.base import extra_module
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene

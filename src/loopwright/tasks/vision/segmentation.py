@@ -488,7 +488,7 @@ def _create_metric(job: Job) -> Any:
 
 def _filled_metric(job: Job, matrix: NDArray[np.int64]) -> Any:
     metric = _create_metric(job)
-    metric.load_state_dict({"num_samples": 1, "matrix": matrix.tolist()})
+    metric.load_state_dict({"num_samples": 1, "totals": matrix.tolist()})
     return metric
 
 

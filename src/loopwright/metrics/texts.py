@@ -1,4 +1,4 @@
-"""Metrics of generated texts: ROUGE, BLEU and chrF, from the packages rouge-score and sacrebleu (the extra `text`).
+"""Metrics of texts: exact match; ROUGE, BLEU and chrF from the packages rouge-score and sacrebleu (the extra `text`).
 
 Only sums are kept, never texts, so batches and processes are merged exactly. A reference is a text, or a list of
 alternatives. ROUGE knows only the letters a to z and digits: texts in other scripts score 0.
@@ -7,18 +7,26 @@ alternatives. ROUGE knows only the letters a to z and digits: texts in other scr
 from __future__ import annotations
 
 import re
+import string
 from abc import abstractmethod
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, CountingMetric, OptionsWhenAdding, as_items
-from loopwright.metrics.extras import extra_module
+from loopwright.metrics.base import (
+    Column,
+    Columns,
+    CountingMetric,
+    Options,
+    Scores,
+    ShareMetric,
+    as_items,
+    extra_module,
+)
 from loopwright.metrics.means import MeanMetric
+from loopwright.metrics.sums import Counts, Numbers
 
 # Other tokenizers of sacrebleu download a model, or need an extra package.
 _TOKENIZERS = ("13a", "intl", "zh", "char", "none")
@@ -26,7 +34,45 @@ _SMOOTHING = ("exp", "floor", "add-k", "none")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
-class Rouge(OptionsWhenAdding, MeanMetric):
+class ExactMatch(ShareMetric):
+    """The share of texts that equal the reference, between 0 and 1.
+
+    Options: `regexes_to_ignore` are patterns whose matches are removed from both texts first; `ignore_case`,
+    `ignore_punctuation`, `ignore_numbers`. Texts are compared when they are added, so pass the options to `load`, or
+    to a `compute` that gets all the texts.
+    """
+
+    name = "exact_match"
+    names = ("exact_match",)
+    options_apply_early = True
+    defaults: ClassVar[Options] = MappingProxyType(
+        {"regexes_to_ignore": None, "ignore_case": False, "ignore_punctuation": False, "ignore_numbers": False}
+    )
+
+    def hits(self, columns: Columns) -> list[Column]:
+        predictions, references = (self._cleaned(name, columns[name]) for name in ("predictions", "references"))
+        return [
+            np.asarray([mine == theirs for mine, theirs in zip(predictions, references, strict=True)], dtype=np.bool_)
+        ]
+
+    def _cleaned(self, name: str, texts: Column) -> list[str]:
+        cleaned: list[str] = texts.tolist()
+        for each in cleaned:
+            if not isinstance(each, str):
+                raise DataError(f"{name} of exact_match must be texts, got {each!r}: use accuracy for labels")
+        for pattern in self.options["regexes_to_ignore"] or []:
+            cleaned = [re.sub(pattern, "", each) for each in cleaned]
+        if self.options["ignore_case"]:
+            cleaned = [each.lower() for each in cleaned]
+        ignored = string.punctuation * bool(self.options["ignore_punctuation"])
+        ignored += string.digits * bool(self.options["ignore_numbers"])
+        if ignored:
+            table = str.maketrans("", "", ignored)
+            cleaned = [each.translate(table) for each in cleaned]
+        return cleaned
+
+
+class Rouge(MeanMetric):
     """The mean F-measures rouge1, rouge2, rougeL and rougeLsum, between 0 and 1.
 
     rougeLsum compares sentence by sentence: a text is split at its newlines, or, without any, after full stops,
@@ -34,34 +80,31 @@ class Rouge(OptionsWhenAdding, MeanMetric):
     """
 
     name = "rouge"
-    taken_in = "texts had been compared"
+    options_apply_early = True
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"use_stemmer": False})
+    defaults: ClassVar[Options] = MappingProxyType({"use_stemmer": False})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
 
     def column(self, name: str, values: Any) -> Column:
-        """Return predictions as texts, references as texts or lists of texts."""
         return text_column(self.name, name, values)
 
-    def values(self, columns: Mapping[str, Column]) -> NDArray[np.float64]:
-        """Return the F-measures of each sample, each against its best reference."""
+    def values(self, columns: Columns) -> Numbers:
         scorer = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
         rows = []
         for prediction, reference in zip(columns["predictions"], columns["references"], strict=True):
-            scores = scorer.score_multi(
-                [in_sentences(each) for each in references_of(reference)], in_sentences(prediction)
-            )
+            scores = scorer.score_multi(list(map(in_sentences, references_of(reference))), in_sentences(prediction))
             rows.append([scores[name].fmeasure for name in self.names])
         return np.asarray(rows, dtype=np.float64).reshape(-1, len(self.names))
 
 
-class CorpusMetric(OptionsWhenAdding, CountingMetric):
-    """A score of sacrebleu that is a function of sums over all samples."""
+class CorpusMetric(CountingMetric):
+    """A score of sacrebleu, between 0 and 100, that is a function of sums over all samples."""
 
-    taken_in = "texts had been counted"
+    options_apply_early = True
+    result_name: ClassVar[str]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -72,11 +115,9 @@ class CorpusMetric(OptionsWhenAdding, CountingMetric):
         """Return sacrebleu's scorer with this metric's options."""
 
     def column(self, name: str, values: Any) -> Column:
-        """Return predictions as texts, references as texts or lists of texts."""
         return text_column(self.name, name, values)
 
-    def count(self, columns: Mapping[str, Column]) -> NDArray[np.int64]:
-        """Return sacrebleu's sums for each sample."""
+    def count(self, columns: Columns) -> Counts:
         scorer = self.scorer()
         rows = [
             # sacrebleu has no public name for the sums of one text; a test compares them with its corpus_score.
@@ -85,17 +126,11 @@ class CorpusMetric(OptionsWhenAdding, CountingMetric):
         ]
         return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(rows[0]) if rows else 0)
 
-    def score(self, totals: NDArray[np.int64], options: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-        """Return the score of each set of sums, between 0 and 100."""
+    def score(self, totals: Counts, options: Options) -> Scores:
         scorer = self.scorer()
         rows = totals.reshape(-1, totals.shape[-1]).tolist()
         scores = [scorer._compute_score_from_stats(row).score for row in rows]
         return {self.result_name: np.asarray(scores, dtype=np.float64).reshape(totals.shape[:-1])}
-
-    @property
-    @abstractmethod
-    def result_name(self) -> str:
-        """The key of the result."""
 
 
 class Bleu(CorpusMetric):
@@ -107,18 +142,15 @@ class Bleu(CorpusMetric):
 
     name = "sacrebleu"
     result_name = "bleu"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"tokenize": "13a", "lowercase": False, "smooth_method": "exp"}
-    )
+    defaults: ClassVar[Options] = MappingProxyType({"tokenize": "13a", "lowercase": False, "smooth_method": "exp"})
 
-    def _known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, options: Options) -> dict[str, Any]:
         for name, allowed in (("tokenize", _TOKENIZERS), ("smooth_method", _SMOOTHING)):
             if options.get(name, allowed[0]) not in allowed:
                 raise ConfigError(f"{name}={options[name]!r} of {self.name} is not known: use {', '.join(allowed)}")
         return super()._known(options)
 
     def scorer(self) -> Any:
-        """Return sacrebleu's BLEU."""
         return self._module.BLEU(**self.options)
 
 
@@ -130,10 +162,9 @@ class ChrF(CorpusMetric):
 
     name = "chrf"
     result_name = "chrf"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"word_order": 0, "lowercase": False})
+    defaults: ClassVar[Options] = MappingProxyType({"word_order": 0, "lowercase": False})
 
     def scorer(self) -> Any:
-        """Return sacrebleu's chrF."""
         return self._module.CHRF(**self.options)
 
 
