@@ -120,6 +120,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._model = trainer.get_model(keep_torch_compile=False)
         self.ema_model = self.model_ema(self._model, decay=self.decay)
         averaged = self.ema_model.module.__dict__
+        # accelerate puts the run's precision around forward, and has no public way to take it off a copy.
         if averaged.pop("_original_forward", None) is not None:
             averaged.pop("forward", None)  # the average does not inherit the run's precision: its evaluation applies it
         if self.evaluate_during_training:

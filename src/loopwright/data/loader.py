@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data._utils.pin_memory import pin_memory  # what DataLoader pins with: containers and custom types too
 
 from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate

@@ -24,6 +24,7 @@ def is_split(source: Any, share: Share) -> bool:
         return False
     if any(getattr(each, "is_split_by_process", False) for each in (source, dataset)):
         return True
+    # datasets keeps the result of split_dataset_by_node under a private name only.
     parts = int(getattr(getattr(dataset, "_distributed", None), "world_size", 1))
     if parts not in (1, share.processes):
         raise ConfigError(

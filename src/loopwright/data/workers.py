@@ -24,6 +24,7 @@ from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
+# DataLoader has no public way to replace a dead worker, or to keep its own SIGCHLD handler out.
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -178,7 +179,7 @@ class WorkerWatch:
         self._is_watched = (
             self._loader is not None
             and self._loader.num_workers > 0
-            and type(self._loader)._get_iterator is DataLoader._get_iterator
+            and type(self._loader)._get_iterator is DataLoader._get_iterator  # the one place that makes iterators
         )
         self._newest: weakref.ref[WatchedWorkers] | None = None
         self._losses: list[float] = []
@@ -218,7 +219,7 @@ class WorkerWatch:
         """Stop the workers; the next iteration starts new ones."""
         if self._loader is None:
             return
-        kept, self._loader._iterator = self._loader._iterator, None
+        kept, self._loader._iterator = self._loader._iterator, None  # the persistent workers
         running = self._newest() if self._newest is not None else None
         for iterator in (kept, running):
             if isinstance(iterator, _MultiProcessingDataLoaderIter):
@@ -268,6 +269,7 @@ class _Inbox:
         self._is_broken = False
         self._receiving_since: float | None = None
         self._is_closed = threading.Event()
+        # multiprocessing's queue blocks for ever on half a message: read its pipe without blocking instead.
         self._pipe: Any = getattr(results._reader, "conn", results._reader)
         if sys.platform != "win32":
             os.set_blocking(self._pipe.fileno(), False)
@@ -277,15 +279,15 @@ class _Inbox:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the next message; queue.Empty if there is none, or a worker was lost while sending."""
-        if not self._results._poll(timeout if block else 0):
+        if not self._results._poll(timeout if block else 0):  # as the queue's own `get`, and then below
             raise queue.Empty
         if self._is_broken:  # the rest of the pipe is not a message any more
             time.sleep(_POLL_SECONDS)
             raise queue.Empty
         self._receiving_since = time.monotonic()
         try:
-            message = self._results._recv_bytes()
-            self._results._sem.release()
+            message = self._results._recv_bytes()  # waits in `_read`
+            self._results._sem.release()  # counts the free places of the queue
             return ForkingPickler.loads(message)
         except queue.Empty:
             raise
@@ -357,6 +359,7 @@ def _end_after(parent: Any) -> None:
 def _no_death_handler() -> Iterator[None]:
     """Run a block in which torch believes that its SIGCHLD handler is installed, and so installs none."""
     handling = _utils.signal_handling
+    # It would raise in the main thread for a worker that is replaced.
     if handling._SIGCHLD_handler_set or threading.current_thread() is not threading.main_thread():
         yield
         return

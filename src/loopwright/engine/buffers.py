@@ -40,7 +40,7 @@ class BufferShadow:
             if not _are_alike(one.copy, buffer):
                 one.copy = torch.empty_like(buffer)
             pairs.append((one.copy, buffer))
-            one.seen, one.version = buffer, buffer._version
+            one.seen, one.version = buffer, buffer._version  # autograd's counter of in-place changes
         _copy(pairs)
 
     def restore(self) -> None:
@@ -93,4 +93,6 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
         kinds[target.dtype, target.device].append((target, source))
     with torch.no_grad():
         for alike in kinds.values():
-            torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+            torch._foreach_copy_(
+                [target for target, _ in alike], [source for _, source in alike]
+            )  # one kernel for all tensors

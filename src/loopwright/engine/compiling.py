@@ -25,7 +25,7 @@ def compile_model(model: nn.Module, collate: Any = None, **options: Any) -> None
     padded_dimensions = getattr(collate, "padded_dimensions", None)
     if padded_dimensions is None:
         return
-    compiled: Any = model._compiled_call_impl
+    compiled: Any = model._compiled_call_impl  # where `nn.Module.compile` keeps it; there is no public name
 
     def call(*args: Any, **inputs: Any) -> Any:
         mark_sizes(inputs, padded_dimensions(inputs))
@@ -39,4 +39,5 @@ def mark_sizes(inputs: Mapping[str, Any], dimensions: Mapping[str, int]) -> None
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             differing = {0, dimensions.get(name, 0)}
+            # Public in torch's documentation, under a private module.
             torch._dynamo.maybe_mark_dynamic(value, [each for each in differing if each < value.dim()])

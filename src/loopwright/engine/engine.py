@@ -76,7 +76,7 @@ def forget_precision() -> None:
     """Allow the next Accelerator another precision: accelerate keeps one per process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state()  # accelerate's own tests use it; there is no public way
     GradientState._reset_state()
 
 
@@ -87,6 +87,7 @@ def check_reduction(reduction: str, model: Any) -> None:
     names = [
         name
         for name, module in model.named_modules()
+        # The common base of all batch norms, lazy and synchronized ones included.
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
     ]
     if names:
@@ -139,6 +140,7 @@ class Engine:
         """Place and wrap the model and the optimizer for this run; stand-ins for either are left alone."""
         self._optimizer = optimizer
         if isinstance(model, nn.Module):
+            # `_orig_mod` is the model inside torch.compile's wrapper.
             modules = [module for module in (model, getattr(model, "_orig_mod", None)) if module is not None]
             self._forwards = [(module, module.__dict__.get("forward", _ABSENT)) for module in modules]
         if isinstance(model, nn.Module) and (self._is_sharded or is_sharded(model)):
@@ -169,6 +171,7 @@ class Engine:
         self._note_parameters(model, optimizer)
         for module in model.modules():
             own = module.__dict__
+            # accelerate's marks of a forward that it has wrapped.
             if "_original_forward" in own or "_is_accelerate_prepared" in own:
                 forward = own.get("_original_forward", own.get("forward", _ABSENT))
                 is_of_class = getattr(forward, "__func__", None) is type(module).forward
@@ -183,6 +186,7 @@ class Engine:
         if inner is not optimizer and hasattr(optimizer, "_optimizer_original_step_method"):
             from accelerate.optimizer import patch_optimizer_step
 
+            # accelerate stores the unpatched methods in its constructor.
             optimizer._optimizer_original_step_method = inner.step
             optimizer._optimizer_patched_step_method = patch_optimizer_step(optimizer, inner.step)
 

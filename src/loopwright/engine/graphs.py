@@ -79,6 +79,7 @@ class CudaCapturer:
         # free memory used by several streams.
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
+        # torch.cuda.graph itself calls it at the end of a recording, but not of one that fails.
         with contextlib.suppress(RuntimeError):  # it had not begun
             torch._C._cuda_endAllocateToPool(index, self._pool)
         torch.cuda.synchronize(self._device)
@@ -128,7 +129,7 @@ class StaticInputs:
                 buffer.fill_(leaf)
                 self._numbers[index] = leaf
         if targets:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources)  # one kernel for all tensors
 
 
 def _buffer(leaf: Any, device: torch.device) -> Any:
@@ -259,7 +260,7 @@ class UpdateGraphs:
 
             def apply() -> Tensor | None:
                 norm = self.step.apply()
-                torch._foreach_zero_(list(self._gradients.values()))
+                torch._foreach_zero_(list(self._gradients.values()))  # one kernel for all tensors
                 return norm
 
             replay, norm = self._capture(apply)

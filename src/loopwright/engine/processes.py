@@ -162,7 +162,7 @@ class Agreement:
     @classmethod
     def break_off(cls) -> None:
         """Close the connections to the other processes, which aborts their collectives."""
-        dist.distributed_c10d._abort_process_group()
+        dist.distributed_c10d._abort_process_group()  # destroy_process_group would wait for the others
         cls._groups.clear()  # gloo closes them when the last reference is gone
 
     def largest(self, *values: int) -> list[int]:
@@ -339,7 +339,7 @@ class TreeSum:
 def _added(left: list[torch.Tensor | None], right: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     both = [(one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None]
     if both:
-        torch._foreach_add_([one for one, _ in both], [other for _, other in both])
+        torch._foreach_add_([one for one, _ in both], [other for _, other in both])  # one kernel for all tensors
     return [other if one is None else one for one, other in zip(left, right, strict=True)]
 
 

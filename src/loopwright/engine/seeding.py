@@ -92,7 +92,7 @@ def _device_generator(device: torch.device) -> Any:
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     if device.type == "mps":
-        return torch.mps._get_default_mps_generator()
+        return torch.mps._get_default_mps_generator()  # torch.mps has no default_generators
     return _ModuleGenerator(getattr(torch, device.type))
 
 

@@ -212,7 +212,7 @@ class _Origin:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    inner: nn.Module = getattr(model, "_orig_mod", model)
+    inner: nn.Module = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
     return inner
 
 
@@ -346,6 +346,7 @@ def _chosen(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool]:
     missing = sorted(set(asked.layers) - present)
     if missing:
         raise ConfigError(f"sharding: the model has no modules of class {missing}; it has {sorted(present)}")
+    # transformers' models list their blocks there, for accelerate's device maps.
     layers = asked.layers or [name for name in getattr(model, "_no_split_modules", None) or () if name in present]
     if layers:
         return lambda module: type(module).__name__ in layers
@@ -414,6 +415,8 @@ def split_like(value: Any, sharded: Tensor) -> Any:
     if not is_whole or not hasattr(sharded, "to_local") or value.shape != sharded.shape:
         return value
     from torch.distributed.tensor import DTensor
+
+    # distribute_tensor would communicate, and every process has the whole tensor already.
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = sharded.device_mesh, sharded.placements  # type: ignore[attr-defined]
@@ -463,5 +466,5 @@ def clip_norm(parameters: Iterable[nn.Parameter], norm: float) -> Tensor:
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
     gradients = [local(parameter.grad) for parameter in with_gradients if parameter.grad is not None]
-    torch._foreach_mul_(gradients, scale)
+    torch._foreach_mul_(gradients, scale)  # one kernel for all tensors
     return total

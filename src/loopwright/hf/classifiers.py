@@ -27,7 +27,7 @@ def settle_labels_before(model: nn.Module, inner: Any) -> None:
     config: Any = getattr(classifier, "config", None)
     if getattr(config, "problem_type", "") is not None or not _looks_at_problem_type(classifier):
         return
-    compiled: Any = model._compiled_call_impl
+    compiled: Any = model._compiled_call_impl  # where `nn.Module.compile` keeps it; there is no public name
 
     def call(*args: Any, **inputs: Any) -> Any:
         labels = inputs.get("labels")

@@ -24,7 +24,7 @@ _CAUSAL_LOSS = "ForCausalLMLoss"
 
 def base_model(model: Any) -> Any:
     """Return the model inside an adapter (peft) or a compiled wrapper, whose forward has the real signature."""
-    model = getattr(model, "_orig_mod", model)
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     get_base = getattr(model, "get_base_model", None)
     return get_base() if callable(get_base) else model
 

@@ -129,7 +129,7 @@ class CorpusMetric(CountingMetric):
     def score(self, totals: Counts, options: Options) -> Scores:
         scorer = self.scorer()
         rows = totals.reshape(-1, totals.shape[-1]).tolist()
-        scores = [scorer._compute_score_from_stats(row).score for row in rows]
+        scores = [scorer._compute_score_from_stats(row).score for row in rows]  # the only way back from sums
         return {self.result_name: np.asarray(scores, dtype=np.float64).reshape(totals.shape[:-1])}
 
 

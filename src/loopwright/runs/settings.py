@@ -257,7 +257,7 @@ def create_parser(task: Task) -> TaskParser:
         epilog=f"example: {task.example}",
     )
     parser.set_defaults(**task.defaults, task=task.name)
-    for action in parser._actions:
+    for action in parser._actions:  # argparse has no public list of them
         if action.dest in NO_EFFECT or action.dest in NOT_FOLLOWED:
             action.help = argparse.SUPPRESS
         action.help = OWN_HELP.get(action.dest, action.help)

@@ -165,7 +165,7 @@ def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:
             dataset,
             name,
             "hub",
-            hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest(),
+            hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest(),  # datasets' hash of data and transforms
             int(dataset.dataset_size or 0),
             key,
         )

@@ -207,6 +207,7 @@ def why_not_recorded(optimizer: Any) -> str | None:
         return None
     if not type(optimizer).__module__.startswith("torch.optim"):
         return f"{name} is not one of torch's optimizers (graph_safe = True says that it can be recorded)"
+    # Registered by public methods, but listed only there.
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{name} has step hooks"
     if not isinstance(optimizer, _FUSED) and "capturable" not in optimizer.defaults:

@@ -109,7 +109,7 @@ def set_dropout(model: Any, share: float) -> None:
     is_found = False
     configs = {}
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd):  # the common base of all dropout modules
             module.p = share
             is_found = True
         for name in _dropouts(module):

@@ -132,11 +132,12 @@ def _set_learning_rate(group: dict[str, Any], rate: float) -> None:
 
 def _take_rates_of(scheduler: Any, optimizer: Any) -> None:
     """Set the learning rates of a scheduler's curve where it stands; nothing if it knows but the next from the last."""
+    # torch has no public way to ask a scheduler for the learning rate of its curve.
     if isinstance(scheduler, SequentialLR):
         _take_rates_of(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)], optimizer)
     elif isinstance(scheduler, StatefulSchedulerBase):
         scheduler.step_update(max(scheduler._num_updates, 0))
-    elif hasattr(scheduler, "_get_closed_form_lr"):
+    elif hasattr(scheduler, "_get_closed_form_lr"):  # of torch's, if their curve does not depend on its past
         for group, rate in zip(optimizer.param_groups, scheduler._get_closed_form_lr(), strict=True):
             _set_learning_rate(group, float(rate))
 

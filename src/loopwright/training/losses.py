@@ -395,7 +395,7 @@ def _signature(model: Any) -> inspect.Signature:
     A wrapper (compiled, distributed) takes everything and hands it on: what counts is the model inside.
     """
     signature = inspect.signature(getattr(model, "forward", model))
-    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))  # of torch.compile, of DDP
     return _signature(inner) if isinstance(inner, nn.Module) and _takes_all(signature) else signature
 
 

@@ -212,7 +212,7 @@ class TrainingRun:
                 loader.close()
         trainer = self.trainer
         if self.settings.step_mode == "compile" and isinstance(trainer.model, torch.nn.Module):
-            trainer.model._compiled_call_impl = None
+            trainer.model._compiled_call_impl = None  # undoes `nn.Module.compile`
         trainer.model, trainer.optimizer = self.engine.release(trainer.model, trainer.optimizer)
         self.stepper, self.buffers = EagerStepper(self), BufferShadow()
         trainer.callback_handler.release()

@@ -193,6 +193,7 @@ def load_model(origin: Origin, auto_class: str, **changes: Any) -> Loaded:
     config = load_config(path, **changes)
     kind = getattr(transformers, auto_class)
     suffix = auto_class.removeprefix("AutoModel")
+    # from_config would raise a ValueError that lists a hundred classes.
     if type(config) not in kind._model_mapping:
         raise InputError(
             "model.task",
