@@ -93,6 +93,7 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
         kinds[target.dtype, target.device].append((target, source))
     with torch.no_grad():
         for alike in kinds.values():
+            # One kernel for all tensors of a kind.
             torch._foreach_copy_(
                 [target for target, _ in alike], [source for _, source in alike]
             )  # one kernel for all tensors
