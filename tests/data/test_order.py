@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.data import Permutation, Sequential, Share, Shuffled
-from loopwright.data.order import MicroBatch, plan_batches
+from loopwright.data.order import BatchIds, plan_batches
 from loopwright.keys import key
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -185,8 +185,8 @@ def test_batches_of_a_plan_are_its_ids_from_a_position_on(size, batch_size, star
 
 
 def test_a_micro_batch_keeps_what_is_known_of_it_when_it_is_sent_to_a_worker():
-    sent = pickle.loads(pickle.dumps(MicroBatch([4, 2], 99, 1, 6, frozenset([2]))))
-    assert isinstance(sent, MicroBatch)
+    sent = pickle.loads(pickle.dumps(BatchIds([4, 2], 99, 1, 6, frozenset([2]))))
+    assert isinstance(sent, BatchIds)
     assert (list(sent), sent.key, sent.epoch, sent.position, sent.left_out) == ([4, 2], 99, 1, 6, {2})
 
 

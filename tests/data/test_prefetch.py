@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
-from loopwright.data import Piece, Window
+from loopwright.data import MicroBatch, Window
 from loopwright.data.prefetch import _moves_itself, prefetched
 from loopwright.engine.nested import map_tensors
 from loopwright.errors import DataError
@@ -48,7 +48,7 @@ def windows(count: int, journal: list[Any], fails_at: int | None = None) -> Any:
         journal.append(("read", index))
         if index == fails_at:
             raise DataError(f"window {index} cannot be read")
-        pieces = [Piece({"x": torch.full((2,), index), "text": ["a"]}, key=index, rows=2) for _ in range(2)]
+        pieces = [MicroBatch({"x": torch.full((2,), index), "text": ["a"]}, key=index, rows=2) for _ in range(2)]
         yield Window(pieces, samples=4)
 
 
@@ -70,7 +70,7 @@ def test_a_piece_keeps_its_batch_beside_the_one_that_was_moved() -> None:
         assert piece.moved is not piece.batch and torch.equal(piece.moved["x"], piece.batch["x"])
         assert piece.on(CPU) is piece.moved and piece.rows == 2
     assert window.samples == 4
-    assert Piece([torch.ones(1)], 0, 1).on(CPU)[0].tolist() == [1.0]
+    assert MicroBatch([torch.ones(1)], 0, 1).on(CPU)[0].tolist() == [1.0]
 
 
 def test_on_a_cpu_the_iterator_itself_comes_back() -> None:
@@ -210,8 +210,8 @@ def test_tokens_are_counted_without_padding() -> None:
 
 def test_padding_waste_is_the_share_of_pad_tokens_since_the_last_log() -> None:
     ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
-    counted = Window([Piece({"input_ids": ids, "attention_mask": mask}, 0, 2)], 2)
-    pad = Window([Piece({"input_ids": ids, "attention_mask": mask * 0}, 0, 0)], 0)
+    counted = Window([MicroBatch({"input_ids": ids, "attention_mask": mask}, 0, 2)], 2)
+    pad = Window([MicroBatch({"input_ids": ids, "attention_mask": mask * 0}, 0, 0)], 0)
     throughput = Throughput(CPU, num_parameters=10, peak_flops=1e3)
     assert throughput.take() == {}
     assert len(list(throughput.watch(iter([counted, pad, counted])))) == 3

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Trainer
-from loopwright.data import Piece, Window, adopt
+from loopwright.data import MicroBatch, Window, adopt
 from loopwright.data.order import Share
 from loopwright.data.prefetch import CudaCopier, prefetched
 
@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda")
 def windows(rows: int, count: int = 3):
     for index in range(count):
         batch = {"x": torch.full((rows, 64), float(index)), "nested": [{"y": torch.full((rows,), index)}], "text": "a"}
-        yield Window([Piece(batch, key=index, rows=rows)], rows)
+        yield Window([MicroBatch(batch, key=index, rows=rows)], rows)
 
 
 def test_large_batches_are_on_the_device_before_they_are_asked_for():

@@ -7,19 +7,19 @@ from loopwright.callbacks.base import (
     StopTrainingError,
     TrainerCallback,
 )
-from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback
-from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
-from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
-from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
-from loopwright.callbacks.keeping import KeepStateCallback
-from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
-from loopwright.callbacks.profiling import ProfileCallback
-from loopwright.callbacks.progress import ProgressBarCallback
-from loopwright.callbacks.saving import (
+from loopwright.callbacks.checkpoints import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     WSDCheckpointCallback,
 )
+from loopwright.callbacks.console import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback
+from loopwright.callbacks.devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback
+from loopwright.callbacks.ema import ModelEma, ModelEmaCallback
+from loopwright.callbacks.evaluation import StepBasedEvaluationCallback
+from loopwright.callbacks.extra_state import KeepStateCallback
+from loopwright.callbacks.limits import LimitBatchesCallback, LimitEvalStepsCallback
+from loopwright.callbacks.profiling import ProfileCallback
+from loopwright.callbacks.progress import ProgressBarCallback
 from loopwright.callbacks.stopping import EarlyStoppingCallback, TerminateOnNaNCallback
 from loopwright.callbacks.trackers import TrackerCallback
 

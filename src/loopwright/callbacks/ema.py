@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.callbacks.base import TrainerCallback, require_counts
-from loopwright.callbacks.saving import SaveBestModelCallback
+from loopwright.callbacks.checkpoints import SaveBestModelCallback
 from loopwright.engine.sharding import copy_model, load_weights, local
 from loopwright.protocols import TrainerLike
 

@@ -1,6 +1,6 @@
 """Data: the pure order of samples, and loaders that can start anywhere in it."""
 
-from loopwright.data.loader import Guarantee, Loader, OrderedLoader, Piece, ReplayLoader, Window, adopt
+from loopwright.data.loader import Guarantee, Loader, MicroBatch, OrderedLoader, ReplayLoader, Window, adopt
 from loopwright.data.order import Permutation, Plan, Sequential, Share, Shuffled
 
 __all__ = [
@@ -8,7 +8,7 @@ __all__ = [
     "Loader",
     "OrderedLoader",
     "Permutation",
-    "Piece",
+    "MicroBatch",
     "Plan",
     "ReplayLoader",
     "Sequential",

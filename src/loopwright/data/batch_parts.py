@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopwright.data.loader import Piece, Window
+from loopwright.data.loader import MicroBatch, Window
 from loopwright.engine.nested import map_children
 from loopwright.errors import DataError
 from loopwright.keys import key
@@ -72,11 +72,11 @@ def bounds_of(rows: int, parts: int) -> list[tuple[int, int]]:
     return [(rows * index // parts, rows * (index + 1) // parts) for index in range(parts)]
 
 
-def part_of(piece: Piece, start: int, stop: int, cut: Cut) -> Piece:
+def part_of(piece: MicroBatch, start: int, stop: int, cut: Cut) -> MicroBatch:
     """Return some rows of a micro-batch under their own key; raise a DataError if it cannot be cut."""
     if (start, stop) == (0, piece.rows):
         return piece
-    return Piece(
+    return MicroBatch(
         cut(piece.batch, piece.rows, start, stop),
         key(piece.key, "part", start, stop),
         stop - start,
@@ -87,7 +87,7 @@ def part_of(piece: Piece, start: int, stop: int, cut: Cut) -> Piece:
 def cut_window(window: Window, parts: int, cut: Cut) -> Window:
     """Return a window with each micro-batch cut into this many parts, or whole if it cannot be cut."""
     whole = window.pieces if window.whole is None else window.whole
-    pieces: list[Piece] = []
+    pieces: list[MicroBatch] = []
     numbers: list[int] = []
     for number, piece in enumerate(whole):
         try:

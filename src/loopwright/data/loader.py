@@ -25,7 +25,7 @@ from torch.utils.data._utils.pin_memory import pin_memory  # what DataLoader pin
 
 from loopwright.data.buckets import LengthGroupedSampler
 from loopwright.data.collate import collate
-from loopwright.data.order import MicroBatch, Plan, Sequential, Share, Shuffled, plan_batches
+from loopwright.data.order import BatchIds, Plan, Sequential, Share, Shuffled, plan_batches
 from loopwright.data.samples import (
     Readable,
     Reader,
@@ -50,7 +50,7 @@ _NOT_PINNED_BYTES = 64 * 1024
 _MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """One micro-batch as this process runs it.
 
     Attributes:
@@ -81,10 +81,10 @@ class Window(NamedTuple):
         numbers: for each piece the index of its micro-batch; None if not cut.
     """
 
-    pieces: list[Piece]
+    pieces: list[MicroBatch]
     samples: int
     is_counted: bool = False
-    whole: list[Piece] | None = None
+    whole: list[MicroBatch] | None = None
     numbers: list[int] | None = None
 
     @property
@@ -258,7 +258,7 @@ class OrderedLoader(Loader):
 
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch after `position` samples; nothing before them is fetched."""
-        piece: Callable[[Any, int, int], Piece] = Piece
+        piece: Callable[[Any, int, int], MicroBatch] = MicroBatch
         is_counted = self.bad_samples == "skip"
         if is_counted:
             self.agree_on_skipped()
@@ -297,7 +297,7 @@ class OrderedLoader(Loader):
         keys, read = KeyStream(self.seed, 0, purpose=self._purpose), None
         for start, ids in itertools.islice(self._global_micro_batches(0, 0), _MOST_TRIED):
             with preserved_generators():
-                read = self._reader(MicroBatch(ids, keys.at(start), 0, start, frozenset()))
+                read = self._reader(BatchIds(ids, keys.at(start), 0, start, frozenset()))
             if not isinstance(read, Readable) or read.rows == len(ids):
                 break
         return read.batch if isinstance(read, Readable) else read
@@ -313,11 +313,11 @@ class OrderedLoader(Loader):
         finally:
             self._workers.leave(batches)
 
-    def _counted_piece(self, epoch: int, read: Readable, fetch_key: int, rows: int) -> Piece:
+    def _counted_piece(self, epoch: int, read: Readable, fetch_key: int, rows: int) -> MicroBatch:
         if rows and read.errors:  # errors of a pad are reported by the process that counts it
             note_skipped(self.skipped, read.errors, epoch)
             check_budget(self.skipped, self.dataset)
-        return Piece(read.batch, fetch_key, read.rows if rows else 0)
+        return MicroBatch(read.batch, fetch_key, read.rows if rows else 0)
 
     def _find_plan(self) -> Plan | None:
         sampler = self.sampler
@@ -366,7 +366,7 @@ class OrderedLoader(Loader):
             yield position, ids
             position += len(ids)
 
-    def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[MicroBatch]:
+    def _local_micro_batches(self, epoch: int, position: int, fetched: deque[_Fetched]) -> Iterator[BatchIds]:
         """Yield the micro-batches that this process fetches, and record their windows in `fetched`."""
         share = self.share
         keys = KeyStream(self.seed, epoch, purpose=self._purpose)
@@ -379,7 +379,7 @@ class OrderedLoader(Loader):
                 fetch_key = keys.at(start)
                 fetched.append(_Fetched(fetch_key, len(ids) if number < num_own else 0, len(mine), samples))
                 left_out = given_up.intersection(map(plain_id, ids)) if given_up else given_up
-                yield MicroBatch(ids, fetch_key, epoch, start, left_out)
+                yield BatchIds(ids, fetch_key, epoch, start, left_out)
 
     def _part_of(self, window: list[tuple[int, list[int]]]) -> tuple[list[tuple[int, list[int]]], int]:
         """Return this process's micro-batches of a window, and how many are its own; the rest are pads."""
@@ -438,10 +438,11 @@ class ReplayLoader(Loader):
             first = share.rank * share.accumulation
             keys = KeyStream(self.seed, epoch, purpose=self._purpose)
             mine = [
-                Piece(batch, keys.at(start), rows) for start, rows, batch in window[first : first + share.accumulation]
+                MicroBatch(batch, keys.at(start), rows)
+                for start, rows, batch in window[first : first + share.accumulation]
             ]
             start, _, batch = window[0]
-            mine += [Piece(batch, keys.at(start), 0)] * share.num_pads(len(mine), len(window))
+            mine += [MicroBatch(batch, keys.at(start), 0)] * share.num_pads(len(mine), len(window))
             yield Window(mine, samples)
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
@@ -547,12 +548,12 @@ class _Feed:
     def __init__(self) -> None:
         self.begin(iter(()))
 
-    def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
+    def begin(self, micro_batches: Iterator[BatchIds]) -> None:
         """Feed these from now on."""
         self._rest = micro_batches
-        self.undelivered: deque[MicroBatch] = deque()
+        self.undelivered: deque[BatchIds] = deque()
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[BatchIds]:
         yield from tuple(self.undelivered)
         for micro_batch in self._rest:
             self.undelivered.append(micro_batch)

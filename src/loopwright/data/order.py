@@ -126,7 +126,7 @@ class Shuffled:
         return Permutation(key(self.seed, "order", epoch), self.size)
 
 
-class MicroBatch(list[int]):
+class BatchIds(list[int]):
     """The ids of one micro-batch, with everything needed to fetch it the same way anywhere.
 
     A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`.
@@ -149,8 +149,8 @@ class MicroBatch(list[int]):
         self.position = position
         self.left_out = left_out
 
-    def __reduce__(self) -> tuple[type[MicroBatch], tuple[list[int], int, int, int, frozenset[int]]]:
-        return MicroBatch, (list(self), self.key, self.epoch, self.position, self.left_out)
+    def __reduce__(self) -> tuple[type[BatchIds], tuple[list[int], int, int, int, frozenset[int]]]:
+        return BatchIds, (list(self), self.key, self.epoch, self.position, self.left_out)
 
 
 def plan_batches(plan: Plan, epoch: int, start: int, batch_size: int) -> Iterator[list[int]]:

@@ -77,10 +77,10 @@ class CudaCopier:
 def prefetched(
     windows: Iterator[Window], device: torch.device, create_copier: Callable[[torch.device], Copier] | None = None
 ) -> Iterator[Window]:
-    """Return the windows of an epoch, each with its batches on the device as `Piece.moved`.
+    """Return the windows of an epoch, each with its batches on the device as `MicroBatch.moved`.
 
     While the loop works on a window, the next one is being copied. Tensors in tuples, lists, mappings, dataclasses and
-    named tuples are copied; a batch with its own `.to` is left to `Piece.on`, except a tokenizer's.
+    named tuples are copied; a batch with its own `.to` is left to `MicroBatch.on`, except a tokenizer's.
 
     Args:
         create_copier: creates the copier; by default a `CudaCopier` on CUDA, none elsewhere.

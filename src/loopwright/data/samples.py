@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sized
 from typing import Any, NamedTuple, NoReturn
 
-from loopwright.data.order import MicroBatch
+from loopwright.data.order import BatchIds
 from loopwright.engine.seeding import seed_generators
 from loopwright.errors import DataError, LoopwrightError, StopTrainingError
 
@@ -37,7 +37,7 @@ class Reader:
         self.dataset = dataset
         self.make_batch = make_batch
 
-    def __call__(self, micro_batch: MicroBatch) -> Any:
+    def __call__(self, micro_batch: BatchIds) -> Any:
         """Return the batch of these samples; raise a DataError that names those that cannot be read or collated."""
         seed_generators(micro_batch.key)
         dataset = self.dataset
@@ -54,7 +54,7 @@ class Reader:
             self._raise_for_culprit(fetch, micro_batch, error)
         return self._batch_of(samples, micro_batch)
 
-    def _batch_of(self, samples: list[Any], micro_batch: MicroBatch) -> Any:
+    def _batch_of(self, samples: list[Any], micro_batch: BatchIds) -> Any:
         try:
             return self.make_batch(samples)
         except _PASSED_ON:
@@ -66,7 +66,7 @@ class Reader:
             ) from error
 
     def _raise_for_culprit(
-        self, fetch: Callable[[list[int]], list[Any]], micro_batch: MicroBatch, error: Exception
+        self, fetch: Callable[[list[int]], list[Any]], micro_batch: BatchIds, error: Exception
     ) -> NoReturn:
         """Raise the error of a failed bulk fetch: for the first sample that fails alone, or else for all of them."""
         seed_generators(micro_batch.key)
@@ -97,7 +97,7 @@ class Readable(NamedTuple):
 class SkippingReader(Reader):
     """A reader that skips unreadable samples."""
 
-    def __call__(self, micro_batch: MicroBatch) -> Readable:
+    def __call__(self, micro_batch: BatchIds) -> Readable:
         """Return the batch of the readable samples, and the errors of the others."""
         seed_generators(micro_batch.key)
         wanted = [index for index in micro_batch if plain_id(index) not in micro_batch.left_out]
@@ -131,7 +131,7 @@ class SkippingReader(Reader):
         fetch = getattr(self.dataset, "__getitems__", None)
         return self.dataset[index] if fetch is None else fetch([index])[0]
 
-    def _stand_in_for(self, micro_batch: MicroBatch) -> Any:
+    def _stand_in_for(self, micro_batch: BatchIds) -> Any:
         """Return one of the following samples of the dataset, to run without counting it."""
         last, errors = plain_id(micro_batch[-1]), "its ids are no integers"
         if isinstance(last, int):
@@ -158,7 +158,7 @@ class SeededDataset:
     def __init__(self, reader: Reader) -> None:
         object.__setattr__(self, "_loopwright_reader", reader)
 
-    def __getitems__(self, micro_batch: MicroBatch) -> Any:
+    def __getitems__(self, micro_batch: BatchIds) -> Any:
         """Return the batch of a micro-batch; DataLoader's own collate function is a no-op."""
         return self._loopwright_reader(micro_batch)
 
@@ -210,7 +210,7 @@ def plain_id(index: Any) -> int:
         return index  # type: ignore[no-any-return] # a key of the user's own, which is what it is
 
 
-def _unreadable(micro_batch: MicroBatch, offset: int, error: Exception) -> DataError:
+def _unreadable(micro_batch: BatchIds, offset: int, error: Exception) -> DataError:
     return DataError(
         f"sample {micro_batch[offset]} (position {micro_batch.position + offset} of epoch {micro_batch.epoch}) could "
         f"not be read: {type(error).__name__}: {error}. "
@@ -218,7 +218,7 @@ def _unreadable(micro_batch: MicroBatch, offset: int, error: Exception) -> DataE
     )
 
 
-def _described(micro_batch: MicroBatch) -> str:
+def _described(micro_batch: BatchIds) -> str:
     ids = ", ".join(str(index) for index in micro_batch[:_MOST_NAMED])
     more = f", ... ({len(micro_batch)} in all)" if len(micro_batch) > _MOST_NAMED else ""
     return f"the samples {ids}{more} (from position {micro_batch.position} of epoch {micro_batch.epoch})"

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from loopwright.data.loader import Piece, ReplayLoader, Window
+from loopwright.data.loader import MicroBatch, ReplayLoader, Window
 from loopwright.data.order import Share
 from loopwright.engine.processes import Agreement, gather_objects
 from loopwright.errors import ConfigError
@@ -49,7 +49,7 @@ class SplitLoader(ReplayLoader):
         spare: Any = None
         for number in itertools.count():
             mine = [
-                Piece(batch, keys.at(self._own_place(start)), rows)
+                MicroBatch(batch, keys.at(self._own_place(start)), rows)
                 for start, rows, batch in itertools.islice(batches, share.accumulation)
             ]
             samples = int(agreement.total(sum(piece.rows for piece in mine)))

@@ -75,7 +75,7 @@ class Core(CoreTrainer):
         share = Share(engine.rank, engine.num_processes, accumulation)
         return adopt(dataloader, seed=0, share=share, device=engine.device).num_updates
 
-    def follow(self, hf_run: HfRun) -> None:
+    def replace_run(self, hf_run: HfRun) -> None:
         callbacks = self.callback_handler.callbacks
         callbacks[callbacks.index(self.hf_run)] = hf_run
         self.hf_run = hf_run
@@ -91,7 +91,7 @@ class Core(CoreTrainer):
         if training.is_running or self._is_ready:
             yield
             return
-        run = training.next(RunSettings(mixed_precision=self.owner.args.mixed_precision))
+        run = training.successor(RunSettings(mixed_precision=self.owner.args.mixed_precision))
         run.install(training)
         run.memory.parts = training.memory.parts
         run.start_engine()

@@ -193,7 +193,7 @@ class Trainer(PrivateNames):
             self.optimizer = None
             _inspect_model(self)
         run = HfRun(self, ignore_keys_for_eval)
-        self.core.follow(run)
+        self.core.replace_run(run)
         self.is_in_train = True
         try:
             run.start(resume_from_checkpoint)

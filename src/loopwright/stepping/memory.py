@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.back_reference import BackReference
-from loopwright.data import Piece, Window
+from loopwright.data import MicroBatch, Window
 from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.engine.memory import (
@@ -147,7 +147,7 @@ class MemoryGuard:
             return "require_exact promises the same bits whatever the memory"
         return None
 
-    def _why_uncut(self, piece: Piece) -> str | None:
+    def _why_uncut(self, piece: MicroBatch) -> str | None:
         """Return why a batch cannot be cut, or None if it can."""
         if piece.rows < 2:
             return "a single sample does not fit"
@@ -205,7 +205,7 @@ class MemoryGuard:
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
-    def cut_evaluation(self, piece: Piece, error: Exception, has_loss: bool) -> None:
+    def cut_evaluation(self, piece: MicroBatch, error: Exception, has_loss: bool) -> None:
         """Run evaluation batches in smaller parts from here on; called when one does not fit.
 
         Args:
@@ -243,7 +243,7 @@ class MemoryGuard:
         if run.is_running:
             self._lower_guarantee(run.progress.update)
 
-    def _why_not_cut_evaluation(self, piece: Piece) -> str | None:
+    def _why_not_cut_evaluation(self, piece: MicroBatch) -> str | None:
         if self.run.engine.is_distributed:
             return "several processes take part, and the others wait for this one's results"
         return self._why_exact() or self._why_uncut(piece)
@@ -295,7 +295,7 @@ def _told_bytes(asked: int | None, free: int | None) -> str:
     return f"; {size(asked)} more did not fit" + ("" if free is None else f", {size(free)} are free without it")
 
 
-def _told_size(piece: Piece) -> str:
+def _told_size(piece: MicroBatch) -> str:
     length = memory_advice.length_of(piece.batch)
     return f"batch {piece.rows}" + ("" if length is None else f" × length {length}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopwright.data import Piece, Window
+from loopwright.data import MicroBatch, Window
 from loopwright.data.batch_parts import bounds_of
 from loopwright.engine.memory import MemorySaving, SavedBytes, forget_frames, release_memory
 from loopwright.engine.nested import iter_tensors, map_tensors, to_device
@@ -59,7 +59,7 @@ class Comparison:
 # ----------------------------------------------------------------------------------------------------- measuring
 
 
-def measure(run: TrainingRun, piece: Piece) -> tuple[int | None, list[MemorySaving]]:
+def measure(run: TrainingRun, piece: MicroBatch) -> tuple[int | None, list[MemorySaving]]:
     """Return how many bytes the forward pass of a micro-batch keeps, and what changes would save, as far as known.
 
     Measured on a few rows and extrapolated, since all of them do not fit. Nothing is measured where other processes
@@ -86,7 +86,9 @@ def measure(run: TrainingRun, piece: Piece) -> tuple[int | None, list[MemorySavi
         release_memory(run.engine.device)
 
 
-def _changes(run: TrainingRun, piece: Piece) -> Iterator[tuple[str, AbstractContextManager[Any], Callable[[Any], Any]]]:
+def _changes(
+    run: TrainingRun, piece: MicroBatch
+) -> Iterator[tuple[str, AbstractContextManager[Any], Callable[[Any], Any]]]:
     """Yield the changes worth measuring: a name, a context to run in, and a function that changes the batch."""
     if run.engine.accelerator.mixed_precision == "no":
         yield "bf16", torch.autocast(run.engine.device.type, torch.bfloat16), _same
@@ -102,7 +104,7 @@ def _changes(run: TrainingRun, piece: Piece) -> Iterator[tuple[str, AbstractCont
 
 def _kept_bytes(
     run: TrainingRun,
-    piece: Piece,
+    piece: MicroBatch,
     context: AbstractContextManager[Any] | None = None,
     change: Callable[[Any], Any] | None = None,
 ) -> int | None:
@@ -144,7 +146,7 @@ def compare(run: TrainingRun, window: Window) -> Comparison:
         run.buffers.restore()
 
 
-def compare_evaluation(run: TrainingRun, piece: Piece) -> Comparison:
+def compare_evaluation(run: TrainingRun, piece: MicroBatch) -> Comparison:
     """Compare the loss of some rows of an evaluation batch, whole and in parts."""
     if run.trainer.count_batch_items(piece.batch) is not None:
         return Comparison("its items")
@@ -153,7 +155,7 @@ def compare_evaluation(run: TrainingRun, piece: Piece) -> Comparison:
     return _compare_rows(run, piece, run.trainer.calculate_eval_batch_loss)
 
 
-def _compare_rows(run: TrainingRun, piece: Piece, compute: Compute) -> Comparison:
+def _compare_rows(run: TrainingRun, piece: MicroBatch, compute: Compute) -> Comparison:
     """Compare some rows in evaluation mode, without dropout, and put everything back.
 
     Without gradients more rows fit than can be trained on, but not always: then half as many are tried.
@@ -175,7 +177,7 @@ def _compare_rows(run: TrainingRun, piece: Piece, compute: Compute) -> Compariso
         release_memory(run.engine.device)
 
 
-def _try_to_compare(run: TrainingRun, piece: Piece, rows: int, compute: Compute) -> Comparison | None:
+def _try_to_compare(run: TrainingRun, piece: MicroBatch, rows: int, compute: Compute) -> Comparison | None:
     """Compute the loss of some rows at once, twice, and one by one; None if that fails."""
     bounds, losses = [(0, rows), (0, rows), *bounds_of(rows, rows)], []
     try:

@@ -13,7 +13,7 @@ from torch import nn
 
 from loopwright.back_reference import BackReference
 from loopwright.callbacks import SaveTrainingStateCallback
-from loopwright.callbacks.keeping import warn_of_unsaved
+from loopwright.callbacks.extra_state import warn_of_unsaved
 from loopwright.checkpoint import Checkpoint, read, write
 from loopwright.checkpoint.fingerprint import Change, fingerprint, tier
 from loopwright.checkpoint.saver import Captured, Saver

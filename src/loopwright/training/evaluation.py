@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from loopwright.data import Loader, Piece
+from loopwright.data import Loader, MicroBatch
 from loopwright.data.batch_parts import part_of
 from loopwright.engine import Engine
 from loopwright.engine.memory import forget_frames, is_out_of_memory
@@ -115,7 +115,7 @@ def swapped(trainer: TrainerLike, model: Any, handler: Any, metric_prefix: str) 
         history.set_metric_name_prefix(before[2])
 
 
-def _pieces(run: TrainingRun, loader: Loader) -> Generator[Piece, None, None]:
+def _pieces(run: TrainingRun, loader: Loader) -> Generator[MicroBatch, None, None]:
     device = run.engine.device
     with preserved_generators(device), run.engine.independent_forward(run.trainer.model):
         try:
@@ -132,7 +132,7 @@ def _pieces(run: TrainingRun, loader: Loader) -> Generator[Piece, None, None]:
 
 def _results(
     run: TrainingRun, loader: Loader, compute: Callable[[Any], Any], has_loss: bool
-) -> Generator[tuple[Piece, Any, Any], None, None]:
+) -> Generator[tuple[MicroBatch, Any, Any], None, None]:
     """Yield every batch with its output; in parts where memory runs out, each sample once."""
     with closing(_pieces(run, loader)) as pieces:
         for run.eval_batch, piece in enumerate(pieces):
@@ -155,7 +155,7 @@ def _results(
                 run.memory.cut_evaluation(part, failure, has_loss)
 
 
-def _part(run: TrainingRun, piece: Piece, start: int, may_be_whole: bool) -> Piece:
+def _part(run: TrainingRun, piece: MicroBatch, start: int, may_be_whole: bool) -> MicroBatch:
     """Return a batch, or the part of it that begins at a row, under its own key.
 
     A batch that cannot be cut stays whole, unless it is known not to fit.

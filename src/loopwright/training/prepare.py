@@ -92,7 +92,7 @@ def start_evaluation(
     if not may_be_empty:
         check_data(trainer, "eval", dataset, kwargs, batch_size, "dataset")
     settings = RunSettings(per_device_batch_size=batch_size, mixed_precision=training.settings.mixed_precision)
-    run = training.next(settings)
+    run = training.successor(settings)
     run.install(training)
     trainer.eval_dataset, trainer.collate_fn = dataset, collate_fn
     try:

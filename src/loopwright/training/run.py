@@ -131,7 +131,7 @@ class TrainingRun:
         self._windows: Iterator[Window] = iter(())
         self._optimizer_step = OptimizerStep(self)
 
-    def next(self, settings: RunSettings) -> TrainingRun:
+    def successor(self, settings: RunSettings) -> TrainingRun:
         """Return a new run of the same trainer; it starts with this one's engine."""
         return TrainingRun(self.trainer, settings, previous=self)
 
