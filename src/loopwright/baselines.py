@@ -8,11 +8,6 @@ of the task, so that its numbers are comparable to the model's.
         baseline.learn(texts, labels)
     score(baseline, validation_batches, metrics.load("accuracy"))    # {"accuracy": ...}
 
-| task | baseline | |---|---| | text-classification | `MostFrequent`, `WordCounts`; regression: `MeanValue` | |
-token-classification, masked-lm | `MostFrequentTags` | | question-answering | `MostFrequentAnswer` | | causal-lm |
-`compressed_bits_per_byte` | | multiple-choice | `chance_accuracy` | | summarization, translation | `Lead`, `CopyInput`
-|
-
 Memory does not grow with the number of rows. numpy and the standard library only.
 """
 

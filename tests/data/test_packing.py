@@ -168,9 +168,9 @@ def test_packed_lines_are_the_lines_and_their_loss_is_theirs() -> None:
     pytest.importorskip("transformers")
     from types import SimpleNamespace
 
-    from loopwright.tasks.text.causal_lm import TASK, PackedLines
+    from loopwright.tasks.data import RowDataset
+    from loopwright.tasks.text.causal_lm import CausalLanguageModel, PackedLines
     from loopwright.tasks.text.language_model import PaddingCollator
-    from loopwright.tasks.text.models import RowDataset
 
     network = model("gpt2", "sdpa")
     data = [{"text": str(index), **each} for index, each in enumerate(sequences()[:6])]
@@ -186,5 +186,5 @@ def test_packed_lines_are_the_lines_and_their_loss_is_theirs() -> None:
     dense = collate([packed[index] for index in range(len(packed))])
     assert len(packed) < 6 and sum(dense["num_bytes"].tolist()) == sum(plain["num_bytes"].tolist())
     assert sorted(packed.rows[0]["text"].split("\n")) == sorted(str(each) for each in packed._packed.groups[0])
-    losses = [TASK.compute_loss(job, network, batch)[0].item() for batch in (plain, dense)]  # type: ignore[arg-type]
+    losses = [CausalLanguageModel().compute_loss(job, network, batch)[0].item() for batch in (plain, dense)]  # type: ignore[arg-type]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

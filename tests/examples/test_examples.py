@@ -42,7 +42,7 @@ def test_there_are_no_more_and_no_fewer_examples_than_are_tested_here():
     tested = re.findall(r'output_of\("(\w+\.py)"', Path(__file__).read_text(encoding="utf-8"))
     elsewhere = ["hf_manual_loop.py", "hf_text_pair.py", "hf_two_tower.py", "own_loop.py"]
     assert sorted({*tested, *elsewhere}) == [path.name for path in EXAMPLES]
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -91,3 +91,9 @@ def test_onecycle_placeholders_plans_the_updates_that_happen(tmp_path):
     # Two epochs of 23 updates.
     assert numbers(r"at update (\d+)", output) == [46]
     assert numbers(r"accuracy: ([\d.]+)", output)[0] >= 0.93
+
+
+def test_own_task_trains_and_predicts(tmp_path):
+    output = output_of("own_task.py", tmp_path)
+    assert numbers(r"mean absolute error ([\d.]+); 80", output)[0] < 0.6
+    assert abs(numbers(r"10 years: ([\d.]+)", output)[0] - 14.3) < 1

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from tests.sources.refusing import assert_refused, write
 
 from loopwright.errors import DataError, InputError
-from loopwright.sources import DataOptions, files, open_table, preflight
+from loopwright.sources import SCHEMAS, DataOptions, files, open_table, preflight
 from loopwright.sources.opening import is_hub, locate, split_files
-from loopwright.sources.schema import SCHEMAS
 
 CLASSIFY = SCHEMAS["text-classification"]
 

@@ -11,11 +11,10 @@ import os
 import pytest
 from tests.sources.refusing import assert_refused, write
 
-from loopwright.sources import DataOptions, open_table, preflight
+from loopwright.sources import SCHEMAS, DataOptions, open_table, preflight
 from loopwright.sources.hub import DatasetTable
 from loopwright.sources.opening import locate, split_files
 from loopwright.sources.scanning import scan_table
-from loopwright.sources.schema import SCHEMAS
 
 CLASSIFY = SCHEMAS["text-classification"]
 TAG = SCHEMAS["token-classification"]

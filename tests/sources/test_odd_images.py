@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.sources.refusing import assert_refused, write
 
-from loopwright.sources import preflight
+from loopwright.sources import SCHEMAS, preflight
 from loopwright.sources.images.objects import read_objects, unpacked_run_lengths
-from loopwright.sources.schema import SCHEMAS
 from loopwright.sources.values import UnusableValueError
 
 Image = pytest.importorskip("PIL.Image")

@@ -17,12 +17,14 @@ from loopwright.errors import ConfigError, InputError
 from loopwright.metrics.question_answering import answer_scores
 from loopwright.tasks.text.answers import AnswerRules, best_answers, predicted_row, scored_row
 from loopwright.tasks.text.models import train_tokenizer
-from loopwright.tasks.text.question_answering import TASK, best_spans
+from loopwright.tasks.text.question_answering import QuestionAnswering, best_spans
 from loopwright.tasks.text.question_features import SpanCollator, WindowDataset, WindowEncoder, token_span
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
+
+TASK = QuestionAnswering()
 
 NAMES = ("red", "green", "blue", "black", "white", "cat", "dog", "horse", "mouse", "duck")
 FILLERS = ("it", "was", "seen", "by", "the", "old", "river", "at", "noon")

@@ -12,8 +12,10 @@ from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.text.tag_order import is_in_order, likeliest, may_follow
-from loopwright.tasks.text.token_classification import TASK
+from loopwright.tasks.text.token_classification import TokenClassification
 from tasks.reviews import write_jsonl
+
+TASK = TokenClassification()
 
 NAMES = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
 

@@ -15,11 +15,13 @@ from loopwright.report.panels.sample import is_right
 from loopwright.tasks.arguments import TaskTrainingArguments
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
-from loopwright.tasks.text.token_classification import TASK, Collator, Encoder, entities
+from loopwright.tasks.text.token_classification import Collator, Encoder, TokenClassification, entities
 from sample_data import SAMPLES
 from tasks.conftest import FLAGS
 from tasks.intervals import assert_loss_has_interval
 from tasks.reviews import events, read_lines, write_jsonl
+
+TASK = TokenClassification()
 
 TASK_NAME = "token-classification"
 FIRST = ("Ada", "Alan", "Grace", "Edsger", "Barbara")

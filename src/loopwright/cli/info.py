@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from loopwright.cli.exit_codes import DONE, INPUT
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json
-from loopwright.tasks import get_task, summaries
+from loopwright.tasks import get_task, load_tasks
 
 _EXTRAS = {
     "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
@@ -31,11 +32,15 @@ def tasks(words: list[str]) -> int:
     """List the tasks."""
     parser = VerbParser("tasks", "List the tasks.", "")
     add_json(parser)
-    if parser.parse_args(words).json:
-        print_objects(*({"task": name, "summary": summary} for name, summary in summaries().items()))
-        return DONE
-    for name, summary in summaries().items():
-        print_line(hanging(f"  {name:<22} ", summary))
+    is_json = parser.parse_args(words).json
+    found, errors = load_tasks()
+    if is_json:
+        print_objects(*({"task": task.name, "summary": task.summary} for task in found))
+    else:
+        for task in found:
+            print_line(hanging(f"  {task.name:<22} ", task.summary))
+    for error in errors:
+        sys.stderr.write(f"warning: {error.what}\n")
     return DONE
 
 

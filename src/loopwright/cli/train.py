@@ -23,7 +23,7 @@ from loopwright.runs.kept_config import config_of
 from loopwright.runs.provenance import data_facts
 from loopwright.runs.settings import Settings, create_parser, settle, task_of
 from loopwright.runs.start import check_files, check_settings, start
-from loopwright.tasks import TASKS, get_task, task_names
+from loopwright.tasks import TASKS, get_task, load_tasks, summaries, task_names
 from loopwright.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -99,10 +99,9 @@ def demo(words: list[str]) -> int:
     if not rest and JSON in words:
         raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {next(iter(TASKS))} --json")
     if not rest:
-        for name in task_names():
-            note = get_task(name).demo_note
-            if note:
-                sys.stdout.write(hanging(f"  lw demo {name:<22} ", note) + "\n")
+        for task in load_tasks()[0]:
+            if task.demo_note:
+                sys.stdout.write(hanging(f"  lw demo {task.name:<22} ", task.demo_note) + "\n")
         return DONE
     if rest[0] in ("-h", "--help"):
         sys.stdout.write(
@@ -202,7 +201,7 @@ def settings_of(
         sys.stdout.write(f"usage: lw {verb} TASK --data FILE [--flags]\n")
         sys.stdout.write(f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n")
         sys.stdout.write(f"\n{_ABOUT[verb]}{_quiet_help(verb)}\n\ntasks:\n")
-        for task_name, (_, summary) in TASKS.items():
+        for task_name, summary in summaries().items():
             sys.stdout.write(hanging(f"  {task_name:<22} ", summary) + "\n")
         sys.stdout.write(f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3\n")
         sys.stdout.write(f"lw {verb} TASK --help lists the flags of a task, lw explain TASK its data.\n")
@@ -236,7 +235,7 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
     first, rest = words[0], words[1:]
     if first.endswith(_FILES) and Path(first).is_file():
         return _task_in(Path(first)), Path(first), rest
-    if first not in TASKS and not first.endswith(_FILES):
+    if first not in task_names() and not first.endswith(_FILES):
         try:
             run = find_run(first)
         except InputError:

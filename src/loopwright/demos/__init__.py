@@ -1,6 +1,6 @@
-"""Demo data without network or download, for the nine text tasks and the five image tasks.
+"""Demo data without network or download, for every built-in task. Each task says what its demo is.
 
-    from loopwright.demos import IMAGE_TASKS, TASKS, find_minilm, load_demo, write_demo
+    from loopwright.demos import find_minilm, load_demo, write_demo
 
     demo = load_demo("question-answering")      # demo.train, demo.validation: lists of dicts; demo.fingerprint
     paths = write_demo("translation", "dates")  # paths of "train", "validation" (csv here) and "notes" (demo.json)
@@ -21,7 +21,7 @@ The texts are the docstrings of the running Python's own standard library (`stdl
 `dates.written_dates` generates more of these endlessly. Training and validation share no function name (language
 modelling: no module; areas: no paragraph; dates: no day). Nothing here imports torch.
 
-Images are only written as files (`images`), for `IMAGE_TASKS`:
+Images are only written as files (`images`):
 
     image-classification, masked-image-modeling    train/<digit>/0000.png, validation/...        1,437 and 360
     semantic-segmentation                          train/images, train/masks, validation/...     800 and 120
@@ -34,8 +34,24 @@ Fashion-MNIST instead, if Debian's package is installed.
 
 from __future__ import annotations
 
-from loopwright.demos.demo_data import DemoData
-from loopwright.demos.minilm import MiniLM, find_minilm
-from loopwright.demos.writing import IMAGE_TASKS, TASKS, load_demo, write_demo
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["IMAGE_TASKS", "TASKS", "DemoData", "MiniLM", "find_minilm", "load_demo", "write_demo"]
+from loopwright.demos.demo_data import DemoData, DemoFiles
+from loopwright.demos.minilm import MiniLM, find_minilm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    load_demo: Callable[[str], DemoData]
+    write_demo: Callable[..., dict[str, Path]]
+
+__all__ = ["DemoData", "DemoFiles", "MiniLM", "find_minilm", "load_demo", "write_demo"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what looks up tasks on first use: this package is below them, and generates the data of several."""
+    if name in {"load_demo", "write_demo"}:
+        return getattr(import_module("loopwright.tasks.demos"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

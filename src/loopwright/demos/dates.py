@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import count, islice
 
-from loopwright.demos.demo_data import Row, is_held_out
+from loopwright.demos.demo_data import DemoData, Row, is_held_out
 from loopwright.keys import KeyStream
 
 _FIRST, _LAST = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
@@ -58,10 +58,10 @@ def written_dates(seed: int, is_validation: bool) -> Iterator[Row]:
             yield {"source": FORMS[(key >> 40) % len(FORMS)](day), "target": day.isoformat()}
 
 
-def date_rows() -> tuple[list[Row], list[Row]]:
-    """Return the rows of seed 0 for the demo."""
+def date_demo(task: str) -> DemoData:
+    """Return the demo of a task that converts dates: the rows of seed 0."""
     train, validation = (
         list(islice(written_dates(0, is_validation), num_rows))
         for num_rows, is_validation in zip(_NUM_ROWS, (False, True), strict=True)
     )
-    return train, validation
+    return DemoData(task, train, validation, "generated dates from 1900 to 2099", "none needed: generated", "csv")

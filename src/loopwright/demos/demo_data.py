@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
@@ -13,13 +16,31 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
+class DemoFiles:
+    """The files of a demo, before they are written.
+
+    Attributes:
+        files: contents by path, with "/" between the parts.
+        splits: the file or folder of "train" and of "validation".
+        notes: what `demo.json` says about them.
+    """
+
+    files: dict[str, bytes]
+    splits: dict[str, str]
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class DemoData:
     """The rows of a demo: both splits, their source and licence.
 
     Attributes:
+        task: the name of the task.
         train: the rows to train on.
         validation: rows from other functions, modules or days.
+        source: where they come from.
         licence: the licence of their texts.
+        kind: of the files that they are written to: "csv" for values of one line, "jsonl" for any others.
     """
 
     task: str
@@ -27,6 +48,7 @@ class DemoData:
     validation: list[Row]
     source: str
     licence: str
+    kind: str = "jsonl"
 
     @property
     def columns(self) -> list[str]:
@@ -38,6 +60,29 @@ class DemoData:
         """Return a digest of all rows, equal only for equal data."""
         rows = {"train": self.train, "validation": self.validation}
         return sha256(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+
+    def files(self) -> DemoFiles:
+        """Return the rows as a file for training and one for validation."""
+        rows = {"train": self.train, "validation": self.validation}
+        splits = {split: f"{split}.{self.kind}" for split in rows}
+        notes = {
+            "source": self.source,
+            "licence": self.licence,
+            "python": platform.python_version(),
+            "columns": self.columns,
+            "rows": {split: len(each) for split, each in rows.items()},
+            "fingerprint": self.fingerprint,
+        }
+        return DemoFiles({splits[split]: self._encode(each) for split, each in rows.items()}, splits, notes)
+
+    def _encode(self, rows: list[Row]) -> bytes:
+        if self.kind != "csv":
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().encode()
 
 
 def rank(purpose: str, text: str) -> int:

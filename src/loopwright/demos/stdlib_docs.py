@@ -19,11 +19,12 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from loopwright.demos.demo_data import DemoData, Row
 from loopwright.errors import DataError
 from loopwright.run_folder import write_atomically
 
@@ -112,6 +113,13 @@ class StdlibDocs:
     topics: dict[str, str]
     python: str
     sources: str
+
+
+def demo(task: str, make: Callable[[StdlibDocs], tuple[list[Row], list[Row]]], kind: str) -> DemoData:
+    """Return the demo of a task: rows that `make` finds in the docs, and the kind of their files."""
+    found = load()
+    source = f"docstrings and help() pages of the standard library of Python {found.python}"
+    return DemoData(task, *make(found), source, LICENCE, kind)
 
 
 def load() -> StdlibDocs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,27 +112,8 @@ def _how_to_open(job: Job) -> list[str]:
     else:
         told = "A module of your own: model.safetensors holds its weights, and your code makes it"
         code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
-    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```", *_form_of_images(job)]
-
-
-def _form_of_images(job: Job) -> list[str]:
-    """Describe the image format of a classifier without a transformers processor; empty for other models."""
-    from loopwright.tasks.vision.models import ImageForm
-
-    form = job.processor
-    if job.task.name != "image-classification" or not isinstance(form, ImageForm):
-        return []
-    part = "all of each image" if form.crop_share is None else f"the middle of each image ({form.crop_share:.0%})"
-    return [
-        "",
-        f"It takes RGB images as float32 of shape (images, 3, {form.height}, {form.width}): {part}, resized, with "
-        f"pixels from 0 to 1, minus {_numbers(form.mean)}, divided by {_numbers(form.std)}. preprocessor_config.json "
-        "says the same.",
-    ]
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return f"({', '.join(f'{value:g}' for value in values)})"
+    notes = job.task.model_card_lines(job)
+    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```", *([""] if notes else []), *notes]
 
 
 def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:

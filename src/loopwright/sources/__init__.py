@@ -5,11 +5,11 @@ The interface for the layers above:
 * `open_table(path)` gives a `Table`: `columns`, `len`, `table[i]` as a dict, iteration, `sha256`. Rows are read
   from the file when they are asked for; only their places are kept. csv, tsv, json, jsonl, txt, conll,
   parquet; gz of these.
-* `SCHEMAS["text-classification"]` says which roles a task has; a `Schema` of `Role`s is how a task declares others. *
-`preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`. *
-`plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}. * `plan.to_json()` is
-data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files. *
-`schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
+* `SCHEMAS["text-classification"]` has the roles of a built-in task; a `Schema` of `Role`s describes any other rows.
+* `preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`.
+* `plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}.
+* `plan.to_json()` is data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files.
+* `schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
   `label_map` of `DataOptions` carry the labels of a trained model over.
 * Of a task with images `data` and the files may be folders: a folder per class, images and masks, COCO, YOLO; or
   files with a column of images. Rows hold paths or bytes, never decoded images.
@@ -21,6 +21,9 @@ data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses 
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from loopwright.errors import InputError
 from loopwright.sources.codes import CODES
 from loopwright.sources.files import Progress, Say
@@ -29,8 +32,11 @@ from loopwright.sources.opening import IMAGE_KINDS, KINDS, open_table
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
 from loopwright.sources.preflight import preflight
-from loopwright.sources.schema import SCHEMAS, Role, Schema
+from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Table
+
+if TYPE_CHECKING:
+    SCHEMAS: dict[str, Schema]
 
 __all__ = [
     "CODES",
@@ -54,3 +60,10 @@ __all__ = [
     "open_table",
     "preflight",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `SCHEMAS`, the schemas of the built-in tasks; each task declares its own."""
+    if name == "SCHEMAS":
+        return import_module("loopwright.tasks.registry").schemas()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,6 +46,7 @@ CODES: dict[str, str] = {
     "data.value": "A value is not of the kind that its role needs.",
     "disk.write": "The disk refused to take a file.",
     "install.extra": "A package that is needed for this is not installed.",
+    "install.task": "A task of an installed package cannot be used: it fails to import, or its name is taken.",
     "loss.nan": "The loss was not a finite number, so the run was stopped.",
     "memory.eval": "An evaluation batch needs more memory than there is, and cannot be cut.",
     "memory.train": "The model and its batch need more memory than there is.",

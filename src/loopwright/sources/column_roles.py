@@ -231,9 +231,9 @@ def _cannot_choose(
 def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
     """Return flags for the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
     codes = [name[len(_LANGUAGES) :] for name in fitting if name.lower().startswith(_LANGUAGES)]
-    if schema.task != "translation" or len(codes) < 2:
+    unnamed = [role.name for role in schema.roles if role.has_language and role.name not in chosen]
+    if len(codes) < 2:
         return ""
-    unnamed = [role.name for role in schema.roles if role.name not in chosen]
     return " ".join(f"--{role}_lang {code}" for role, code in zip(unnamed, codes, strict=False))
 
 

@@ -12,19 +12,23 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder
+from loopwright.errors import DataError, InputError
+from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.run_folder.files import give_usual_mode
-from loopwright.sources import SCHEMAS, DataOptions, DataPlan, Schema, preflight
+from loopwright.sources import DataOptions, DataPlan, Role, Schema, preflight
 from loopwright.tasks.arguments import TaskArguments, TaskTrainingArguments
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import Scorer
 
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData, DemoFiles
+
 Rows = Any
 """Rows by number, each a dict by role with encoded labels: a split of a plan, or a list."""
 
+_WEIGHTS = "model.safetensors"
 COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "eval_strategy": "epoch",
@@ -51,6 +55,14 @@ class Origin:
     path: str | None
     is_run: bool = False
     module: Any = None
+
+    def load_weights(self, module: Any) -> Any:
+        """Return a plain module, with the weights of a finished run that `Task.save` wrote, if there are any."""
+        if self.is_run and (Path(str(self.path)) / _WEIGHTS).is_file():
+            from safetensors.torch import load_file
+
+            module.load_state_dict(load_file(Path(str(self.path)) / _WEIGHTS))
+        return module
 
 
 @dataclass
@@ -96,7 +108,9 @@ class Task(ABC):
 
     Attributes:
         name: on the command line.
-        summary: one line.
+        summary: its line in the table of `lw tasks`.
+        roles: the values of a row, each read from a column.
+        split_by: the roles whose content splits rows into training and validation; all inputs if empty.
         explanation: the lines of `lw explain` about its data.
         example: a command line that works.
         arguments: the dataclass of its flags.
@@ -113,6 +127,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    roles: ClassVar[tuple[Role, ...]] = ()
+    split_by: ClassVar[tuple[str, ...]] = ()
     explanation: ClassVar[tuple[str, ...]] = ()
     example: ClassVar[str]
     arguments: ClassVar[type[TaskArguments]] = TaskArguments
@@ -123,14 +139,14 @@ class Task(ABC):
     takes_modules: ClassVar[bool] = False
     demo: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     demo_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
-    demo_model: ClassVar[str] = "minilm"
+    demo_model: ClassVar[str] = ""
     demo_note: ClassVar[str] = ""
 
     # --- before torch is imported -------------------------------------------------------------------------------
 
     def schema(self, args: Any) -> Schema:
-        """Return the roles of the columns; called before the files are opened."""
-        return SCHEMAS[self.name]
+        """Return the schema of the rows, which flags may change; called before the files are opened."""
+        return Schema(self.name, self.roles, self.split_by)
 
     def schema_of_model(self, schema: Schema, plan: DataPlan) -> Schema:
         """Return the schema that other files must match for a trained model; called before evaluation or prediction.
@@ -209,9 +225,22 @@ class Task(ABC):
         """
         return {}
 
-    @abstractmethod
+    def demo_data(self) -> DemoData:
+        """Return the rows of the demo; called by `lw demo`.
+
+        Raises:
+            DataError: there are none.
+        """
+        raise DataError(f"{self.name} has no demo data as rows")
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        """Return the files of the demo: those of its rows. Override it if the data is not rows, or has variants."""
+        return self.demo_data().files()
+
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts of a row, by role, to write beside its prediction."""
+        """Return the parts of a row, by role, to write beside its prediction: its inputs."""
+        shown = [role for role in self.roles if role.is_input and role.name in row]
+        return {role.name: row[role.name] for role in shown if role.is_required or row[role.name]}
 
     # --- with torch ---------------------------------------------------------------------------------------------
 
@@ -250,15 +279,24 @@ class Task(ABC):
             limit: the maximum number of rows.
         """
 
-    @abstractmethod
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows, by role, for the inputs typed after `lw predict RUN`."""
+        """Return rows, by role, for the inputs typed after `lw predict RUN`: a row per text, as its first role."""
+        role = self.roles[0]
+        return [{role.name: each if role.kind == "text" else each.split()} for each in texts]
 
     def parameter_groups(self, job: Job) -> list[dict[str, Any]]:
         """Return the trainable weights as groups for the optimizer; each may have its own "lr"."""
         from loopwright.optimizers import weight_decay_groups
 
         return weight_decay_groups(job.model, job.training.weight_decay)
+
+    def example_input(self, job: Job, text: str) -> str:
+        """Return a text of the validation data as an input for `lw predict`."""
+        return text
+
+    def model_card_lines(self, job: Job) -> list[str]:
+        """Return what the model card says about the model's inputs."""
+        return []
 
     def callbacks(self, job: Job, run: RunFolder) -> list[Any]:
         """Return the callbacks that a run of this task needs; called when it begins and when it resumes."""
@@ -370,7 +408,16 @@ class Task(ABC):
         return []
 
     def save(self, job: Job, folder: Path) -> None:
-        """Write the model and its tokenizer in transformers' format; called with the best weights."""
+        """Write the model and its processor in transformers' format, or the weights of a plain module.
+
+        Called with the best weights.
+        """
+        if not hasattr(job.model, "save_pretrained"):
+            from safetensors.torch import save
+
+            weights = {name: value.detach().cpu().contiguous() for name, value in job.model.state_dict().items()}
+            write_atomically(folder / _WEIGHTS, save(weights, metadata={"format": "pt"}))
+            return
         from loopwright.tasks.text.models import quiet
 
         with quiet():
@@ -379,7 +426,12 @@ class Task(ABC):
         job.processor.save_pretrained(folder)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
-        """Write the config and tokenizer, from which a run rebuilds its model before the weights are loaded."""
+        """Write the config and tokenizer, from which a run rebuilds its model before the weights are loaded.
+
+        A plain module has neither: `build` makes it from the settings.
+        """
+        if not hasattr(job.model, "save_pretrained"):
+            return
         inner = job.model.get_base_model() if job.args.lora else job.model
         inner.config.architectures = [type(inner).__name__]
         inner.config.save_pretrained(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,6 +81,29 @@ class RunData:
         rows, end = self.rows(split), min(self.num_used(split), most)
         for start in range(0, end, size):
             yield [rows[index] for index in range(start, min(start + size, end))]
+
+
+class RowDataset:
+    """Rows of a table as features, encoded on demand; the table itself is not copied.
+
+    Args:
+        rows: inputs of `encode`, by number: a split of a plan, or a list.
+        encode: makes the features of a row; called in loader workers.
+        limit: the maximum number of rows.
+    """
+
+    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], dict[str, Any]], limit: int | None = None) -> None:
+        self.rows = rows
+        self._encode = encode
+        self._size = len(rows) if limit is None else min(limit, len(rows))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < self._size:
+            raise IndexError(position)
+        return {**self._encode(self.rows[position]), "position": position}
 
 
 def _tell(waiting: Any, total: int, index: int) -> None:

@@ -11,13 +11,16 @@ import io
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loopwright.baselines import Predictor, score
 from loopwright.metrics import Bootstrap, MeanLoss, Metric
 from loopwright.run_folder import write_atomically
+from loopwright.tasks.data import RunData
 
 NUM_WORST = 50
 NUM_SUSPECTS = 200
@@ -303,6 +306,53 @@ class PredictionFile:
             aside.replace(self._path)
         else:
             aside.unlink(missing_ok=True)
+
+
+def samples_of(**columns: Any) -> list[dict[str, Any]]:
+    """Return a dict per sample from columns of one length: tensors or lists."""
+    lists = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def mark_suspects(samples: list[dict[str, Any]], least: float = 0.9) -> list[dict[str, Any]]:
+    """Return samples with "sure" where the model is confident of another label than the one given."""
+    for sample in samples:
+        if sample["prediction"] != sample["reference"] and sample["confidence"] >= least:
+            sample["sure"] = sample["confidence"]
+    return samples
+
+
+def score_baselines(
+    data: RunData,
+    baselines: Mapping[str, Predictor],
+    inputs: str | Callable[[Any], Any],
+    targets: str | Callable[[Any], Any],
+    create_metric: Callable[[], Metric],
+    most: int = 50_000,
+) -> dict[str, dict[str, float]]:
+    """Fit baselines on the training rows, and return their scores on the validation rows by name; NaN is left out.
+
+    Args:
+        data: of the run.
+        baselines: by name; those with `learn` are fitted.
+        inputs: the role of a row that they predict from, or a function of the row.
+        targets: the role that they predict, or a function of the row.
+        create_metric: called for each baseline.
+        most: the maximum number of rows of either split.
+    """
+
+    sides = [itemgetter(side) if isinstance(side, str) else side for side in (inputs, targets)]
+
+    def pairs(split: str) -> Iterator[tuple[list[Any], list[Any]]]:
+        for rows in data.batches(split, most=most):
+            yield [sides[0](row) for row in rows], [sides[1](row) for row in rows]
+
+    learners = [baseline for baseline in baselines.values() if hasattr(baseline, "learn")]
+    for batch in pairs("train") if learners else ():
+        for learner in learners:
+            learner.learn(*batch)
+    scores = {name: score(baseline, pairs("validation"), create_metric()) for name, baseline in baselines.items()}
+    return {name: {key: float(value) for key, value in each.items() if value == value} for name, each in scores.items()}
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:

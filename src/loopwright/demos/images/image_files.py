@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,65 +16,16 @@ import numpy.typing as npt
 
 from loopwright.data.pictures.palette import palette
 from loopwright.data.vision_extra import pillow
+from loopwright.demos.demo_data import DemoFiles
+from loopwright.demos.demo_folder import digest_of
 from loopwright.demos.images.digits import load_digits
 from loopwright.demos.images.fashion import FOLDER, load_fashion
+from loopwright.demos.images.labelled_images import LabelledImages
 from loopwright.demos.images.scenes import NAMES, SIDE, DigitScene, SceneParts, digit_scenes, load_parts
 
-NUM_SCENES: Mapping[str, Mapping[str, int]] = {
-    "semantic-segmentation": {"train": 800, "validation": 120},
-    "object-detection": {"train": 1000, "validation": 120},
-    "instance-segmentation": {"train": 1000, "validation": 120},
-}
 SPLITS = ("train", "validation")
-_PACKAGES = ("numpy", "pillow", "scikit-learn")
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """The files of a demo, and their description.
-
-    Attributes:
-        files: contents by path, with "/" between the parts.
-        splits: the file or folder of "train" and of "validation".
-        num_rows: the number of images of each.
-        names: the names of the classes, by id.
-    """
-
-    files: dict[str, bytes]
-    splits: dict[str, str]
-    num_rows: dict[str, int]
-    names: tuple[str, ...]
-    source: str
-    licence: str
-
-
-def make_image_files(task: str, variant: str = "digits", source: str | Path | None = None) -> ImageFiles:
-    """Return the files of a vision task's demo; `write_demo` has checked task and variant.
-
-    Args:
-        variant: "digits", or "fashion" for image-classification and masked-image-modeling.
-        source: for "fashion", the folder of its four gz files; None for Debian's location.
-
-    Raises:
-        InputError: Pillow is not installed.
-        DataError: the files of "fashion" are missing or damaged.
-    """
-    pillow(purpose="demo data of images")
-    if task not in NUM_SCENES:
-        return _class_folders(variant, source)
-    parts = load_parts()
-    return _mask_folders(parts, NUM_SCENES[task]) if task == "semantic-segmentation" else _coco_files(parts, task)
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that the bytes of the files depend on."""
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+NUM_VALIDATION = 120
+_PURPOSE = "demo data of images"
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
@@ -84,8 +36,18 @@ def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
     return [0, *lengths] if values[0] else lengths
 
 
-def _class_folders(variant: str, source: str | Path | None) -> ImageFiles:
-    """Return `train/<class>/<number>.png` and `validation/...`; the numbering continues across the splits."""
+def class_folders(variant: str | None, source: str | Path | None) -> DemoFiles:
+    """Return `train/<class>/<number>.png` and `validation/...`; the numbering continues across the splits.
+
+    Args:
+        variant: None for digits, or "fashion".
+        source: for "fashion", the folder of its four gz files; None for Debian's location.
+
+    Raises:
+        InputError: Pillow is not installed.
+        DataError: the files of "fashion" are missing or damaged.
+    """
+    pillow(purpose=_PURPOSE)
     found = load_fashion(FOLDER if source is None else source) if variant == "fashion" else load_digits()
     digits = max(4, len(str(len(found.images) - 1)))
     files = {
@@ -94,14 +56,16 @@ def _class_folders(variant: str, source: str | Path | None) -> ImageFiles:
         for position in found.positions(split)
     }
     num_rows = {split: len(found.positions(split)) for split in SPLITS}
-    return ImageFiles(files, {split: split for split in SPLITS}, num_rows, found.names, found.source, found.licence)
+    return _described(files, {split: split for split in SPLITS}, num_rows, found.names, found, variant)
 
 
-def _mask_folders(parts: SceneParts, num_scenes: Mapping[str, int]) -> ImageFiles:
+def mask_folders(num_train: int) -> DemoFiles:
     """Return `train/images`, `train/masks`, the same for validation, and `id2label.json`.
 
     Mask values are class ids, with a palette that shows them in color.
     """
+    pillow(purpose=_PURPOSE)
+    parts, num_scenes = load_parts(), {"train": num_train, "validation": NUM_VALIDATION}
     names = ("background", *NAMES)
     files: dict[str, bytes] = {}
     for split in SPLITS:
@@ -109,24 +73,25 @@ def _mask_folders(parts: SceneParts, num_scenes: Mapping[str, int]) -> ImageFile
             files[f"{split}/images/{index:04}.png"] = _png(scene.image)
             files[f"{split}/masks/{index:04}.png"] = _png(scene.semantic, has_palette=True)
     files["id2label.json"] = json.dumps(dict(enumerate(names)), indent=1).encode() + b"\n"
-    splits = {split: split for split in SPLITS}
-    return ImageFiles(files, splits, dict(num_scenes), names, parts.source, parts.licence)
+    return _described(files, {split: split for split in SPLITS}, num_scenes, names, parts)
 
 
-def _coco_files(parts: SceneParts, task: str) -> ImageFiles:
+def coco_files(num_train: int, has_masks: bool) -> DemoFiles:
     """Return `train.json` and `validation.json` in COCO's format, and all images in `images`.
 
-    A category's id is its digit. Masks are for instance-segmentation only, as uncompressed counts.
+    A category's id is its digit. Masks are uncompressed counts.
     """
+    pillow(purpose=_PURPOSE)
+    parts, num_scenes = load_parts(), {"train": num_train, "validation": NUM_VALIDATION}
     files: dict[str, bytes] = {}
     for split in SPLITS:
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for index, scene in enumerate(digit_scenes(parts, split, NUM_SCENES[task][split])):
+        for index, scene in enumerate(digit_scenes(parts, split, num_scenes[split])):
             name = f"{split}_{index:04}.png"
             files[f"images/{name}"] = _png(scene.image)
             images.append({"id": index + 1, "file_name": name, "width": SIDE, "height": SIDE})
-            annotations += _annotations(scene, index + 1, len(annotations), has_masks=task == "instance-segmentation")
+            annotations += _annotations(scene, index + 1, len(annotations), has_masks)
         content = {
             "info": {"description": f"digit scenes, {split}: {parts.source}"},
             "licenses": [{"id": 1, "name": parts.licence, "url": ""}],
@@ -135,8 +100,33 @@ def _coco_files(parts: SceneParts, task: str) -> ImageFiles:
             "categories": [{"id": digit, "name": name, "supercategory": "digit"} for digit, name in enumerate(NAMES)],
         }
         files[f"{split}.json"] = json.dumps(content, separators=(",", ":")).encode() + b"\n"
-    splits = {split: f"{split}.json" for split in SPLITS}
-    return ImageFiles(files, splits, dict(NUM_SCENES[task]), NAMES, parts.source, parts.licence)
+    return _described(files, {split: f"{split}.json" for split in SPLITS}, num_scenes, NAMES, parts)
+
+
+def _described(
+    files: dict[str, bytes],
+    splits: dict[str, str],
+    num_rows: dict[str, int],
+    classes: Sequence[str],
+    origin: LabelledImages | SceneParts,
+    variant: str | None = None,
+) -> DemoFiles:
+    """Return the files with their notes, which name the versions of the packages that their bytes depend on."""
+    packages = {}
+    for name in ("numpy", "pillow", "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    notes = {
+        "variant": variant,
+        "source": origin.source,
+        "licence": origin.licence,
+        "python": platform.python_version(),
+        "packages": packages,
+        "classes": list(classes),
+        "rows": num_rows,
+        "fingerprint": digest_of(files),
+    }
+    return DemoFiles(files, splits, notes)
 
 
 def _annotations(scene: DigitScene, image_id: int, num_before: int, has_masks: bool) -> list[dict[str, Any]]:

@@ -102,9 +102,7 @@ def _input(job: Job) -> str:
     if isinstance(row.get("image"), str):
         return shlex.quote(os.path.relpath(row["image"]))
     if isinstance(row.get("text"), str) and "text_pair" not in row:
-        words = row["text"].split()[:_MOST_WORDS]
-        if job.args.task == "masked-lm":  # there must be a mask to fill
-            words = [*words[:-1], job.processor.mask_token]
-        return shlex.quote(visible(" ".join(words)) or "a text")
+        text = job.task.example_input(job, " ".join(row["text"].split()[:_MOST_WORDS]))
+        return shlex.quote(visible(text) or "a text")
     file = job.plan.files[-1].path
     return shlex.quote(os.path.relpath(file)) if Path(file).is_file() else "FILE"

@@ -21,7 +21,7 @@ from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -86,7 +86,6 @@ class CausalLanguageModel(language.LanguageTask):
     demo = MappingProxyType(
         {"block_size": 128, "vocab_size": 1024, "epochs": 1, "batch": 16, "lr": 3e-3, "warmup_steps": 0.1, "threads": 1}
     )
-    demo_model = ""
     demo_note = "a small GPT-2 learns Python's docstrings from scratch: bits per byte 2.48 (gzip 2.55), 75 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
@@ -126,9 +125,9 @@ class CausalLanguageModel(language.LanguageTask):
         if not is_labelled:
             most = text.longest_allowed(tokenizer, job.model.config) or size
             room = most - min(job.args.max_new_tokens, most // 2)
-            return text.RowDataset(rows, PromptEncoder(tokenizer, _start(tokenizer), room), limit)
+            return RowDataset(rows, PromptEncoder(tokenizer, _start(tokenizer), room), limit)
         if job.args.line_by_line:
-            lines = text.RowDataset(rows, LineEncoder(_encoder(tokenizer), _start(tokenizer), size), limit)
+            lines = RowDataset(rows, LineEncoder(_encoder(tokenizer), _start(tokenizer), size), limit)
             return PackedLines(lines, size) if is_training and job.args.packing else lines
         stream = language.read_stream(rows, limit, _encoder(tokenizer), _start(tokenizer))
         return BlockDataset(tokenizer, stream, size)
@@ -301,7 +300,7 @@ class PackedLines:
         rows: the texts of the blocks.
     """
 
-    def __init__(self, lines: text.RowDataset, size: int) -> None:
+    def __init__(self, lines: RowDataset, size: int) -> None:
         from loopwright.data.buckets import sample_lengths
         from loopwright.data.packing import PackedDataset
 
@@ -452,6 +451,3 @@ def _counter(tokenizer: Any) -> Any:
     """Return a function that counts the tokens of a single row."""
     encode, start = _encoder(tokenizer), _start(tokenizer)
     return lambda row: max(1, len(encode([row["text"]])[0][0]) - (start is None))
-
-
-TASK = CausalLanguageModel()

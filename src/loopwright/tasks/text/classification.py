@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import MeanValue, MostFrequent, WordCounts, score
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.sources import SCHEMAS, DataPlan, Labels, Schema
+from loopwright.sources import DataPlan, Labels, Role, Schema
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.text import models as text
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 _SURE = 0.9  # confidence above which a contradicted label is suspected
@@ -63,6 +66,19 @@ class TextClassification(Task):
 
     name = "text-classification"
     summary = "a label, several labels or a number for a text or a pair of texts"
+    roles = (
+        Role("text", names=text.TEXT_NAMES),
+        Role("text_pair", names=text.TEXT_PAIR_NAMES, is_required=False),
+        Role(
+            "label",
+            "label",
+            names=(
+                *("label", "labels", "class", "category", "target", "stars", "rating", "sentiment", "score", "topic"),
+                "y",
+            ),
+            is_input=False,
+        ),
+    )
     explanation = (
         "data      csv, tsv, json, jsonl or parquet: a column of text, a column of labels; for pairs two of text",
         "labels    words or whole numbers: classes; lists, or words with | between them: several classes per row;",
@@ -78,13 +94,20 @@ class TextClassification(Task):
     demo = MappingProxyType(
         {"freeze": "4", "max_length": 24, "epochs": 2, "batch": 16, "lr": 5e-4, "warmup_steps": 0.1, "threads": 1}
     )
+    demo_model = "minilm"
     demo_note = "which of 12 parts of Python's library a docstring is from: accuracy 0.79 (chance 0.08), 55 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import stdlib_docs, text_rows
+
+        return stdlib_docs.demo(self.name, text_rows.area_rows, "csv")
+
     def schema(self, args: Any) -> Schema:
         """Return the roles; a GLUE task has its own column names."""
-        schema = SCHEMAS[self.name]
+        schema = super().schema(args)
         if args.glue is None:
             return schema
         roles = zip(("text", "text_pair"), _GLUE_COLUMNS[args.glue], strict=False)
@@ -95,10 +118,6 @@ class TextClassification(Task):
         is_pair = "text_pair" in plan.columns
         roles = (replace(role, is_required=is_pair) if role.name == "text_pair" else role for role in schema.roles)
         return replace(schema, roles=tuple(roles))
-
-    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the texts of a row."""
-        return {name: row[name] for name in ("text", "text_pair") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per text; for pairs, a row per two texts, or per text with a tab in it."""
@@ -164,7 +183,7 @@ class TextClassification(Task):
     ) -> Any:
         """Return the tokenised rows, with their labels."""
         labels = _labels(job.plan) if is_labelled else None
-        return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, labels), limit)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
@@ -300,6 +319,3 @@ def _result_names(kind: str, glue: str | None) -> list[str]:
     if kind == "float":
         return ["pearsonr", "spearmanr", "mse"]
     return ["f1_micro", "f1_macro", "subset_accuracy"] if kind == "multi" else ["accuracy", "f1"]
-
-
-TASK = TextClassification()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,21 @@ from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.sources import SCHEMAS, DataPlan, Role, Schema
+from loopwright.sources import DataPlan, Role, Schema
 from loopwright.sources.column_roles import choose_columns
 from loopwright.sources.opening import open_table
 from loopwright.sources.tables import value_at
 from loopwright.sources.values import UnusableValueError, as_text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
 from loopwright.tasks.text.pools import PoolScorer
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 AUTO_CLASS = "AutoModel"
 _MOST_UNTRAINED = 2_000  # maximum rows for scoring the untrained model, which costs as much as an evaluation
@@ -90,6 +93,17 @@ class SentenceEmbedding(Task):
 
     name = "sentence-embedding"
     summary = "vectors that are near for texts that belong together"
+    roles = (
+        Role("text", names=("text", "sentence1", "query", "anchor", "question", "text1", "premise")),
+        Role("text_pair", names=(*text.TEXT_PAIR_NAMES, "positive", "answer", "document", "passage")),
+        Role(
+            "score",
+            "float",
+            names=("score", "similarity", "similarity_score", "label", "labels", "rating"),
+            is_required=False,
+            is_input=False,
+        ),
+    )
     explanation = (
         "data      csv, tsv, json, jsonl or parquet: two columns of text, with or without a column of scores",
         "scores    the cosine of the two vectors becomes the score (STS-B's 0 to 5 is read as 0 to 1);",
@@ -110,13 +124,20 @@ class SentenceEmbedding(Task):
     demo = MappingProxyType(
         {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 32, "lr": 3e-4, "warmup_steps": 0.1, "threads": 1}
     )
+    demo_model = "minilm"
     demo_note = "the paragraph about a function among 500: recall@1 0.63, mrr 0.73 (untrained 0.53, 0.65), 105 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
 
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import function_rows, stdlib_docs
+
+        return stdlib_docs.demo(self.name, function_rows.pair_rows, "csv")
+
     def schema(self, args: Any) -> Schema:
         """Return the roles, with or without a score if that is set."""
-        roles = SCHEMAS[self.name].roles
+        roles: tuple[Role, ...] = self.roles
         if args.objective == "negatives":
             roles = tuple(role for role in roles if role.name != "score")
         elif args.objective == "scores":
@@ -139,10 +160,6 @@ class SentenceEmbedding(Task):
                 fix="--objective negatives if all pairs belong together, or --score_column with another column",
             )
         return plan
-
-    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the texts of a row."""
-        return {name: row[name] for name in ("text", "text_pair") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per text; a tab separates two texts to compare."""
@@ -231,7 +248,7 @@ class SentenceEmbedding(Task):
     ) -> Any:
         """Return the tokenised rows: both texts of a pair, or one text to embed."""
         has_score = is_labelled and job.args.objective == "scores"
-        return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled, has_score), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return all texts of a batch in one flat batch."""
@@ -477,9 +494,8 @@ def _answer(row: Mapping[str, Any], vectors: Mapping[str, Sequence[float]]) -> d
 def _texts_of_file(path: str) -> list[str]:
     """Return the texts of a file of candidates, from its only column or the one with that name."""
     table = open_table(path, flag="--candidates")
-    role = next(role for role in SCHEMAS["sentence-embedding"].roles if role.name == "text")
-    told = {"text": table.columns[0]} if len(table.columns) == 1 else {}
-    columns, _ = choose_columns(Schema("sentence-embedding", (role,)), table, told)
+    only = {"text": table.columns[0]} if len(table.columns) == 1 else {}
+    columns, _ = choose_columns(Schema(SentenceEmbedding.name, SentenceEmbedding.roles[:1]), table, only)
     try:
         texts = [as_text(value_at(row, str(columns["text"]))) for row in table]
     except UnusableValueError as error:
@@ -526,6 +542,3 @@ def _score_rows(data: RunData, args: Any, embed: Any) -> dict[str, float]:
         return {name: float(value) for name, value in metric.compute().items() if value == value}
     pools.finish()
     return {name: value for name, value in pools.compute().items() if name != "pool_loss"}
-
-
-TASK = SentenceEmbedding()

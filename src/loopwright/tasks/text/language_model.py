@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loopwright.config.choices import must_be
 from loopwright.errors import ConfigError, InputError
-from loopwright.sources import DataPlan
+from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import Rows, Task
 from loopwright.tasks.data import RunData
 from loopwright.tasks.text import models as text
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 IGNORED = -100
 _ROWS_AT_ONCE = 1_000
@@ -59,15 +62,14 @@ class LanguageArguments(TaskArguments):
 class LanguageTask(Task):
     """Shared code of both tasks."""
 
+    roles = (Role("text", names=(*text.TEXT_NAMES, "article", "story", "docstring", "code"), may_be_empty=True),)
     arguments = LanguageArguments
 
-    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the text of a row or a block."""
-        return {"text": row["text"]}
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import stdlib_docs, text_rows
 
-    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text."""
-        return [{"text": each} for each in texts]
+        return stdlib_docs.demo(self.name, text_rows.language_rows, "jsonl")
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens, and the mask if rows are padded: the loss is computed here, not by the model."""

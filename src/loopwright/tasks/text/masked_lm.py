@@ -19,7 +19,7 @@ from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, MetricScorer, Scorer
 from loopwright.tasks.text import language_model as language
 from loopwright.tasks.text import models as text
@@ -83,7 +83,6 @@ class MaskedLanguageModel(language.LanguageTask):
             "threads": 1,
         }
     )
-    demo_model = ""
     demo_note = "a small ModernBERT fills in letters of Python's docstrings: accuracy 0.45 (unigram 0.09), 120 s"
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
@@ -120,10 +119,10 @@ class MaskedLanguageModel(language.LanguageTask):
         """Return blocks or single rows; training samples are masked by the collator."""
         tokenizer, size = job.processor, job.args.block_size
         if not is_labelled:
-            return text.RowDataset(rows, PromptEncoder(tokenizer, size), limit)
+            return RowDataset(rows, PromptEncoder(tokenizer, size), limit)
         masking = None if is_training else Masking(tokenizer, job.args.mlm_probability)
         if job.args.line_by_line:
-            return MaskedDataset(text.RowDataset(rows, LineEncoder(tokenizer, size), limit), masking)
+            return MaskedDataset(RowDataset(rows, LineEncoder(tokenizer, size), limit), masking)
         stream = language.read_stream(rows, limit, _encoder(tokenizer))
         return MaskedDataset(BlockDataset(tokenizer, stream, size), masking)
 
@@ -191,6 +190,10 @@ class MaskedLanguageModel(language.LanguageTask):
             filled = "".join(piece + fill for piece, fill in zip(pieces, [*fills, ""], strict=True))
             found.append({"text": filled, "masks": masks})
         return found
+
+    def example_input(self, job: Job, text: str) -> str:
+        """Return the text with a mask in place of its last word."""
+        return " ".join([*text.split()[:-1], job.processor.mask_token])
 
     def describe_sample(self, job: Job, batch: Mapping[str, Any], index: int) -> list[tuple[str, str]]:
         """Return the tokens with their masks, and the targets."""
@@ -377,6 +380,3 @@ def _around(tokenizer: Any) -> tuple[language.Numbers, language.Numbers]:
 def _counter(tokenizer: Any) -> Any:
     """Return a function that counts the tokens of a single row."""
     return lambda row: len(tokenizer(row["text"], verbose=False)["input_ids"])
-
-
-TASK = MaskedLanguageModel()

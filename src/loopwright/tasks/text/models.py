@@ -22,6 +22,11 @@ from loopwright.tasks.base import Origin
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 # Heads whose weights differ in meaning under the same names.
 _HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+TEXT_NAMES = (
+    *("text", "sentence", "sentence1", "review", "content", "premise", "question1", "body", "comment", "tweet"),
+    *("message", "document", "description"),
+)
+TEXT_PAIR_NAMES = ("text_pair", "sentence2", "hypothesis", "question2", "text2")
 # Suggestions in place of a model that does not fit.
 _FITTING = {
     "AutoModelForSeq2SeqLM": "an encoder and a decoder for text, such as a T5, a BART or a Marian",
@@ -393,29 +398,6 @@ def choose_length(
 
 
 # ------------------------------------------------------------------------------------------------------ datasets
-
-
-class RowDataset:
-    """Rows of a table as features, encoded on demand; the table itself is not copied.
-
-    Args:
-        rows: inputs of `encode`, by number: a split of a plan, or a list.
-        encode: makes the features of a row; called in loader workers.
-        limit: the maximum number of rows.
-    """
-
-    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], dict[str, Any]], limit: int | None = None) -> None:
-        self.rows = rows
-        self._encode = encode
-        self._size = len(rows) if limit is None else min(limit, len(rows))
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < self._size:
-            raise IndexError(position)
-        return {**self._encode(self.rows[position]), "position": position}
 
 
 class PadsToBuckets:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import MostFrequent, chance_accuracy, score
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
-from loopwright.sources import DataPlan
+from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.groups import GroupCollator
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
 _SURE = 0.9  # confidence above which a contradicted label is suspected
@@ -40,6 +43,12 @@ class MultipleChoice(Task):
 
     name = "multiple-choice"
     summary = "which of several texts goes on from a text, or answers it"
+    roles = (
+        Role("context", names=("sent1", "context", "question", "startphrase", "prompt")),
+        Role("start", names=("sent2",), is_required=False, may_be_empty=True),
+        Role("choices", "texts", names=("ending*", "choice*", "option*", "choices", "endings", "options")),
+        Role("label", "position", names=("label", "answer", "gold", "correct"), is_input=False),
+    )
     explanation = (
         "data      csv, tsv, json, jsonl or parquet: a text, its choices, and the number of the right one, from 0",
         "choices   a column for each (ending0 ending1 ..., choice_a choice_b ...), or one column with lists;",
@@ -57,9 +66,16 @@ class MultipleChoice(Task):
     demo = MappingProxyType(
         {"freeze": "4", "max_length": 32, "epochs": 1, "batch": 8, "lr": 4e-4, "warmup_steps": 0.1, "threads": 1}
     )
+    demo_model = "minilm"
     demo_note = "which of four functions a docstring is about: accuracy 0.75 (chance 0.25), 85 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import function_rows, stdlib_docs
+
+        return stdlib_docs.demo(self.name, function_rows.choice_rows, "csv")
 
     def preflight(self, args: Any, say: Any = None) -> DataPlan:
         """Check the data files, and that every list of choices contains the labelled one."""
@@ -70,10 +86,6 @@ class MultipleChoice(Task):
                 for index in range(len(rows)):
                     _check_row(rows[index], rows.place(index))
         return plan
-
-    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the text and the choices of a row."""
-        return {name: row[name] for name in ("context", "start", "choices") if row.get(name)}
 
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row of a text and the choices after it; or a row per text with tabs in it."""
@@ -128,7 +140,7 @@ class MultipleChoice(Task):
         self, job: Job, rows: Rows, *, is_labelled: bool, is_training: bool = False, limit: int | None = None
     ) -> Any:
         """Return the tokenised rows, the text once with each choice."""
-        return text.RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled), limit)
+        return RowDataset(rows, Encoder(job.processor, job.args.max_length, is_labelled), limit)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model inputs; the loss is computed here, as samples may have fewer choices than others."""
@@ -230,6 +242,3 @@ def _flat_texts(data: RunData) -> Iterator[str]:
     for rows in data.batches("train"):
         for row in rows:
             yield from (row["context"], *_pairs(row)[1])
-
-
-TASK = MultipleChoice()

@@ -9,16 +9,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import MostFrequentAnswer, score
 from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import load as load_metric
-from loopwright.sources import DataPlan
+from loopwright.sources import DataPlan, Role
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Origin, Rows, Task
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
 from loopwright.tasks.text import models as text
 from loopwright.tasks.text.answers import AnsweredRows, AnswerRules, AnswerScorer, WindowCollector, predicted_row
@@ -33,6 +33,9 @@ from loopwright.tasks.text.question_features import (
     answers_of,
 )
 from loopwright.tasks.text.samples import tokens_of
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 SPAN_CLASS = "AutoModelForQuestionAnswering"
 GENERATION_CLASS = "AutoModelForSeq2SeqLM"
@@ -93,6 +96,13 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     summary = "the answer to a question, as a span of a context or generated"
+    roles = (
+        Role("question", names=("question", "query")),
+        Role("context", names=("context", "passage", "paragraph")),
+        Role("answers", "answers", names=("answers", "answer"), is_input=False, may_be_empty=True),
+        Role("id", names=("id", "question_id", "qid"), is_required=False, is_input=False, may_be_empty=True),
+    )
+    split_by = ("context",)
     explanation = (
         "data      SQuAD's json, or csv, jsonl, parquet: columns of the question, the context and the answers",
         '          answers: {"text": [...], "answer_start": [...]}, or the bare text; none: the question has no answer',
@@ -108,9 +118,16 @@ class QuestionAnswering(Task):
     adapter_kind = "QUESTION_ANS"
     prediction_flags = ("n_best", "max_answer_length", "max_new_tokens", "null_score_diff_threshold", "num_beams")
     demo = MappingProxyType({"freeze": "3", "epochs": 1, "batch": 8, "lr": 1e-3, "warmup_steps": 0.1, "threads": 1})
+    demo_model = "minilm"
     demo_note = "default values of parameters, asked about signatures: exact match 90 (floor 26), 125 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import function_rows, stdlib_docs
+
+        return stdlib_docs.demo(self.name, function_rows.question_rows, "jsonl")
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return id, question and context of a row."""
@@ -201,7 +218,7 @@ class QuestionAnswering(Task):
         _check_rows(rows, size, is_labelled=is_labelled, is_unanswered_allowed=args.version_2_with_negative)
         if args.answer_by == "generation":
             encoder = TextEncoder(job.processor, args.max_length, args.max_answer_length, is_labelled)
-            return text.RowDataset(rows, encoder, limit)
+            return RowDataset(rows, encoder, limit)
         return WindowDataset(rows, WindowEncoder(job.processor, args.max_length, args.stride, is_labelled), size)
 
     def model_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -468,6 +485,3 @@ def _flat_texts(data: RunData) -> Iterator[str]:
 def _directions(may_be_unanswered: bool | None) -> dict[str, bool]:
     """Return the metrics that can select the best model, the decisive one first."""
     return {"f1": True, "exact": True} if may_be_unanswered else {"f1": True, "exact_match": True}
-
-
-TASK = QuestionAnswering()

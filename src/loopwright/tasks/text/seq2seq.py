@@ -22,7 +22,7 @@ from loopwright.sources import DataPlan
 from loopwright.sources.tables import value_at
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin, Rows, Task
-from loopwright.tasks.data import RunData
+from loopwright.tasks.data import RowDataset, RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
 from loopwright.tasks.text import models as text
 
@@ -81,7 +81,6 @@ class SequenceToSequence(Task):
     directions: ClassVar[Mapping[str, bool]]
     adapter_kind = "SEQ_2_SEQ_LM"
     prediction_flags = ("generation_max_length", "max_new_tokens", "num_beams")
-    demo_model = ""
 
     @abstractmethod
     def create_metric(self, args: Any) -> Metric:
@@ -99,14 +98,6 @@ class SequenceToSequence(Task):
         """Set the languages of a multilingual tokenizer and model; a no-op for others."""
 
     # --- data ---------------------------------------------------------------------------------------------------
-
-    def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the source."""
-        return {"source": row["source"]}
-
-    def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per text."""
-        return [{"source": each} for each in texts]
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Score methods without a model on the evaluated rows (up to a limit)."""
@@ -157,7 +148,7 @@ class SequenceToSequence(Task):
         args = job.args
         target_length = args.max_target_length if is_labelled else None
         encoder = PairEncoder(job.processor, args.source_prefix, args.max_source_length, target_length)
-        return text.RowDataset(rows, encoder, limit)
+        return RowDataset(rows, encoder, limit)
 
     def save_skeleton(self, job: Job, folder: Path) -> None:
         """Write config, tokenizer and generation settings, so that a resumed run generates in the same way."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import Lead, Predictor
 from loopwright.metrics import Metric
 from loopwright.metrics import load as load_metric
+from loopwright.sources import Role
 from loopwright.tasks.arguments import ShortName, flag
 from loopwright.tasks.base import COMMON_DEFAULTS
 from loopwright.tasks.text.seq2seq import SequenceToSequence, SequenceToSequenceArguments
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 
 @dataclass
@@ -30,6 +34,10 @@ class Summarization(SequenceToSequence):
 
     name = "summarization"
     summary = "a short text for a long one"
+    roles = (
+        Role("source", names=("document", "article", "text", "dialogue", "source", "content", "body")),
+        Role("target", names=("summary", "highlights", "target", "title", "abstract", "headline"), is_input=False),
+    )
     explanation = (
         "data      csv, tsv, json, jsonl or parquet: a column of documents, a column of summaries",
         "columns   --source_column --target_column, or --text_column --summary_column; guessed where there is no doubt",
@@ -54,6 +62,12 @@ class Summarization(SequenceToSequence):
     )
     demo_note = "notes of a review, and whether and when it took place: ROUGE-L 0.80 (first sentence 0.17), 75 s"
 
+    def demo_data(self) -> DemoData:
+        """Return rows of docstrings."""
+        from loopwright.demos import stdlib_docs, text_rows
+
+        return stdlib_docs.demo(self.name, text_rows.summary_rows, "jsonl")
+
     def create_metric(self, args: Any) -> Metric:
         """Return a ROUGE metric."""
         return load_metric("rouge", use_stemmer=args.use_stemmer)
@@ -65,6 +79,3 @@ class Summarization(SequenceToSequence):
     def own_prefix(self, specific: Mapping[str, Any], args: Any) -> str:
         """Return the summary prefix, such as T5's "summarize: "."""
         return str((specific.get("summarization") or {}).get("prefix") or "")
-
-
-TASK = Summarization()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.baselines import CopyInput, Predictor
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.sources import SCHEMAS, DataPlan, Schema
+from loopwright.sources import DataPlan, Role, Schema
 from loopwright.tasks.arguments import flag
 from loopwright.tasks.base import COMMON_DEFAULTS
 from loopwright.tasks.text.seq2seq import SequenceToSequence, SequenceToSequenceArguments
+
+if TYPE_CHECKING:
+    from loopwright.demos import DemoData
 
 
 @dataclass
@@ -35,6 +38,10 @@ class Translation(SequenceToSequence):
 
     name = "translation"
     summary = "a text in other words, such as those of another language"
+    roles = (
+        Role("source", names=("source", "src", "source_text"), has_language=True),
+        Role("target", names=("target", "tgt", "target_text"), is_input=False, has_language=True),
+    )
     explanation = (
         "data      csv, tsv, json, jsonl or parquet: a column of sources, a column of targets;",
         '          or jsonl with {"translation": {"en": ..., "ro": ...}} and --source_lang en --target_lang ro',
@@ -61,16 +68,21 @@ class Translation(SequenceToSequence):
     )
     demo_note = "dates in eight written forms to ISO form, character by character: exact match 0.99 (copied 0), 70 s"
 
+    def demo_data(self) -> DemoData:
+        """Return written dates and their ISO form."""
+        from loopwright.demos.dates import date_demo
+
+        return date_demo(self.name)
+
     def schema(self, args: Any) -> Schema:
         """Return the roles; language names are column names, also within a column `translation`."""
-        schema = SCHEMAS[self.name]
-        known = {role.name: role.names for role in schema.roles}
+        known = {role.name: role.names for role in self.roles}
         named = {
             role: (*_columns_of_language(language), *known[role])
             for role, language in (("source", args.source_lang), ("target", args.target_lang))
             if language is not None
         }
-        return schema.with_names(named)
+        return super().schema(args).with_names(named)
 
     def preflight(self, args: Any, say: Callable[[Any], None] | None = None) -> DataPlan:
         """Check the data; a column is never used for a language of another name.
@@ -79,7 +91,7 @@ class Translation(SequenceToSequence):
             InputError: as for every task, or there is no column for a named language.
         """
         plan = super().preflight(args, say)
-        roles = {role.name: role.names for role in SCHEMAS[self.name].roles}
+        roles = {role.name: role.names for role in self.roles}
         for role, language in (("source", args.source_lang), ("target", args.target_lang)):
             column = str(plan.columns[role])
             if language is None or getattr(args, f"{role}_column") is not None:
@@ -147,6 +159,3 @@ def _language_token(tokenizer: Any, language: str) -> int:
         saw=[f"it is a {type(tokenizer).__name__}, with tokens such as {', '.join(tokenizer.all_special_tokens[-5:])}"],
         fix="--source_lang and --target_lang with the codes of the model, such as en_XX",
     )
-
-
-TASK = Translation()

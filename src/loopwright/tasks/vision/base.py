@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loopwright.config.choices import must_be
-from loopwright.errors import InputError
+from loopwright.errors import DataError, InputError
 from loopwright.run_folder import RunFolder
-from loopwright.sources import DataPlan
+from loopwright.sources import DataPlan, Role
 from loopwright.sources.images.folders import list_images
 from loopwright.sources.images.reading import IMAGE_ENDINGS, is_image_name
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
@@ -27,8 +27,15 @@ from loopwright.tasks.scoring import MetricScorer
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
+    from loopwright.demos import DemoData
     from loopwright.tasks.vision.models import ImageForm
 
+IMAGE = Role(
+    "image",
+    "image",
+    names=("image", "image_path", "file_name", "filename", "img", "path", "file", "image_file", "pixel_values"),
+)
+IMAGE_ID = Role("image_id", names=("image_id",), is_required=False, is_input=False, may_be_empty=True)
 STRENGTHS = ("none", "light", "standard", "strong")
 HANDED_OVER = "python:"
 """Prefix of `model` in config.yaml for a module passed in Python."""
@@ -89,7 +96,6 @@ class VisionTask(Task):
     needs = MappingProxyType({"PIL": "vision"})
     prediction_flags: ClassVar[tuple[str, ...]] = ("overlays",)
     takes_modules = True
-    demo_model = ""
     sheet_columns = 6
     sheet_size = 160
 
@@ -118,6 +124,14 @@ class VisionTask(Task):
     def rows_of_texts(self, plan: DataPlan, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per image, from the typed paths and from all images in typed folders."""
         return [{"image": path} for text in texts for path in _images_at(text)]
+
+    def demo_data(self) -> DemoData:
+        """Refuse: the demos of these tasks are files of images.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(f"the demo of {self.name} is made of images, not of rows: write_demo writes them as files")
 
     def describe_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the path and the id of the image, if it has them."""

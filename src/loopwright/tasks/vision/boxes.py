@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from loopwright.sources import Role
+from loopwright.tasks.vision.base import IMAGE, IMAGE_ID
 from loopwright.tasks.vision.detection import DETECTION_DEMO, DetectionTask
 
 
@@ -10,6 +12,11 @@ class ObjectDetection(DetectionTask):
 
     name = "object-detection"
     summary = "the objects of an image, each with a class and a box"
+    roles = (
+        IMAGE,
+        Role("objects", "objects", names=("objects", "annotations"), is_input=False, may_be_empty=True),
+        IMAGE_ID,
+    )
     explanation = (
         "data      a folder with train.json and validation.json as COCO has them and the images beside; or images and",
         "          labels folders as YOLO has them, with data.yaml or classes.txt; json, jsonl or parquet with a",
@@ -25,6 +32,3 @@ class ObjectDetection(DetectionTask):
     auto_class = "AutoModelForObjectDetection"
     demo = DETECTION_DEMO
     demo_note = "digits on photos, found by a small net: mAP 0.65 (nothing found 0), 105 s"
-
-
-TASK = ObjectDetection()

@@ -15,14 +15,16 @@ from loopwright.errors import ConfigError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.sources import Role
 from loopwright.tasks.arguments import TaskTrainingArguments, flag
 from loopwright.tasks.base import Job, Origin
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, MetricScorer, Scorer
-from loopwright.tasks.vision.base import VISION_DEFAULTS, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Transform
+    from loopwright.demos import DemoFiles
 
 AUTO_CLASS = "AutoModelForImageClassification"
 _SURE = 0.9  # confidence above which a contradicted label is suspected
@@ -51,6 +53,7 @@ class ImageClassification(VisionTask):
 
     name = "image-classification"
     summary = "a class for an image"
+    roles = (IMAGE, Role("label", "class", names=("label", "labels", "class", "category", "target"), is_input=False))
     explanation = (
         "data      a folder with a folder per class, or with train and validation folders of these;",
         "          csv, tsv, json, jsonl or parquet with a column of paths and one of classes; a Hub id",
@@ -72,6 +75,12 @@ class ImageClassification(VisionTask):
     demo_note = "digits of writers that training has not seen, by a small net: accuracy 0.97 (chance 0.10), 9 s"
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        """Return digits, or pieces of clothing, in a folder per class."""
+        from loopwright.demos.images.image_files import class_folders
+
+        return class_folders(variant, source)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Score the most frequent class."""
@@ -186,6 +195,20 @@ class ImageClassification(VisionTask):
             found.append({"label": names[row_numbers[0]], "score": round(row_shares[0], 6), "scores": scores})
         return found
 
+    def model_card_lines(self, job: Job) -> list[str]:
+        """Describe the image format of a model without a transformers processor."""
+        from loopwright.tasks.vision.models import ImageForm
+
+        form = job.processor
+        if not isinstance(form, ImageForm):
+            return []
+        part = "all of each image" if form.crop_share is None else f"the middle of each image ({form.crop_share:.0%})"
+        mean, std = (f"({', '.join(f'{value:g}' for value in values)})" for values in (form.mean, form.std))
+        return [
+            f"It takes RGB images as float32 of shape (images, 3, {form.height}, {form.width}): {part}, resized, with "
+            f"pixels from 0 to 1, minus {mean}, divided by {std}. preprocessor_config.json says the same."
+        ]
+
     # --- pictures -----------------------------------------------------------------------------------------------
 
     def draw(self, job: Job, row: Mapping[str, Any], prediction: Mapping[str, Any]) -> tuple[Any, str]:
@@ -276,6 +299,3 @@ def _cross_entropy(logits: Any, labels: Any) -> Any:
     from torch.nn import functional
 
     return functional.cross_entropy(logits.float(), labels)
-
-
-TASK = ImageClassification()

@@ -44,6 +44,7 @@ from loopwright.tasks.vision.predicted_objects import (
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
+    from loopwright.demos import DemoFiles
 
 _LEAST_SCORE = 0.01  # of scored objects: average precision covers every threshold
 _THRESHOLD, _SMALL_THRESHOLD = 0.5, 0.4  # the small net has lower peaks
@@ -96,6 +97,12 @@ class DetectionTask(VisionTask):
     sheet_size = 576
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        """Return digits on photos, in COCO's format."""
+        from loopwright.demos.images.image_files import coco_files
+
+        return coco_files(num_train=1000, has_masks=self.has_masks)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Score an empty prediction."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,11 @@ from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.data import RunData
 from loopwright.tasks.optional_imports import is_object_name
 from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Transform
+    from loopwright.demos import DemoFiles
 
 AUTO_CLASS = "AutoModelForMaskedImageModeling"
 _EVALUATION_SEED = 20_230_611
@@ -55,6 +57,7 @@ class MaskedImageModeling(VisionTask):
 
     name = "masked-image-modeling"
     summary = "a model that fills in hidden parts of images, without labels"
+    roles = (IMAGE,)
     explanation = (
         "data      any folder of images, or a table with a column of them; classes are left alone",
         "models    none: a small vision transformer; a folder or Hub id of transformers (ViT, DeiT, Swin, ...)",
@@ -77,6 +80,12 @@ class MaskedImageModeling(VisionTask):
     sheet_size = 3 * 160
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        """Return the digits or pieces of clothing of image-classification."""
+        from loopwright.demos.images.image_files import class_folders
+
+        return class_folders(variant, source)
 
     def train_transform(self, job: Job) -> Transform:
         """Return large crops and flips; the colours are the target."""
@@ -330,6 +339,3 @@ def _masking(job: Job) -> Masking:
 
 def _enlarged(values: npt.NDArray[np.bool_], factor: int) -> npt.NDArray[np.bool_]:
     return values.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-TASK = MaskedImageModeling()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from loopwright.sources import Role
+from loopwright.tasks.vision.base import IMAGE, IMAGE_ID
 from loopwright.tasks.vision.detection import DETECTION_DEMO, DetectionTask
 
 
@@ -10,6 +12,18 @@ class InstanceSegmentation(DetectionTask):
 
     name = "instance-segmentation"
     summary = "the objects of an image, each with a class and a mask"
+    roles = (
+        IMAGE,
+        Role(
+            "objects",
+            "objects",
+            names=("objects", "annotations", "annotation", "mask"),
+            is_input=False,
+            may_be_empty=True,
+            has_outlines=True,
+        ),
+        IMAGE_ID,
+    )
     explanation = (
         "data      a folder with train.json and validation.json as COCO has them (polygons or run lengths) and the",
         "          images beside; images and labels folders as YOLO has them, with polygons; json, jsonl or parquet",
@@ -26,6 +40,3 @@ class InstanceSegmentation(DetectionTask):
     has_masks = True
     demo = DETECTION_DEMO
     demo_note = "digits on photos, found and outlined by a small net: mask mAP 0.72 (nothing found 0), 140 s"
-
-
-TASK = InstanceSegmentation()

@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from loopwright.errors import DataError
 from loopwright.metrics import load as load_metric
 from loopwright.run_folder import RunFolder, write_atomically, write_json
+from loopwright.sources import Role
 from loopwright.tasks.arguments import TaskTrainingArguments, flag, flag_list
 from loopwright.tasks.base import Job, Origin, Rows
 from loopwright.tasks.class_weights import MODEL_LOSS, check_weights, numbers_of, pixels_by_class, settle_weights
 from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import JointScorer, LossInterval, Scorer
-from loopwright.tasks.vision.base import VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
+from loopwright.tasks.vision.base import IMAGE, VISION_DEFAULTS, ImageScorer, VisionArguments, VisionTask
 
 if TYPE_CHECKING:
     from loopwright.data.images import Scene, Transform
+    from loopwright.demos import DemoFiles
 
 AUTO_CLASS = "AutoModelForSemanticSegmentation"
 _LOSSES = (MODEL_LOSS, "ce", "dice", "focal", "ce+dice", "focal+dice")
@@ -63,6 +65,15 @@ class SemanticSegmentation(VisionTask):
 
     name = "semantic-segmentation"
     summary = "the class of each pixel of an image"
+    roles = (
+        IMAGE,
+        Role(
+            "mask",
+            "mask",
+            names=("mask", "annotation", "label", "labels", "segmentation", "mask_path", "segmentation_mask"),
+            is_input=False,
+        ),
+    )
     explanation = (
         "data      a folder with images and masks folders, or with train and validation folders of these, matched by",
         "          name; csv, tsv, json, jsonl or parquet with columns of image and mask paths; a Hub id",
@@ -90,6 +101,12 @@ class SemanticSegmentation(VisionTask):
     sheet_size = 320
 
     # --- data ---------------------------------------------------------------------------------------------------
+
+    def demo_files(self, variant: str | None = None, source: str | Path | None = None) -> DemoFiles:
+        """Return digits on photos, and their masks."""
+        from loopwright.demos.images.image_files import mask_folders
+
+        return mask_folders(num_train=800)
 
     def baselines(self, job: Job) -> dict[str, dict[str, float]]:
         """Score the most common class of the training pixels."""
@@ -531,6 +548,3 @@ def _painted(job: Job, image: Any, classes: ClassMap) -> Any:
     names = label_names(job)
     unpainted = {job.args.ignore_index, *(number for number, name in enumerate(names) if name == _BACKGROUND)}
     return draw_semantic(image, classes, unpainted=unpainted)
-
-
-TASK = SemanticSegmentation()
