@@ -24,11 +24,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import loopwright
-from hf.tiny import Classifier
+from hf.tiny import HF_CONTRACT, Classifier
 from hf.tiny import rows as labelled_rows
 from loopwright import collisions, hf
 from loopwright.cli import main
-from loopwright.hf import private_names
 from tasks.reviews import rows, write_csv
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "loopwright"
@@ -142,7 +141,7 @@ FOREIGN_NAMES_OVERRIDDEN: dict[str, str] = {}
 FOREIGN_NAMES_OF_BASES: dict[str, str] = {}
 
 # Underscore names that are documented, so that every package may use and override them.
-CONTRACT = collisions.CORE_CONTRACT | private_names.CONTRACT | {"_increment_epoch", "_set_epoch", "_num_updates"}
+CONTRACT = {*collisions.CORE_CONTRACT, *HF_CONTRACT, "_increment_epoch", "_set_epoch", "_num_updates"}
 
 # Gerunds that the field uses as the name of a thing.
 FIELD_WORDS = {

@@ -149,8 +149,8 @@ def test_4_evaluation_keeps_nothing_without_metrics_and_joins_once(tmp_path, mon
     from loopwright.hf import prediction
 
     kept, joins = [], []
-    add, join = prediction.Collected.add, prediction._joined_arrays
-    monkeypatch.setattr(prediction.Collected, "add", lambda self, value: (kept.append(value), add(self, value))[1])
+    as_array, join = prediction.as_array, prediction._joined_arrays
+    monkeypatch.setattr(prediction, "as_array", lambda tensor: (kept.append(tensor), as_array(tensor))[1])
     monkeypatch.setattr(prediction, "_joined_arrays", lambda *args: (joins.append(1), join(*args))[1])
     Trainer(Classifier(), arguments(tmp_path)).evaluate(rows(40))
     assert kept == []

@@ -149,13 +149,15 @@ def test_a_dataset_is_named_and_a_wrong_name_is_told(tmp_path):
     assert trainer.evaluate("hard")["eval_loss"] == trainer.evaluate(rows(6))["eval_loss"]
     with pytest.raises(ConfigError, match="eval_dataset has no 'hart', it has easy, hard: did you mean hard?"):
         trainer.evaluate("hart")
-    with pytest.raises(ConfigError, match="'hard' is no dataset, and as a name it needs eval_dataset to be a dict"):
+    with pytest.raises(
+        ConfigError, match="'hard' is not a dataset: to select one by its name, eval_dataset must be a dict"
+    ):
         Trainer(Classifier(), arguments(tmp_path), eval_dataset=rows(4)).evaluate("hard")
 
 
 def test_data_without_a_length_is_told_what_it_needs(tmp_path):
     trainer = Trainer(Classifier(), arguments(tmp_path))
-    with pytest.raises(ConfigError, match="a generator has no length, and is no IterableDataset: give it a __len__"):
+    with pytest.raises(ConfigError, match="a generator has no length and is not an IterableDataset: add a __len__"):
         trainer.evaluate(sample for sample in rows(4))
 
 
@@ -193,7 +195,7 @@ def test_what_one_evaluation_generates_with_is_forgotten_by_the_next(tmp_path):
 
 def test_a_model_that_cannot_generate_is_told(tmp_path):
     args = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, disable_tqdm=True)
-    with pytest.raises(ConfigError, match=r"needs a model with generate\(\), which Classifier has not"):
+    with pytest.raises(ConfigError, match=r"needs a model with generate\(\): Classifier has none"):
         Seq2SeqTrainer(Classifier(), args).predict(rows(2))
 
 
@@ -204,7 +206,7 @@ def test_callbacks_that_are_no_list_are_told(tmp_path):
 
 def test_metrics_cannot_be_added_to_a_file_that_is_no_json(tmp_path):
     (tmp_path / "all_results.json").write_text("{half")
-    with pytest.raises(ConfigError, match="all_results.json is not JSON"):
+    with pytest.raises(ConfigError, match="all_results.json is not a JSON file"):
         Trainer(Classifier(), arguments(tmp_path)).save_metrics("eval", {"eval_loss": 0.5})
 
 

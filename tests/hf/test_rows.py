@@ -319,7 +319,7 @@ def test_inputs_are_moved_and_an_empty_batch_is_refused(tmp_path):
     trainer = made(tmp_path)
     moved = trainer._prepare_inputs({"x": torch.ones(2), "deep": [torch.ones(1), (torch.ones(1),)]})
     assert moved["deep"][1][0].device == trainer.accelerator.device
-    with pytest.raises(DataError, match="forward takes x, labels"):
+    with pytest.raises(DataError, match="forward takes: x, labels"):
         trainer._prepare_inputs({})
 
 

@@ -12,6 +12,12 @@ from loopwright.hf import TrainingArguments
 
 VOCABULARY = 32
 
+# Underscore names of transformers' Trainer that users override or call; hf.Trainer has no other private name.
+HF_CONTRACT = {
+    *("_gen_kwargs", "_get_collator_with_removed_columns", "_get_eval_sampler", "_get_train_sampler", "_save"),
+    *("_move_model_to_device", "_prepare_input", "_prepare_inputs", "_remove_unused_columns", "_train_batch_size"),
+}
+
 
 class Classifier(nn.Module):
     """A plain module of HF's shape: takes the batch's keys, returns a dict with a loss."""

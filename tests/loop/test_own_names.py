@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from hf.tiny import HF_CONTRACT
 from loopwright import Trainer, hf
 from loopwright.collisions import CORE_CONTRACT, private_names
-from loopwright.hf.private_names import CONTRACT
 from loopwright.training.run import TrainingRun, run_of
 
 # Names that people give to their own attributes and methods; all of them were taken once.
@@ -137,8 +137,8 @@ def test_all_everyday_names_together_change_no_bit(plain, way, tmp_path):
 
 def test_few_private_names_are_ours():
     assert private_names(Trainer, CORE_CONTRACT) == {"_current_run", "_run_update"}
-    assert private_names(hf.Trainer, CONTRACT) == set()
-    assert private_names(hf.Seq2SeqTrainer, CONTRACT) == set()
+    assert private_names(hf.Trainer, HF_CONTRACT) == set()
+    assert private_names(hf.Seq2SeqTrainer, HF_CONTRACT) == set()
 
 
 def test_a_method_that_takes_a_private_name_of_ours_is_warned_of():

@@ -42,18 +42,14 @@ def base_digest(model: Any) -> str:
 
 
 def completed(model: Any, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint completed with the model's own frozen weights.
-
-    Raises:
-        CheckpointError: it was written with another base model.
-    """
+    """Return a checkpoint completed with the model's own frozen weights, which must be the ones it was trained on."""
     saved = checkpoint.state.get("adapter_base")
     if saved is None or not is_adapter(model):
         return checkpoint
     if saved != base_digest(model):
         raise CheckpointError(
-            "the checkpoint holds an adapter that was trained on another base model: its frozen weights are not those "
-            "of this one. Load the base model that the run was started with."
+            "the checkpoint holds an adapter that was trained on another base model: the frozen weights differ. "
+            "Load the base model that the run was started with."
         )
     current = model.state_dict()
     frozen = current.keys() - changing(model, current).keys()

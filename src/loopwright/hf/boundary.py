@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 REQUESTING_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 
 
+def owner_of(run: TrainingRun) -> Trainer:
+    """Return the `hf.Trainer` whose core runs this run."""
+    return run.trainer.owner  # type: ignore[attr-defined,no-any-return] # a Core
+
+
 class HfBoundary(Boundary):
     """Obeys the flags of the owner's control."""
 
-    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
-        super().__init__(run)
-        self._owner = owner
-
     def begin(self) -> None:
-        self._owner.core.hf_run.begin()
+        owner_of(self.run).core.hf_run.begin()
 
     def own_requests(self) -> tuple[int, ...]:
-        control = self._owner.control
+        control = owner_of(self.run).control
         return *super().own_requests(), control.should_training_stop, control.should_epoch_stop
 
     def take_over(self, agreed: list[int]) -> None:
-        control, (stop, stop_epoch) = self._owner.control, agreed
+        control, (stop, stop_epoch) = owner_of(self.run).control, agreed
         control.should_training_stop = control.should_training_stop or bool(stop)
         control.should_epoch_stop = control.should_epoch_stop or bool(stop_epoch)
 
     def late_requesters(self) -> list[str]:
         """Add an overridden `training_step`, and callbacks that run between two updates."""
-        owner = self._owner
+        owner = owner_of(self.run)
         found = [] if owner.uses_default("training_step") else ["training_step"]
         for callback in owner.callback_handler.callbacks:
             name = type(callback).__name__
@@ -44,33 +45,33 @@ class HfBoundary(Boundary):
         return [*super().late_requesters(), *found]
 
     def is_complete(self) -> bool:
-        control = self._owner.control
+        control = owner_of(self.run).control
         return control.should_epoch_stop or control.should_training_stop or super().is_complete()
 
     def is_over(self) -> bool:
-        return self._owner.control.should_training_stop or super().is_over()
+        return owner_of(self.run).control.should_training_stop or super().is_over()
 
     def ends_epoch(self, is_at_end: bool) -> bool:
-        return is_at_end or self._owner.control.should_epoch_stop
+        return is_at_end or owner_of(self.run).control.should_epoch_stop
 
 
 class HfLogbook(Logbook):
     """Logs through the owner's `log`, only when the control requests it."""
 
-    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
-        super().__init__(run)
-        self._owner = owner
-
     def log(self) -> None:
         """Pass the mean loss since the last log to the owner if requested; check for non-finite losses."""
-        run, hf_run = self.run, self._owner.core.hf_run
+        run, owner = self.run, owner_of(self.run)
+        hf_run = owner.core.hf_run
         is_wanted, run.requests.log = run.requests.log, False
         if is_wanted and run.progress.update > hf_run.logged[2]:
-            new = hf_run.take_logged(run.progress.update)
-            loss, items = sum_over_processes(new, run.engine.device)
+            loss, items = sum_over_processes(hf_run.take_logged(run.progress.update), run.engine.device)
             self.record.tell(update=run.progress.update, epoch=run.trainer.run_history.current_epoch)
             self.measure_speed()  # before the owner logs: progress bars show one of its values
-            logs: dict[str, Any] = hf_run.log_update(loss / items if items else 0.0)
+            logs: dict[str, Any] = {"loss": loss / items if items else 0.0}
+            if run.gradient_norm is not None:
+                logs["grad_norm"] = float(run.gradient_norm)
+            logs["learning_rate"] = float(hf_run.learning_rate)
+            owner.log(logs)
             self.write_logs("log", {**logs, **self.graph_counts()})
             self.write_speed()
             hf_run.take_requests()

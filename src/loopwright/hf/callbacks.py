@@ -87,16 +87,15 @@ _RESETS = {
     "on_save": ("should_save",),
     "on_log": ("should_log",),
 }
+_PASSED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
 
 class CallbackHandler:
     """Calls the events of all callbacks, in list order.
 
-    Each event is a method as well: `handler.on_log(args, state, control, logs)` returns the control.
-
-    Attributes:
-        callbacks: the list.
-        model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: passed to callbacks.
+    Each event is a method as well: `handler.on_log(args, state, control, logs)` returns the control. The attributes
+    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader` are passed to
+    callbacks.
     """
 
     def __init__(
@@ -110,10 +109,8 @@ class CallbackHandler:
         self.callbacks: list[Any] = []
         for callback in callbacks:
             self.add_callback(callback)
-        self.model = model
-        self.processing_class = processing_class
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        self.model, self.processing_class = model, processing_class
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
 
@@ -126,9 +123,7 @@ class CallbackHandler:
         """Add a callback; a class is instantiated without arguments."""
         instance = callback() if isinstance(callback, type) else callback
         if not any(hasattr(instance, event) for event in EVENTS):
-            raise ConfigError(
-                f"{type(instance).__name__} is not a callback: it has none of the events {', '.join(EVENTS)}"
-            )
+            raise ConfigError(f"{type(instance).__name__} is not a callback: it has none of {', '.join(EVENTS)}")
         self.callbacks.append(instance)
 
     def pop_callback(self, callback: Any) -> Any:
@@ -150,10 +145,10 @@ class CallbackHandler:
         if event not in EVENTS:
             raise AttributeError(f"{type(self).__name__} has no {event}")
         # on_evaluate, on_predict and on_log also take their values by position.
-        told = "logs" if event == "on_log" else "metrics"
+        name = "logs" if event == "on_log" else "metrics"
 
         def call(args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
-            return self.call_event(event, args, state, control, **dict(zip([told], values, strict=False)), **kwargs)
+            return self.call_event(event, args, state, control, **dict(zip([name], values, strict=False)), **kwargs)
 
         return call
 
@@ -166,20 +161,9 @@ class CallbackHandler:
             method = getattr(callback, event, None)
             if method is None or getattr(method, "__func__", None) is nothing:
                 continue
+            passed = {name: getattr(self, name) for name in _PASSED}
             try:
-                result = method(
-                    args,
-                    state,
-                    control,
-                    model=self.model,
-                    processing_class=self.processing_class,
-                    tokenizer=self.processing_class,
-                    optimizer=self.optimizer,
-                    lr_scheduler=self.lr_scheduler,
-                    train_dataloader=self.train_dataloader,
-                    eval_dataloader=self.eval_dataloader,
-                    **kwargs,
-                )
+                result = method(args, state, control, **passed, tokenizer=self.processing_class, **kwargs)
             except (RuntimeError, MemoryError) as error:
                 leave_alone(error)
                 raise
@@ -199,42 +183,31 @@ class DefaultFlowCallback(TrainerCallback):
     asks_alike = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Request what is due after this update."""
         step = state.global_step
         is_last = step >= state.max_steps
-        if (step == 1 and args.logging_first_step) or _is_due(args.logging_strategy, step, state.logging_steps):
-            control.should_log = True
-        if args.eval_delay <= step and (
-            _is_due(args.eval_strategy, step, state.eval_steps) or (is_last and args.eval_strategy == "steps")
-        ):
-            control.should_evaluate = True
-        if _is_due(args.save_strategy, step, state.save_steps) or (is_last and args.save_strategy == "steps"):
-            control.should_save = True
-        if is_last:
-            control.should_training_stop = True
+
+        def is_due(kind: str, is_forced: bool) -> bool:
+            interval = getattr(state, f"{kind}_steps")
+            is_interval = interval > 0 and step % interval == 0
+            return getattr(args, f"{kind}_strategy") == "steps" and (is_forced or is_interval)
+
+        is_first = step == 1 and args.logging_first_step
+        control.should_log = control.should_log or is_first or is_due("logging", False)
+        control.should_evaluate = control.should_evaluate or (args.eval_delay <= step and is_due("eval", is_last))
+        control.should_save = control.should_save or is_due("save", is_last)
+        control.should_training_stop = control.should_training_stop or is_last
         return control
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Request what is due after this epoch."""
-        if args.logging_strategy == "epoch":
-            control.should_log = True
-        if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):
-            control.should_evaluate = True
-        if args.save_strategy == "epoch":
-            control.should_save = True
+        is_evaluated = args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0)
+        control.should_log = control.should_log or args.logging_strategy == "epoch"
+        control.should_evaluate = control.should_evaluate or is_evaluated
+        control.should_save = control.should_save or args.save_strategy == "epoch"
         return control
 
 
-def _is_due(strategy: Any, step: int, interval: int) -> bool:
-    return strategy == "steps" and interval > 0 and step % interval == 0
-
-
 class ProgressCallback(TrainerCallback):
-    """A tqdm bar over all updates, and one over each evaluation; logs are written above it.
-
-    Args:
-        max_str_len: longer strings in logs are truncated.
-    """
+    """A tqdm bar over all updates, and one over each evaluation; logs with strings up to `max_str_len` above it."""
 
     asks_alike = True
 
@@ -245,20 +218,17 @@ class ProgressCallback(TrainerCallback):
         self.max_str_len = max_str_len
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Open the bar at the resumed position."""
         self._close()  # left open by a run that raised
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count an update."""
         if self.training_bar is not None:
             self.training_bar.update(state.global_step - self.training_bar.n)
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Count an evaluation batch."""
         if not state.is_world_process_zero:
             return
         if self._predicted is not eval_dataloader:
@@ -273,20 +243,15 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the evaluation bar."""
         self._close_prediction_bar()
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the prediction bar."""
-        self._close_prediction_bar()
+    on_predict = on_evaluate
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Write the logs above the bar."""
         if self.training_bar is not None:
             self.training_bar.write(str(_readable(logs or {}, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bar."""
         self._close()
 
     def _close(self) -> None:
@@ -306,7 +271,6 @@ class PrinterCallback(TrainerCallback):
     """Prints the logs; used instead of the bar with `disable_tqdm=True`."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Print the logs."""
         if state.is_local_process_zero:
             print(_readable(logs or {}))  # noqa: T201 - its purpose
 
@@ -336,7 +300,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Check that there will be a metric to compare."""
         if args.metric_for_best_model is None:
             raise ConfigError("EarlyStoppingCallback needs metric_for_best_model: the metric that has to improve")
         if args.eval_strategy == "no":
@@ -350,30 +313,21 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Compare with the previous best value, and stop the run once patience is exhausted."""
-        name = metric_key(args.metric_for_best_model)
+        name, best = metric_key(args.metric_for_best_model), state.best_metric
         value = (metrics or {}).get(name)
         if value is None:
             _logger.warning("EarlyStoppingCallback: this evaluation has no %s, so it does not count", name)
             return
-        best = state.best_metric
-        change = None if best is None else (value - best if args.greater_is_better else best - value)
-        if change is None or (change > 0 and change > (self.early_stopping_threshold or 0.0)):
-            self.early_stopping_patience_counter = 0
-        else:
-            self.early_stopping_patience_counter += 1
+        change = 0 if best is None else (value - best if args.greater_is_better else best - value)
+        is_better = best is None or (change > 0 and change > (self.early_stopping_threshold or 0.0))
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """Return the arguments and the counter."""
-        return {
-            "args": {
-                "early_stopping_patience": self.early_stopping_patience,
-                "early_stopping_threshold": self.early_stopping_threshold,
-            },
-            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
-        }
+        names = ("early_stopping_patience", "early_stopping_threshold")
+        counter = {"early_stopping_patience_counter": self.early_stopping_patience_counter}
+        return {"args": {name: getattr(self, name) for name in names}, "attributes": counter}
 
 
 def metric_key(name: str) -> str:

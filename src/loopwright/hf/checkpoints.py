@@ -1,30 +1,29 @@
-"""Checkpoints in transformers' shape: `checkpoint-<step>` folders, adapters without their base model."""
+"""Checkpoints in transformers' shape: `checkpoint-<step>` folders, adapters without their base model, resuming."""
 
 from __future__ import annotations
 
+import logging
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loopwright.checkpoint import Checkpoint
+from loopwright.checkpoint import Checkpoint, store
 from loopwright.checkpoint.saver import Captured
-from loopwright.checkpoint.store import check_savable
 from loopwright.engine.processes import world_process_zero_only
+from loopwright.errors import CheckpointError, ConfigError
 from loopwright.hf.adapters import base_digest, changing, completed, is_adapter
-from loopwright.hf.resuming import prepare_folder
+from loopwright.hf.boundary import owner_of
+from loopwright.hf.outputs import get_last_checkpoint
+from loopwright.hf.state import STATE_FILE
 from loopwright.training.checkpoints import RunCheckpoints
-from loopwright.training.run import TrainingRun
 
-if TYPE_CHECKING:
-    from loopwright.hf.trainer import Trainer
+_logger = logging.getLogger("loopwright.hf")
 
 
 class HfCheckpoints(RunCheckpoints):
     """Saves a run of an `hf.Trainer`."""
 
-    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
-        super().__init__(run)
-        self._owner = owner
-        self._base: str | None = None
+    _base: str | None = None
 
     def find(self, resume_from: str | Path | None) -> Path | None:
         """Move the checkpoints of an earlier run aside before a new one begins; this run already owns the folder."""
@@ -35,30 +34,83 @@ class HfCheckpoints(RunCheckpoints):
 
     def rehearse(self) -> None:
         """Check that everything can be saved; without a limit, disk space is not checked."""
-        if self._owner.args.save_total_limit is not None:
+        if owner_of(self.run).args.save_total_limit is not None:
             super().rehearse()
         elif self.saver is not None:
-            world_process_zero_only(check_savable)(*self.capture({}))
+            world_process_zero_only(store.check_savable)(*self.capture({}))
 
     def request(self, directory: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Request a checkpoint, once; the final one only if the run is cut short."""
         run = self.run
         if run.is_ending:
             is_cut_short = run.signals.received is not None or run.stop_reason is not None
-            if not is_cut_short or self._owner.core.hf_run.last_saved == run.progress.update:
+            if not is_cut_short or owner_of(run).core.hf_run.last_saved == run.progress.update:
                 return
         if all(path != Path(directory) for path, _ in run.requests.saves):
             super().request(directory, metadata)
 
     def capture(self, metadata: dict[str, Any]) -> Captured:
         """Capture the weights used for evaluation; for an adapter, only the trained ones."""
-        owner = self._owner
+        owner = owner_of(self.run)
         owner.core.switch_optimizer("eval")
         model, state, files = super().capture(metadata)
         if is_adapter(owner.model):
-            self._base = base_digest(owner.model) if self._base is None else self._base
+            self._base = self._base or base_digest(owner.model)
             model, state["adapter_base"] = changing(owner.model, model), self._base
         return model, state, files
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        super().restore(completed(self._owner.model, checkpoint))
+        super().restore(completed(owner_of(self.run).model, checkpoint))
+
+
+def resume_source(resume_from_checkpoint: Any, output_dir: str) -> str | None:
+    """Return the checkpoint to resume from: a folder, "auto" for the newest complete checkpoint, or None."""
+    if resume_from_checkpoint is None or resume_from_checkpoint is False:
+        return None
+    if resume_from_checkpoint is True:
+        if store.has_checkpoints(output_dir):
+            return "auto"
+        last = get_last_checkpoint(output_dir)
+        if last is None:
+            raise ConfigError(
+                f"resume_from_checkpoint=True, but {output_dir} holds no checkpoint: leave it out for a first run"
+            )
+        raise _from_transformers(last)
+    folder = Path(resume_from_checkpoint)
+    is_checkpoint = (folder / store.MANIFEST).exists()
+    if not is_checkpoint and (folder / STATE_FILE).exists():
+        raise _from_transformers(folder)
+    if not is_checkpoint and not store.has_checkpoints(folder):
+        problem = "is not a folder"
+        if folder.is_dir():
+            problem = f"holds no checkpoint: there is no {store.MANIFEST} in it, nor in a folder below it"
+        names = sorted((path.name for path in store.checkpoint_folders(output_dir)), key=lambda name: (len(name), name))
+        others = f"There is no checkpoint in {output_dir} either: leave it out for a first run."
+        if names:
+            others = f"In {output_dir} there are {', '.join(names)}; True takes the newest."
+        raise ConfigError(f"resume_from_checkpoint={str(folder)!r} {problem}. {others}")
+    return str(folder)
+
+
+def _from_transformers(folder: str | Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} was written by transformers, or its {store.MANIFEST} is lost: its optimizer state is a pickle, "
+        "which loopwright does not read, and nothing shows whether it is complete. Load its weights with "
+        "from_pretrained and start a new run from them."
+    )
+
+
+def prepare_folder(output_dir: Path) -> None:
+    """Make room for a new run: move the previous run's checkpoints aside, and remove older ones."""
+    if not store.checkpoint_folders(output_dir):
+        return
+    for old in output_dir.glob(".superseded-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    moved = store.set_aside_newer(output_dir, -1)
+    (output_dir / "best.json").unlink(missing_ok=True)
+    _logger.warning(
+        "a new run starts in %s: the checkpoints of the previous run (%s) are set aside as .superseded-*. "
+        "To continue that run instead, call train(resume_from_checkpoint=True).",
+        output_dir,
+        ", ".join(sorted(path.name for path in moved)),
+    )

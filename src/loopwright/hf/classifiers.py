@@ -14,14 +14,10 @@ _LOSS = "ForSequenceClassificationLoss"
 
 
 def settle_labels_before(model: nn.Module, inner: Any) -> None:
-    """Set a compiled classifier's problem type at its first call with labels.
+    """Set a compiled classifier's problem type at its first call with labels, by patching that call.
 
     A classifier without `config.problem_type` sets it in its first forward pass. A compiled one was already traced
-    without it, so torch would compile the whole model a second time.
-
-    Args:
-        model: the compiled model; its call is patched in place.
-        inner: the same model without its distributed wrapper.
+    without it, so torch would compile it a second time. `inner` is the model without its distributed wrapper.
     """
     classifier = base_model(inner)
     config: Any = getattr(classifier, "config", None)

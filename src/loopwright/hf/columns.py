@@ -7,7 +7,7 @@ passes what the model takes, `inputs["weight"]` finds the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +21,7 @@ DataCollator = Callable[[list[Any]], Any]
 
 
 class KeptColumns(dict[str, Any]):
-    """A mapping with extra entries that are found by name, but not listed.
-
-    Args:
-        kept: what iterating, `**` and `len` see.
-        others: what `[]`, `get`, `pop` and `in` find as well.
-    """
+    """A mapping whose `others` are found by `[]`, `get`, `pop` and `in`, but not seen by iteration, `**` and `len`."""
 
     def __init__(self, kept: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
         super().__init__(kept)
@@ -39,11 +34,11 @@ class KeptColumns(dict[str, Any]):
         return super().__contains__(name) or name in self.others
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an entry of either kind."""
+        """Return an entry, also one of the others."""
         return super().get(name, self.others.get(name, default))
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Remove and return an entry of either kind."""
+        """Remove and return an entry, also one of the others."""
         return super().pop(name, *default) if super().__contains__(name) else self.others.pop(name, *default)
 
     def copy(self) -> KeptColumns:
@@ -62,20 +57,16 @@ class ColumnCollator:
     """Collates the columns that the model can use.
 
     Args:
-        collate: makes a batch from samples.
+        collate: creates a batch from samples.
         names: the parameters of the model's forward.
-        label_names: the labels.
+        label_names: those of them that are labels.
         keeps_others: keep the other columns available by name for `compute_loss`. If the model's forward takes none
             of the columns, the batch has all of them.
     """
 
-    def __init__(
-        self, collate: DataCollator, names: Iterable[str], label_names: Iterable[str], keeps_others: bool
-    ) -> None:
-        self.collate = collate
-        self.names = list(names)
+    def __init__(self, collate: DataCollator, names: list[str], label_names: list[str], keeps_others: bool) -> None:
+        self.collate, self.names, self.keeps_others = collate, names, keeps_others
         self._labels = {*_LABELS, *label_names}
-        self.keeps_others = keeps_others
 
     @property
     def bucket_lengths(self) -> Any:
@@ -88,14 +79,9 @@ class ColumnCollator:
         return getattr(self.collate, "padded_dimensions", None)
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch.
-
-        Raises:
-            DataError: the model takes none of the columns.
-        """
-        if not samples or not isinstance(samples[0], Mapping) or not self.names:
-            return self.collate(samples)
-        kept = self._kept(samples[0])
+        """Return the batch."""
+        has_columns = bool(samples and self.names) and isinstance(samples[0], Mapping)
+        kept = self._kept(samples[0]) if has_columns else None
         if kept is None:
             return self.collate(samples)
         views = [
@@ -125,7 +111,7 @@ class ColumnCollator:
         raise DataError(
             f"the model takes none of the columns: a sample has {', '.join(map(str, sample)) or 'none'}, the model's "
             f"forward takes {', '.join(self.names)}. Rename the columns (or tokenize the text), or pass "
-            "remove_unused_columns=False with a data_collator that makes the model's inputs of them."
+            "remove_unused_columns=False with a data_collator that creates the model's inputs from them."
         )
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from loopwright.data import Share, adopt
 from loopwright.engine import create_accelerator
 from loopwright.engine.compiling import compile_model
 from loopwright.engine.memory import MemorySaving, list_savings
@@ -29,12 +28,12 @@ from loopwright.hf.step import HfStep
 from loopwright.settings import RunSettings
 from loopwright.trainer import Trainer as CoreTrainer
 from loopwright.training.evaluation import run_eval_epoch
-from loopwright.training.run import TrainingRun, run_of
+from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
 
-EvaluationStep = Callable[[Any], tuple[Tensor, Any]]
+EvaluationStep = Callable[[Any], tuple[Tensor, Any]]  # from a batch on the device to its mean loss and item count
 
 
 class Core(CoreTrainer):
@@ -44,6 +43,9 @@ class Core(CoreTrainer):
         owner: that trainer.
         hf_run: the current run in transformers' terms; it is the core's callback.
     """
+
+    create_step, create_boundary = HfStep, HfBoundary
+    create_logbook, create_checkpoints = HfLogbook, HfCheckpoints
 
     def __init__(self, owner: Trainer) -> None:
         self.owner = owner
@@ -57,23 +59,8 @@ class Core(CoreTrainer):
     # --- what the owner calls -----------------------------------------------------------------------------------
 
     @property
-    def is_running(self) -> bool:
-        return run_of(self).is_running
-
-    @property
     def accelerator(self) -> Any:
         return run_of(self).engine.accelerator
-
-    @property
-    def eval_batch(self) -> int:
-        """The index of the current batch within its evaluation, even if it is run in parts."""
-        return run_of(self).eval_batch
-
-    def num_updates_per_epoch(self, dataloader: Any, accumulation: int) -> int | None:
-        """Return the updates per epoch over this loader, if known."""
-        engine = run_of(self).engine
-        share = Share(engine.rank, engine.num_processes, accumulation)
-        return adopt(dataloader, seed=0, share=share, device=engine.device).num_updates
 
     def replace_run(self, hf_run: HfRun) -> None:
         callbacks = self.callback_handler.callbacks
@@ -83,10 +70,7 @@ class Core(CoreTrainer):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Prepare the model for an evaluation, unless a run or an outer evaluation has done so already.
-
-        Outside a run it stays in evaluation mode, as in transformers.
-        """
+        """Prepare the model for an evaluation, unless a run or an outer evaluation has already done so."""
         training = run_of(self)
         if training.is_running or self._is_ready:
             yield
@@ -104,15 +88,10 @@ class Core(CoreTrainer):
             self._is_ready = False
             run.close()
             self.optimizer = optimizer
-            self.owner.model.eval()
+            self.owner.model.eval()  # as transformers leaves it
 
     def run_evaluation(self, dataloader: Any, step: EvaluationStep) -> float:
-        """Run a step over every batch of a loader, and return the mean loss over all items; nan if there are none.
-
-        Args:
-            dataloader: a DataLoader, or any iterable of batches.
-            step: called with a batch on the device; returns its mean loss and its number of items.
-        """
+        """Run a step over every batch of a loader, and return the mean loss over all items; nan if there are none."""
         run = run_of(self)
         loader = run.as_loader(dataloader, is_evaluation=True)
         self.switch_optimizer("eval")
@@ -131,19 +110,13 @@ class Core(CoreTrainer):
         return self._loss_call(model, inputs, items, wants_outputs)
 
     def shown(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Return the logs for callbacks; next to a loss, add the share of pad tokens if there are any.
-
-        The history omits it: a resumed run starts counting in the middle, and would get another value.
-        """
-        if "loss" not in logs or not self.speed.get("padding_waste"):
-            return logs
-        return {**logs, "padding_waste": self.speed["padding_waste"]}
+        """Return the logs for callbacks; next to a loss, add the share of pad tokens if there are any."""
+        # The history omits it: a resumed run starts counting in the middle, and would get another value.
+        waste = self.speed.get("padding_waste") if "loss" in logs else None
+        return {**logs, "padding_waste": waste} if waste else logs
 
     def switch_optimizer(self, mode: str) -> None:
-        """Switch to the "train" or "eval" weights of an optimizer that keeps both.
-
-        Schedule-free optimizers do, and have a method for each.
-        """
+        """Switch to the "train" or "eval" weights of a schedule-free optimizer, which has a method for each."""
         switch = getattr(self.owner.optimizer, mode, None)
         if callable(switch):
             switch()
@@ -152,9 +125,6 @@ class Core(CoreTrainer):
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
         return self.owner.callback_handler.train_dataloader
-
-    def create_scheduler(self) -> Any:
-        return self.hf_run.schedule(self.optimizer)
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         assert self._evaluation_step is not None
@@ -169,27 +139,13 @@ class Core(CoreTrainer):
         self.requests.evaluate = True
 
     def train_epoch_end(self) -> None:
-        """Stop a run whose epoch was empty."""
+        """Stop the run after an empty epoch."""
         super().train_epoch_end()
         if self.progress.batch == 0:
             epoch, update = self.progress.epoch, self.progress.update
-            text = f"There is not a single batch in epoch {epoch}: stopping at update {update}"
+            text = f"Epoch {epoch} has not a single batch: stopping at update {update}"
             self.notify("epoch.empty", text, epoch=epoch, update=update)
             self.owner.control.should_training_stop = True
-
-    # --- its parts ----------------------------------------------------------------------------------------------
-
-    def create_step(self, run: TrainingRun) -> HfStep:
-        return HfStep(run, self.owner)
-
-    def create_boundary(self, run: TrainingRun) -> HfBoundary:
-        return HfBoundary(run, self.owner)
-
-    def create_logbook(self, run: TrainingRun) -> HfLogbook:
-        return HfLogbook(run, self.owner)
-
-    def create_checkpoints(self, run: TrainingRun) -> HfCheckpoints:
-        return HfCheckpoints(run, self.owner)
 
     # --- the contract's underscore methods ----------------------------------------------------------------------
 
@@ -236,7 +192,7 @@ class Core(CoreTrainer):
 
 
 class AcceleratorView:
-    """`trainer.accelerator`: accelerate's object, without control over the update's loss or the data."""
+    """`trainer.accelerator`: accelerate's object, except that the loop weights losses and shards the data."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

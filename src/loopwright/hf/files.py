@@ -26,8 +26,7 @@ WEIGHTS = "model.safetensors"
 def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state_dict: Any = None) -> None:
     """Write the model as `from_pretrained` reads it, its tokenizer, and the arguments as JSON.
 
-    A module without `save_pretrained` is saved as model.safetensors only. `state_dict`, if given, replaces the model's
-    own weights.
+    A module without `save_pretrained` is saved as model.safetensors. `state_dict` replaces the model's own weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if callable(getattr(model, "save_pretrained", None)):
@@ -43,30 +42,22 @@ def save_model(folder: Path, model: Any, processing_class: Any, args: Any, state
     (folder / "training_args.json").write_text(args.to_json_string(), encoding="utf-8")
 
 
-class FolderFiles:
-    """The files of a model folder other than its weights.
+def configuration_files(model: Any) -> dict[str, bytes]:
+    """Return the files of a model's configuration, or of a peft model's adapter.
 
-    Tokenizer files are made once. The configuration is written again for each checkpoint, since a forward pass may
-    change it (the first labels set the problem type). The adapter of a peft model is written again too.
+    They may differ between checkpoints: the first labels set the problem type in a forward pass.
     """
-
-    def __init__(self, model: Any, processing_class: Any, args: Any) -> None:
-        self._model = model
-        self._files = {"training_args.json": args.to_json_string().encode(), **_saved(processing_class)}
-
-    def current(self) -> dict[str, bytes]:
-        """Return the files by name."""
-        if is_adapter(self._model):
-            return {**self._files, **_saved(self._model)}
-        configuration: Any = copy.deepcopy(getattr(self._model, "config", None))
-        if hasattr(configuration, "architectures") and callable(getattr(self._model, "save_pretrained", None)):
-            # What that would write into the configuration.
-            configuration.architectures = [type(self._model).__name__.removeprefix("FSDP")]
-            configuration.dtype = str(self._model.dtype).partition(".")[2]
-        return {**self._files, **_saved(configuration), **_saved(getattr(self._model, "generation_config", None))}
+    if is_adapter(model):
+        return pretrained_files(model)
+    configuration: Any = copy.deepcopy(getattr(model, "config", None))
+    if hasattr(configuration, "architectures") and callable(getattr(model, "save_pretrained", None)):
+        # As its save_pretrained would fill it in.
+        configuration.architectures = [type(model).__name__.removeprefix("FSDP")]
+        configuration.dtype = str(model.dtype).partition(".")[2]
+    return {**pretrained_files(configuration), **pretrained_files(getattr(model, "generation_config", None))}
 
 
-def _saved(what: Any) -> dict[str, bytes]:
+def pretrained_files(what: Any) -> dict[str, bytes]:
     """Return the files that an object's `save_pretrained` writes; none without one."""
     if not callable(getattr(what, "save_pretrained", None)):
         return {}
@@ -81,18 +72,17 @@ def _saved(what: Any) -> dict[str, bytes]:
 def align_special_tokens(model: Any, processing_class: Any) -> None:
     """Copy the tokenizer's special tokens to the model's configuration where they differ, and log it."""
     changed = {}
-    processing_class = getattr(processing_class, "tokenizer", processing_class)  # a processor's
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)  # a processor has one
+    configurations = [getattr(model, name, None) for name in ("config", "generation_config")]
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        wanted = getattr(processing_class, name, None)
-        for configuration in (getattr(model, "config", None), getattr(model, "generation_config", None)):
-            if wanted is None or configuration is None or not hasattr(configuration, name):
-                continue
-            present = getattr(configuration, name)
+        wanted = getattr(tokenizer, name, None)
+        for configuration in configurations if wanted is not None else ():
+            present = getattr(configuration, name, wanted)
             if present != wanted and not (isinstance(present, (list, tuple)) and wanted in present):
                 setattr(configuration, name, wanted)
                 changed[name] = wanted
     if changed:
-        _logger.info("the model's special tokens now are the tokenizer's: %s", changed)
+        _logger.info("the model now uses the tokenizer's special tokens: %s", changed)
 
 
 def log_metrics(split: str, metrics: dict[str, Any]) -> None:
@@ -121,7 +111,7 @@ def save_metrics(folder: Path, split: str, metrics: dict[str, Any], combined: bo
         try:
             earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except ValueError as error:
-            raise ConfigError(f"{path} is not JSON, so that nothing can be added to it: {error}. Remove it.") from error
+            raise ConfigError(f"{path} is not a JSON file, so no metrics can be added: {error}. Remove it.") from error
         _write_json(path, {**earlier, **metrics})
 
 
@@ -143,16 +133,9 @@ def write_model_card(folder: Path, model: Any, state: Any, details: dict[str, An
 
 
 def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[Any]:
-    """Return transformers' callbacks for these trackers; import transformers only if there are any.
+    """Return transformers' callbacks for these trackers ("all": the installed ones), with TensorBoard's folder.
 
     An exception in one of their events is logged once, and training continues.
-
-    Args:
-        report_to: the trackers' names; "all" for those that are installed.
-        logging_dir: the folder for TensorBoard files; None uses the callback's default.
-
-    Raises:
-        ConfigError: transformers is not installed, does not know a tracker, or the package of a tracker is missing.
     """
     if not report_to:
         return []
@@ -162,48 +145,38 @@ def reporting_callbacks(report_to: list[str], logging_dir: str | None) -> list[A
         for name in names:
             check_installed(name)
         callbacks = [kind() for kind in integrations.get_reporting_integration_callbacks(names)]
+    except ConfigError:
+        raise
     except ImportError as error:
-        raise ConfigError(
-            f"report_to={report_to} uses transformers' callbacks, which cannot be had: {error}"
-        ) from error
-    except RuntimeError as error:  # the tracker's package is missing
-        raise ConfigError(f"report_to={report_to}: {error}") from error
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
+        raise ConfigError(f"report_to={report_to} needs transformers' callbacks: {error}") from error
+    except (RuntimeError, ValueError) as error:  # a tracker whose package is missing, or that does not exist
         near = difflib.get_close_matches(str(error).partition(" ")[0], integrations.INTEGRATION_TO_CALLBACK, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {near[0]!r}?" if near and isinstance(error, ValueError) else ""
         raise ConfigError(f"report_to={report_to}: {error}{hint}") from error
     for callback in callbacks:
         if hasattr(callback, "logging_dir") and logging_dir is not None:
             callback.logging_dir = logging_dir
-        _guard(callback)
+        base = importlib.import_module("transformers").TrainerCallback
+        for event in (name for name in dir(base) if name.startswith("on_")):
+            # The other events are no-ops; replacing them would make this callback look like it needs every step.
+            if getattr(type(callback), event, None) is not getattr(base, event):
+                setattr(callback, event, _guarded(callback, event))
     return callbacks
 
 
-def _guard(callback: Any) -> None:
-    """Keep a callback's exceptions from stopping training; each event logs its first one."""
-    base = importlib.import_module("transformers").TrainerCallback
+def _guarded(callback: Any, event: str) -> Any:
+    """Return an event that never raises; its first exception is logged."""
+    method, has_failed = getattr(callback, event), False
 
-    def guarded(event: str, method: Any) -> Any:
-        has_failed = False
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - no tracker error may stop training
+            if not has_failed:
+                place, kind = f"{type(callback).__name__}.{event}", type(error).__name__
+                _logger.warning("%s failed, and training continues: %s: %s", place, kind, error)
+            has_failed = True
+            return None
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal has_failed
-            try:
-                return method(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - no tracker error may stop training
-                if not has_failed:
-                    _logger.warning(
-                        "%s.%s failed, and training goes on: %s: %s",
-                        *(type(callback).__name__, event, type(error).__name__, error),
-                    )
-                has_failed = True
-                return None
-
-        return call
-
-    for event in (name for name in dir(base) if name.startswith("on_")):
-        # The other events are no-ops; replacing them would make this callback look like it needs every step.
-        if getattr(type(callback), event, None) is not getattr(base, event):
-            setattr(callback, event, guarded(event, getattr(callback, event)))
+    return call

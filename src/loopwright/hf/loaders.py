@@ -34,21 +34,14 @@ def train_sampler(dataset: Any, args: Any, main_input: str) -> Sampler[int] | No
         cache = folder / _LENGTHS if folder.is_dir() and args.should_save else None
         lengths = sample_lengths(dataset, args.length_column_name, main_input, cache=cache)
         return LengthGroupedSampler(lengths, args.train_batch_size, args.data_seed)
-    generator = None
-    if args.data_seed is not None:
-        generator = torch.Generator()
-        generator.manual_seed(args.data_seed)
+    generator = None if args.data_seed is None else torch.Generator().manual_seed(args.data_seed)
     return RandomSampler(dataset, generator=generator)
 
 
 def named_dataset(datasets: Any, name: str) -> Any:
-    """Return one of a dict of datasets.
-
-    Raises:
-        ConfigError: no dataset has that name.
-    """
+    """Return one of a dict of datasets."""
     if not isinstance(datasets, Mapping):
-        raise ConfigError(f"{name!r} is no dataset, and as a name it needs eval_dataset to be a dict of datasets")
+        raise ConfigError(f"{name!r} is not a dataset: to select one by its name, eval_dataset must be a dict of them")
     if name not in datasets:
         names = ", ".join(map(str, datasets))
         near = nearest(name, map(str, datasets))
@@ -59,40 +52,35 @@ def named_dataset(datasets: Any, name: str) -> Any:
 def create_dataloader(
     dataset: Any, args: Any, batch_size: int, collate: DataCollator, sampler: Sampler[int] | None
 ) -> Any:
-    """Return the DataLoader of a dataset; a DataLoader is returned unchanged.
-
-    Raises:
-        ConfigError: the dataset has no usable interface.
-    """
+    """Return the DataLoader of a dataset; a DataLoader is returned unchanged."""
     if isinstance(dataset, DataLoader):
         return dataset
     if isinstance(dataset, Mapping):
         names = list(map(str, dataset)) or ["train"]
         raise ConfigError(
-            f"a dict of datasets ({', '.join(names)}) is not a dataset: pass one of them, as in datasets[{names[0]!r}]"
+            f"got a dict of datasets ({', '.join(names)}): pass one of them, as in datasets[{names[0]!r}]"
         )
     if isinstance(dataset, str) or (not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__")):
         raise ConfigError(f"a dataset must have __getitem__ and __len__, or __iter__; got a {type(dataset).__name__}")
     can_be_read: bool = isinstance(dataset, (Sized, IterableDataset))
     if not can_be_read:
         raise ConfigError(
-            f"a {type(dataset).__name__} has no length, and is no IterableDataset: give it a __len__, or derive its "
+            f"a {type(dataset).__name__} has no length and is not an IterableDataset: add a __len__, or derive its "
             "class from torch.utils.data.IterableDataset"
         )
-    workers = args.dataloader_num_workers
     options: dict[str, Any] = {
         "batch_size": batch_size,
         "collate_fn": collate,
-        "num_workers": workers,
+        "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and torch.accelerator.is_available(),
-        "persistent_workers": args.dataloader_persistent_workers and not isinstance(dataset, IterableDataset),
     }
-    if workers:
+    if args.dataloader_num_workers:
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["multiprocessing_context"] = args.dataloader_multiprocessing_context
     if not isinstance(dataset, IterableDataset):
         options["sampler"] = SequentialSampler(dataset) if sampler is None else sampler
         options["drop_last"] = args.dataloader_drop_last
+        options["persistent_workers"] = args.dataloader_persistent_workers
     return DataLoader(dataset, **options)
 
 
@@ -100,14 +88,11 @@ def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCo
     """Return the trainer's collator: the given one, a padding one for a tokenizer, or a stacking one.
 
     An image processor can pad too, but not tokens: only a tokenizer has a padding side.
-
-    Raises:
-        ConfigTypeError: the given collator is not callable.
     """
     if given is not None:
         if not callable(given):
             raise ConfigTypeError(
-                f"data_collator must be a function that makes a batch of samples, got a {type(given).__name__}"
+                f"data_collator must be a function from a list of samples to a batch, got a {type(given).__name__}"
             )
         return given
     if callable(getattr(processing_class, "pad", None)) and hasattr(processing_class, "padding_side"):
@@ -118,10 +103,7 @@ def chosen_collator(given: DataCollator | None, processing_class: Any) -> DataCo
 def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: Any) -> DataCollator:
     """Return the training collator; it pads to `length_buckets` if any are set.
 
-    Padding collators of transformers are replaced by ours of the same name, which make the same batches.
-
-    Raises:
-        ConfigError: lengths were given, but the collator does not pad.
+    Padding collators of transformers are replaced by ours of the same name, which create the same batches.
     """
     is_paired = type(collate).__name__ == "DataCollatorForSeq2Seq"
     lengths = chosen_lengths(
@@ -137,7 +119,7 @@ def training_collator(collate: DataCollator, args: Any, model: Any, tokenizer: A
         if args.length_buckets == "auto":
             return collate
         raise ConfigError(
-            f"length_buckets={args.length_buckets!r} needs a collator that pads to them, and "
+            f"length_buckets={args.length_buckets!r} needs a collator that pads, and "
             f"{getattr(collate, '__name__', type(collate).__name__)} does not: pass DataCollatorWithPadding(tokenizer) "
             'as data_collator, or set length_buckets="off"'
         )

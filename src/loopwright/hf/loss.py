@@ -20,6 +20,7 @@ from loopwright.errors import BatchLossError, ConfigError, DataError
 
 IGNORED = -100
 _CAUSAL_LOSS = "ForCausalLMLoss"
+_CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
 
 
 def base_model(model: Any) -> Any:
@@ -41,11 +42,8 @@ def forward_parameters(model: Any) -> list[str]:
 
 def find_label_names(model: Any) -> list[str]:
     """Return the parameters of the model's forward that are labels, by their names."""
-    names = forward_parameters(model)
-    found = [name for name in names if "label" in name]
-    if {"start_positions", "end_positions"} <= set(names):
-        found += ["start_positions", "end_positions"]
-    return found
+    names, span = forward_parameters(model), ["start_positions", "end_positions"]
+    return [name for name in names if "label" in name] + (span if set(span) <= set(names) else [])
 
 
 def can_return_loss(model: Any) -> bool:
@@ -59,19 +57,19 @@ class ItemCounter:
 
     Labels are integers, and -100 is ignored. A next-token loss also skips the first label of every row. Labels of
     another kind are counted by rows (None). The loss function of a transformers model usually reveals whether it
-    shifts; otherwise the loss and logits of the first batch decide.
-
-    Args:
-        model: the bare model.
-        can_ask_model: the loss is the model's own, so the first batch can decide.
+    shifts; otherwise the loss and logits of the first batch decide, if the loss is the model's own.
     """
 
-    def __init__(self, model: nn.Module, can_ask_model: bool) -> None:
-        self._model = model
-        self._can_ask_model = can_ask_model
-        config = getattr(base_model(model), "config", None)
+    def __init__(self, model: nn.Module, uses_model_loss: bool) -> None:
+        self._model, self._uses_model_loss = model, uses_model_loss
+        base = base_model(model)
+        config = getattr(base, "config", None)
         self._ignored_pixel = getattr(config, "semantic_loss_ignore_index", IGNORED)
-        self._shifts: bool | None = self._known_shift()
+        self._shifts: bool | None = None
+        if getattr(config, "is_encoder_decoder", False):
+            self._shifts = False
+        elif getattr(base, "loss_type", None) is not None:  # the fallback is the causal loss, but few models use it
+            self._shifts = getattr(base.loss_function, "__name__", "") == _CAUSAL_LOSS
 
     def count(self, batch: Any) -> Tensor | None:
         """Return the number of items of a batch, on its device; None if they are its rows."""
@@ -89,26 +87,14 @@ class ItemCounter:
         """Whether labels are next tokens, as far as is known."""
         return bool(self._shifts)
 
-    def _known_shift(self) -> bool | None:
-        model = base_model(self._model)
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            return False
-        if getattr(model, "loss_type", None) is None:
-            return None  # transformers' fallback is the causal loss, but few such models use it
-        function = model.loss_function
-        return bool(getattr(function, "__name__", "") == _CAUSAL_LOSS)
-
     def _loss_shifts(self, batch: Mapping[str, Any]) -> bool:
+        if self._shifts is None and self._uses_model_loss:
+            self._shifts = self._compare_losses(batch)
         if self._shifts is None:
-            told = self._ask_model(batch) if self._can_ask_model else None
-            self._shifts = self._has_causal_name() if told is None else told
+            self._shifts = type(base_model(self._model)).__name__.endswith(_CAUSAL_NAMES)
         return self._shifts
 
-    def _has_causal_name(self) -> bool:
-        name = type(base_model(self._model)).__name__
-        return name.endswith(("ForCausalLM", "LMHeadModel", "DoubleHeadsModel"))
-
-    def _ask_model(self, batch: Mapping[str, Any]) -> bool | None:
+    def _compare_losses(self, batch: Mapping[str, Any]) -> bool | None:
         """Compare a batch's loss with its logits' loss, shifted and unshifted; None if inconclusive."""
         modes = [(module, module.training) for module in self._model.modules()]
         parameter = next(self._model.parameters(), None)
@@ -151,47 +137,26 @@ def found_logits(outputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class LabelSmoother:
-    """Cross entropy with smoothed labels, averaged over the labels that are not -100.
-
-    Attributes:
-        epsilon: the share of each label spread evenly over all classes.
-    """
+    """Cross entropy that spreads a share `epsilon` of each label evenly over all classes; -100 is ignored."""
 
     epsilon: float
 
     def __call__(self, model_output: Any, labels: Tensor, shift_labels: bool = False) -> Tensor:
-        """Return the loss of a model's outputs, with logits (..., classes).
-
-        Args:
-            model_output: the model's outputs.
-            labels: the classes.
-            shift_labels: each position predicts the next label.
-        """
+        """Return the loss of a model's outputs; with `shift_labels` each position predicts the next label."""
         logits = found_logits(model_output)
         if logits is None:
             raise BatchLossError("label_smoothing_factor needs logits, and the model's outputs have none")
         if shift_labels:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
-        return functional.cross_entropy(
-            logits.float().reshape(-1, logits.shape[-1]),
-            labels.reshape(-1),
-            ignore_index=IGNORED,
-            label_smoothing=self.epsilon,
-        )
+        scores = logits.float().reshape(-1, logits.shape[-1])
+        return functional.cross_entropy(scores, labels.reshape(-1), ignore_index=IGNORED, label_smoothing=self.epsilon)
 
 
 def create_label_smoother(model: Any, factor: float) -> LabelSmoother | None:
-    """Return the loss with this much label smoothing, or None for a factor of 0.
-
-    Raises:
-        ConfigError: for multi-label classification.
-    """
+    """Return the loss with this much label smoothing, or None for a factor of 0."""
     problem = getattr(getattr(base_model(model), "config", None), "problem_type", None)
     if factor and problem == "multi_label_classification":
-        raise ConfigError(
-            f"label_smoothing_factor={factor} cannot be used with multi-label classification, whose labels are no "
-            "classes. Set it to 0."
-        )
+        raise ConfigError(f"label_smoothing_factor={factor} does not apply to multi-label classification: set it to 0")
     return LabelSmoother(factor) if factor else None
 
 
@@ -207,9 +172,7 @@ class LossCall:
 
     def __call__(self, model: Any, inputs: Any, items: Any, wants_outputs: bool = False) -> tuple[Tensor, Any]:
         """Return the loss, and the outputs if they were requested and the function returns them."""
-        kwargs: dict[str, Any] = {}
-        if self._takes_items:
-            kwargs["num_items_in_batch"] = items
+        kwargs: dict[str, Any] = {"num_items_in_batch": items} if self._takes_items else {}
         if wants_outputs and self._takes_outputs:
             kwargs["return_outputs"] = True
         result = self.function(model, inputs, **kwargs)
@@ -219,32 +182,30 @@ class LossCall:
 
 
 def missing_loss(outputs: Any, inputs: Mapping[str, Any], label_names: list[str], dataset: Any) -> BatchLossError:
-    """Return the error for a model without a loss: its inputs, its outputs, and the unused columns.
-
-    Args:
-        outputs: the model's outputs.
-        inputs: the model's inputs.
-        label_names: the label parameters of its forward.
-        dataset: the training data.
-    """
+    """Return the error for a model without a loss: its inputs, its outputs, and the unused columns of the data."""
     given = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-    text = (
-        f"the model returned no loss: it was given {', '.join(inputs) or 'nothing'} and returned {given or 'nothing'}. "
-    )
-    sample = _first_sample(dataset)
-    unused = [name for name in sample if name not in inputs and name not in ("label", "label_ids")]
-    words = [name for name in ("label", "labels", "label_ids") if isinstance(sample.get(name), str)]
-    if words:
-        return BatchLossError(
-            f"{text}The column {words[0]} holds text ({sample[words[0]]!r}), which is no label for a loss: make whole "
-            f"numbers of it, for example with dataset.class_encode_column({words[0]!r})."
+    has_samples = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized) and len(dataset) > 0
+    sample = dataset[0] if has_samples else {}
+    if not isinstance(sample, Mapping):
+        sample = {}
+    unused = [str(name) for name in sample if name not in inputs and name not in ("label", "label_ids")]
+    texts = [name for name in ("label", "labels", "label_ids") if isinstance(sample.get(name), str)]
+    if texts:
+        advice = (
+            f"The column {texts[0]} holds text ({sample[texts[0]]!r}), which cannot be a label: encode it as whole "
+            f"numbers, for example with dataset.class_encode_column({texts[0]!r})."
         )
-    if not label_names:
-        return BatchLossError(f"{text}Its forward takes no labels: override compute_loss, or pass compute_loss_func.")
-    others = f" (the data also has {', '.join(map(str, unused))})" if unused else ""
+    elif not label_names:
+        advice = "Its forward takes no labels: override compute_loss, or pass compute_loss_func."
+    else:
+        others = f" (the data also has {', '.join(unused)})" if unused else ""
+        advice = (
+            f"It computes one when it is given {' and '.join(label_names)}: rename the column that holds them{others}; "
+            "or override compute_loss, or pass compute_loss_func."
+        )
+    inputs_given = ", ".join(inputs) or "nothing"
     return BatchLossError(
-        f"{text}It computes one when it is given {' and '.join(label_names)}: rename the column that holds them"
-        f"{others}; or override compute_loss, or pass compute_loss_func."
+        f"the model returned no loss: it was given {inputs_given} and returned {given or 'nothing'}. {advice}"
     )
 
 
@@ -262,12 +223,3 @@ def unexpected_inputs(model: Any, inputs: Any) -> DataError | None:
         f"takes {', '.join(names) or 'nothing'}. Add it to the forward (one that is given labels returns a loss), or "
         "pass compute_loss_func(outputs, labels), or override compute_loss."
     )
-
-
-def _first_sample(dataset: Any) -> Mapping[str, Any]:
-    """Return the first sample of a dataset with random access; empty if it is not a mapping."""
-    if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized) or len(dataset) == 0:
-        return {}
-    samples: Any = dataset
-    sample = samples[0]
-    return sample if isinstance(sample, Mapping) else {}

@@ -14,24 +14,20 @@ import torch
 
 from loopwright.engine.seeding import use_deterministic_algorithms
 
-_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
 
 
 class EvalPrediction:
     """The input of `compute_metrics`; unpacks into predictions and labels.
 
     Attributes:
-        predictions: the model's outputs, as numpy arrays padded with -100.
-        label_ids: the labels, likewise.
+        predictions, label_ids: the model's outputs and the labels, as numpy arrays padded with -100.
         inputs: the model's inputs, if `include_for_metrics` names "inputs".
         losses: the loss of each sample's batch, if `include_for_metrics` names "loss".
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
-        self.predictions = predictions
-        self.label_ids = label_ids
-        self.inputs = inputs
-        self.losses = losses
+        self.predictions, self.label_ids, self.inputs, self.losses = predictions, label_ids, inputs, losses
 
     @property
     def elements(self) -> tuple[Any, ...]:
@@ -72,12 +68,7 @@ class TrainOutput(NamedTuple):
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
-    """Seed python, numpy and torch on every device.
-
-    Args:
-        seed: the seed.
-        deterministic: also use torch's deterministic algorithms.
-    """
+    """Seed python, numpy and torch; `deterministic` also selects torch's deterministic algorithms."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -90,14 +81,8 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
 
     It is not verified; `train(resume_from_checkpoint=True)` takes the newest complete one.
     """
-    if not Path(folder).is_dir():
-        return None
-    found = [(int(match.group(1)), path) for path in Path(folder).iterdir() if (match := _checkpoint_match(path))]
-    return str(max(found)[1]) if found else None
-
-
-def _checkpoint_match(path: Path) -> re.Match[str] | None:
-    return _CHECKPOINT_NAME.fullmatch(path.name) if path.is_dir() else None
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return str(max(found, key=lambda path: (int(path.name[11:]), path))) if found else None
 
 
 def speed_metrics(

@@ -15,31 +15,10 @@ from loopwright.engine.processes import sum_over_processes
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf.loss import IGNORED, found_loss
 from loopwright.hf.outputs import EvalLoopOutput, EvalPrediction, plain_metrics
+from loopwright.training.run import run_of
 
 if TYPE_CHECKING:
     from loopwright.hf.trainer import Trainer
-
-
-class Collected:
-    """One kind of output, collected over an evaluation on the CPU.
-
-    Args:
-        padding: the value that fills shorter rows.
-    """
-
-    def __init__(self, padding: int = IGNORED) -> None:
-        self._padding = padding
-        self._batches: list[Any] = []
-
-    def add(self, value: Any) -> None:
-        """Add a batch's value; arrays as `as_array` makes them."""
-        self._batches.append(value)
-
-    def result(self, joins: bool) -> Any:
-        """Return everything, joined into arrays or as a list of batches; None if there was nothing."""
-        if not self._batches:
-            return None
-        return joined(self._batches, self._padding) if joins else self._batches
 
 
 def as_array(tensor: Tensor) -> Any:
@@ -82,13 +61,9 @@ def _joined_arrays(batches: list[np.ndarray[Any, Any]], padding: int) -> np.ndar
 
 
 class EvaluationPass:
-    """One pass over a loader: calls `prediction_step`, keeps the inputs of `compute_metrics`, and makes the metrics.
+    """One pass over a loader: calls `prediction_step`, collects the inputs of `compute_metrics`, and calls that.
 
-    Args:
-        trainer: the trainer.
-        description: "Evaluation" or "Prediction"; only a prediction may lack labels.
-        loss_only: keep no predictions.
-        ignore_keys: outputs of the model that are not predictions.
+    Its description is "Evaluation" or "Prediction"; only a prediction may lack labels.
     """
 
     def __init__(self, trainer: Trainer, description: str, loss_only: bool, ignore_keys: list[str] | None) -> None:
@@ -99,21 +74,24 @@ class EvaluationPass:
         self._has_loss = False
         self._num_samples = 0
         self._padding = IGNORED if trainer.prediction_padding is None else trainer.prediction_padding
-        self._predictions = Collected(self._padding)
-        self._labels, self._inputs, self._losses = (Collected() for _ in range(3))
+        self._collected: tuple[list[Any], ...] = ([], [], [], [])  # batches of predictions, labels, inputs, losses
         self._by_batch = trainer.args.batch_eval_metrics and trainer.compute_metrics is not None
         self._last_batch: EvalPrediction | None = None
-        self._num_told = 0
+        self._num_reported = 0
 
     def run(self, dataloader: Any, prefix: str) -> EvalLoopOutput:
         """Run over the loader, and return predictions, labels, metrics and the number of samples."""
         trainer = self._trainer
         trainer.callback_handler.eval_dataloader = dataloader
         loss = trainer.core.run_evaluation(dataloader, self._step)
-        joins = trainer.args.eval_do_concat_batches
-        predictions, labels = self._predictions.result(joins), self._labels.result(joins)
+        paddings = (self._padding, IGNORED, IGNORED, IGNORED)
+        results: list[Any] = [batches or None for batches in self._collected]
+        if trainer.args.eval_do_concat_batches:
+            pairs = zip(results, paddings, strict=True)
+            results = [None if batches is None else joined(batches, padding) for batches, padding in pairs]
+        predictions, labels, *_ = results
         metrics: dict[str, Any] = {f"{prefix}_loss": loss} if self._has_loss else {}
-        for name, value in plain_metrics(self._metrics(predictions, labels, joins)).items():
+        for name, value in plain_metrics(self._metrics(EvalPrediction(*results))).items():
             if name.startswith(f"{prefix}_"):
                 metrics.setdefault(name, value)
             else:
@@ -140,9 +118,14 @@ class EvaluationPass:
         # Until here an out-of-memory error retries the batch in parts. From here on the batch counts.
         self._num_samples += rows
         self._has_loss |= loss is not None
-        self._take(gathered, arrays)
-        if core.eval_batch >= self._num_told:  # once per batch, even if it is run in parts
-            self._num_told = core.eval_batch + 1
+        if self._comes_by_batch(gathered):
+            self._compute_by_batch(is_last=False)
+            self._last_batch = EvalPrediction(*gathered)
+        for batches, value in zip(self._collected, arrays or (), strict=False):
+            if value is not None:
+                batches.append(value)
+        if run_of(core).eval_batch >= self._num_reported:  # once per batch, even if it is run in parts
+            self._num_reported = run_of(core).eval_batch + 1
             trainer.call_event("on_prediction_step")
         return mean, 0 if loss is None else rows if count is None else count
 
@@ -150,7 +133,7 @@ class EvaluationPass:
         name = self._trainer.main_input_name
         if name not in inputs:
             raise ConfigError(
-                f"include_for_metrics asks for the inputs, and a batch has no {name}: it has "
+                f"include_for_metrics needs the inputs, but a batch has no {name}: it has "
                 f"{', '.join(map(str, inputs)) or 'nothing'}. Set main_input_name of the model to one of these."
             )
         return inputs[name]
@@ -172,16 +155,6 @@ class EvaluationPass:
     def _comes_by_batch(self, gathered: tuple[Any, ...]) -> bool:
         return self._by_batch and gathered[0] is not None and gathered[1] is not None
 
-    def _take(self, gathered: tuple[Any, ...], arrays: tuple[Any, ...] | None) -> None:
-        """Collect a batch as tensors and arrays; arrays are None if only `compute_metrics` sees them."""
-        if self._comes_by_batch(gathered):
-            self._compute_by_batch(is_last=False)
-            self._last_batch = EvalPrediction(*gathered)
-        collected = (self._predictions, self._labels, self._inputs, self._losses)
-        for kept, value in zip(collected, arrays or (), strict=False):
-            if value is not None:
-                kept.add(value)
-
     def _check(self, inputs: Any, logits: Any, labels: Any) -> None:
         """Raise at the first batch if `compute_metrics` could not be called at the end."""
         trainer = self._trainer
@@ -191,7 +164,7 @@ class EvaluationPass:
             raise DataError(
                 "compute_metrics was given, but the evaluation data has no labels: a batch has "
                 f"{', '.join(map(str, inputs)) or 'nothing'}; labels are called "
-                f"{', '.join(trainer.label_names) or 'labels'}. Name the column so, or set label_names."
+                f"{', '.join(trainer.label_names) or 'labels'}. Rename the column, or set label_names."
             )
         if logits is None:
             raise ConfigError(
@@ -210,25 +183,19 @@ class EvaluationPass:
             leave_alone(error)
             raise
 
-    def _metrics(self, predictions: Any, labels: Any, joins: bool) -> dict[str, Any]:
+    def _metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
         compute_metrics = self._trainer.compute_metrics
-        if compute_metrics is None or self._loss_only:
+        has_both = prediction.predictions is not None and prediction.label_ids is not None
+        has_batches = self._last_batch is not None if self._by_batch else has_both
+        if compute_metrics is None or self._loss_only or not has_batches:
             return {}
-        if self._by_batch:
-            return {} if self._last_batch is None else _checked(self._compute_by_batch(is_last=True))
-        if predictions is None or labels is None:
-            return {}
-        inputs, losses = self._inputs.result(joins), self._losses.result(joins)
-        return _checked(compute_metrics(EvalPrediction(predictions, labels, inputs, losses)))
-
-
-def _checked(metrics: Any) -> dict[str, Any]:
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(
-            f"compute_metrics must return a dict of metrics by name, it returned a {type(metrics).__name__}: "
-            'write return {"accuracy": ...}'
-        )
-    return dict(metrics)
+        metrics: Any = self._compute_by_batch(is_last=True) if self._by_batch else compute_metrics(prediction)
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"compute_metrics must return a dict of metrics by name, it returned a {type(metrics).__name__}: "
+                'write return {"accuracy": ...}'
+            )
+        return dict(metrics)
 
 
 def model_predictions(outputs: Any, ignored: list[str], has_loss: bool) -> Any:

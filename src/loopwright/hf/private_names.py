@@ -17,25 +17,15 @@ from loopwright.errors import ConfigError
 from loopwright.hf.loss import forward_parameters
 from loopwright.optimizers import optimizer_class_and_options
 
-# Underscore names of transformers' Trainer that users override or call; every other private name is ours.
-CONTRACT = frozenset(
-    (
-        "_gen_kwargs",
-        "_get_collator_with_removed_columns",
-        "_get_eval_sampler",
-        "_get_train_sampler",
-        "_move_model_to_device",
-        "_prepare_input",
-        "_prepare_inputs",
-        "_remove_unused_columns",
-        "_save",
-        "_train_batch_size",
-    )
-)
+
+def optimizer_options(args: TrainingArguments) -> dict[str, Any]:
+    """Return the options of `optimizers.create_optimizer` that the arguments set."""
+    betas = (args.adam_beta1, args.adam_beta2)
+    return {"adam_betas": betas, "adam_eps": args.adam_epsilon, "optim_args": args.optim_args}
 
 
-def made_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """Return the optimizer of `optimizer_cls_and_kwargs`: an optimizer class, or a factory that takes the model.
+def created_optimizer(kind: Any, options: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
+    """Create the optimizer of `optimizer_cls_and_kwargs` from an optimizer class, or a factory that takes the model.
 
     A factory is a function, or a class with callable instances, as in transformers.
     """
@@ -106,25 +96,13 @@ class PrivateNames:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        kind, options = optimizer_class_and_options(
-            args.optim,
-            adam_betas=(args.adam_beta1, args.adam_beta2),
-            adam_eps=args.adam_epsilon,
-            optim_args=args.optim_args,
-        )
+        kind, options = optimizer_class_and_options(args.optim, **optimizer_options(args))
         return kind, {"lr": args.learning_rate, **options}
 
     def get_optimizer_group(self, param: Any = None) -> Any:
-        """Return the optimizer group of a parameter; without one, the parameters of every group.
-
-        Args:
-            param: the parameter, or its name in the model.
-
-        Raises:
-            ConfigError: there is no optimizer yet, or it does not train the parameter.
-        """
+        """Return the optimizer group of a parameter or its name; without one, the parameters of every group."""
         if self.optimizer is None:
-            raise ConfigError("there is no optimizer yet: it is made by train()")
+            raise ConfigError("there is no optimizer yet: train() creates it")
         groups = self.optimizer.param_groups
         if param is None:
             return [group["params"] for group in groups]
@@ -133,7 +111,7 @@ class PrivateNames:
             if any(each is wanted for each in group["params"]):
                 return group
         named = repr(param) if isinstance(param, str) else f"a parameter of shape {tuple(param.shape)}"
-        raise ConfigError(f"the optimizer has no group with {named}: the model has none of that name, or it is frozen")
+        raise ConfigError(f"the optimizer has no group with {named}: it is not a parameter of the model, or is frozen")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: loopwright uploads nothing."""
@@ -142,6 +120,6 @@ class PrivateNames:
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: write a search as a loop over trainers."""
         raise ConfigError(
-            "hyperparameter_search is not supported: make a Trainer with model_init for every set of arguments in a "
-            "loop of your own, or in an objective function of optuna"
+            "hyperparameter_search is not supported: create a Trainer with model_init for every set of arguments, in "
+            "your own loop or in an objective function of optuna"
         )

@@ -19,15 +19,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.checkpoint.fingerprint import Change
+from loopwright.data import Share, adopt
 from loopwright.engine.processes import gather_objects, sum_over_processes
 from loopwright.engine.sharding import load_weights
 from loopwright.errors import ConfigError
 from loopwright.hf.adapters import completed
 from loopwright.hf.callbacks import metric_key
-from loopwright.hf.files import FolderFiles, align_special_tokens
+from loopwright.hf.checkpoints import resume_source
+from loopwright.hf.files import align_special_tokens, configuration_files, pretrained_files
 from loopwright.hf.outputs import TrainOutput, stored_metrics
-from loopwright.hf.resuming import resume_source
-from loopwright.hf.schedule import MetricSchedule
 from loopwright.hf.state import STATE_FILE, TrainerState
 from loopwright.protocols import TrainerLike
 from loopwright.tracking import LossTracker
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
 # Arguments about how much to report or where; a new value does not change the run.
 _NOT_COMPARED = frozenset(("output_dir", "run_name", "logging_dir", "disable_tqdm", "report_to", "log_level"))
 
-# Keys of gradient_checkpointing_kwargs that select the recomputed layers and where their inputs are kept.
-_OF_MODEL = ("every_n_layers", "offload")
-
-
 # The core keeps the micro-batches of an update and the order of the samples, and prints any change.
 _PRINTED_BY_CORE = ("gradient_accumulation_steps", "seed")
 
+# Keys of gradient_checkpointing_kwargs for the model itself: the recomputed layers, and where their inputs are kept.
+_OF_MODEL = ("every_n_layers", "offload")
+
 # Taken from the arguments of a resumed run, not from its checkpoint.
 _OF_THIS_RUN = (
-    "max_steps",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "num_train_epochs",
-    "train_batch_size",
-    "is_local_process_zero",
-    "is_world_process_zero",
+    *("max_steps", "logging_steps", "eval_steps", "save_steps", "num_train_epochs", "train_batch_size"),
+    *("is_local_process_zero", "is_world_process_zero"),
 )
+
+
+class MetricSchedule:
+    """A schedule that is stepped after evaluations, not after updates; the core saves it."""
+
+    def __init__(self, schedule: ReduceLROnPlateau) -> None:
+        self.state_dict, self.load_state_dict = schedule.state_dict, schedule.load_state_dict
+
+    def step(self) -> None:
+        pass
 
 
 class HfRun(TrainerCallback):
     """One run: created by `Trainer.train`, called by the core.
-
-    Args:
-        ignore_keys: outputs of the model that are not predictions.
 
     Attributes:
         learning_rate: of the last update.
@@ -85,9 +85,10 @@ class HfRun(TrainerCallback):
         self.last_saved: int | None = None
         self._trainer = owner
         self._ignore_keys = ignore_keys
+        self._keeps_best = owner.args.load_best_model_at_end or owner.args.save_strategy == "best"
         self._losses = LossTracker()  # over the whole run, each a mean with its number of items
         self._samples_seen = 0  # over all processes
-        self._files: FolderFiles | None = None
+        self._fixed_files: dict[str, bytes] = {}  # of every checkpoint
         self._begun: int | None = None  # the update whose on_step_begin was called
         self._last_evaluated: int | None = None
 
@@ -99,9 +100,18 @@ class HfRun(TrainerCallback):
         resume_from = resume_source(resume_from_checkpoint, args.output_dir)
         self._prepare_model()
         loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-        per_epoch = core.num_updates_per_epoch(loader, self._accumulation(resume_from))
+        engine = run_of(core).engine
+        share = Share(engine.rank, engine.num_processes, self._accumulation(resume_from))
+        per_epoch = adopt(loader, seed=0, share=share, device=engine.device).num_updates
         max_steps, num_epochs = self._length(per_epoch)
-        trainer.state = self._first_state(max_steps, num_epochs)
+        trainer.state = TrainerState(
+            max_steps=max_steps,
+            num_train_epochs=num_epochs,
+            train_batch_size=args.train_batch_size,
+            is_local_process_zero=trainer.is_local_process_zero(),
+            is_world_process_zero=trainer.is_world_process_zero(),
+        )
+        trainer.state.compute_steps(args, max_steps)
         trainer.lr_scheduler = trainer.given_scheduler
         if trainer.uses_default("create_optimizer_and_scheduler"):
             trainer.create_optimizer()
@@ -147,15 +157,14 @@ class HfRun(TrainerCallback):
         if trainer.args.gradient_checkpointing:
             if not callable(getattr(model, "gradient_checkpointing_enable", None)):
                 raise ConfigError(
-                    f"gradient_checkpointing=True needs a model with gradient_checkpointing_enable(), which "
-                    f"{type(model).__name__} has not. Use torch.utils.checkpoint in its forward instead."
+                    "gradient_checkpointing=True needs a model with gradient_checkpointing_enable(), and "
+                    f"{type(model).__name__} has none. Use torch.utils.checkpoint in its forward instead."
                 )
             given: dict[str, Any] = dict(trainer.args.gradient_checkpointing_kwargs or {})  # type: ignore[arg-type] # settled
-            # Options of the model itself; the rest is for torch's checkpoint function.
             options = {name: given.pop(name) for name in _OF_MODEL if name in given}
-            model.gradient_checkpointing_enable(
-                **({"gradient_checkpointing_kwargs": given} if given else {}), **options
-            )
+            if given:  # for torch's checkpoint function
+                options["gradient_checkpointing_kwargs"] = given
+            model.gradient_checkpointing_enable(**options)
         if trainer.processing_class is not None:
             align_special_tokens(model, trainer.processing_class)
 
@@ -164,25 +173,13 @@ class HfRun(TrainerCallback):
         if per_epoch == 0:
             raise ConfigError(
                 "there is nothing to train on: the training loader has no batch. The dataset is empty, or smaller than "
-                "a batch with dataloader_drop_last=True."
+                "a batch while dataloader_drop_last=True."
             )
         if args.max_steps > 0:
             return args.max_steps, sys.maxsize if per_epoch is None else math.ceil(args.max_steps / per_epoch)
         if per_epoch is None:
-            raise ConfigError("the training data has no length, so the end of an epoch is not known: set max_steps")
+            raise ConfigError("the training data has no length, so the end of an epoch is unknown: set max_steps")
         return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)
-
-    def _first_state(self, max_steps: int, num_epochs: int) -> TrainerState:
-        trainer = self._trainer
-        state = TrainerState(
-            max_steps=max_steps,
-            num_train_epochs=num_epochs,
-            train_batch_size=trainer.args.train_batch_size,
-            is_local_process_zero=trainer.is_local_process_zero(),
-            is_world_process_zero=trainer.is_world_process_zero(),
-        )
-        state.compute_steps(trainer.args, max_steps)
-        return state
 
     def schedule(self, optimizer: Any) -> Any:
         """Return the schedule as the core steps it; called once the run is prepared."""
@@ -197,29 +194,22 @@ class HfRun(TrainerCallback):
         args = self._trainer.args
         if args.save_strategy == "no" and not args.load_best_model_at_end:
             return None
-        best = None
-        if self._keeps_best():
-            best = (metric_key(str(args.metric_for_best_model)), "max" if args.greater_is_better else "min")
+        best = metric_key(str(args.metric_for_best_model)), "max" if args.greater_is_better else "min"
         return Checkpointing(
             args.output_dir,
             keep_last=sys.maxsize if args.save_total_limit is None else args.save_total_limit,
-            keep_best=best,
+            keep_best=best if self._keeps_best else None,
             asynchronous=False,
             name="checkpoint-{update}",
             is_open=True,
         )
 
-    def _keeps_best(self) -> bool:
-        args = self._trainer.args
-        return bool(args.load_best_model_at_end or args.save_strategy == "best")
-
-    # --- while it lasts -----------------------------------------------------------------------------------------
+    # --- during the run -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin or resume the run; called once everything is prepared and restored."""
-        trainer = self._trainer
+        trainer, handler = self._trainer, self._trainer.callback_handler
         trainer.state.global_step = trainer.core.progress.update
-        handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         trainer.call_event("on_train_begin")
         if trainer.args.eval_on_start:
@@ -229,13 +219,12 @@ class HfRun(TrainerCallback):
         self._trainer.call_event("on_epoch_begin")
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin an update with its first micro-batch; skipped when memory ran out and it is retried."""
+        """Begin an update, once, even if it is retried after running out of memory."""
         if self._begun != trainer.progress.update and run_of(trainer).losses.index == 0:
             self._begun = trainer.progress.update
             self._trainer.call_event("on_step_begin")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report that the gradients are ready, and record their learning rate."""
         self._trainer.call_event("on_pre_optimizer_step")
         self.learning_rate = trainer.optimizer.param_groups[0]["lr"]
 
@@ -243,26 +232,25 @@ class HfRun(TrainerCallback):
         self._trainer.call_event("on_optimizer_step")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Count the update in transformers' state and forward the callbacks' requests."""
-        self._count_update()
+        state, core = self._trainer.state, self._trainer.core
+        batches = core.train_loader.num_batches  # per epoch on this process, if known
+        if batches is None:
+            batches = state.max_steps * core.run_config.gradient_accumulation_steps
+        state.global_step = core.progress.update
+        state.epoch = core.progress.epoch + core.progress.batch / batches
         self._trainer.call_event("on_step_end")
         self.take_requests()
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End an epoch and forward the callbacks' requests."""
         self._trainer.call_event("on_epoch_end")
         self.take_requests()
 
     def on_checkpoint_saved(self, trainer: TrainerLike, path: Any = None, **kwargs: Any) -> None:
-        """Report a checkpoint, which may hold the best model so far."""
         state = self._trainer.state
         self.last_saved = trainer.progress.update
         if state.best_global_step == state.global_step:
             state.best_model_checkpoint = self._shown(Path(path))
         self._trainer.call_event("on_save")
-
-    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        self._end()
 
     def take_requests(self) -> None:
         """Turn the control's flags into requests; called after every event that may set them."""
@@ -287,31 +275,14 @@ class HfRun(TrainerCallback):
         self.logged = (total, count, update)
         return new
 
-    def _count_update(self) -> None:
-        state, core = self._trainer.state, self._trainer.core
-        batches = core.train_loader.num_batches  # per epoch on this process, if known
-        if batches is None:
-            batches = state.max_steps * core.run_config.gradient_accumulation_steps
-        state.global_step = core.progress.update
-        state.epoch = core.progress.epoch + core.progress.batch / batches
-
-    def log_update(self, loss: float) -> dict[str, Any]:
-        """Log the mean loss since the last log, and return the logged values."""
-        core = self._trainer.core
-        logs: dict[str, Any] = {"loss": loss}
-        if core.gradient_norm is not None:
-            logs["grad_norm"] = float(core.gradient_norm)
-        logs["learning_rate"] = float(self.learning_rate)
-        self._trainer.log(logs)
-        return logs
-
     def evaluate(self) -> None:
         """Evaluate during the run: step a metric-driven schedule, and record whether this model is the best."""
         trainer, args = self._trainer, self._trainer.args
         trainer.control.should_evaluate = False
         metrics = trainer.evaluate(ignore_keys=self._ignore_keys) or {}  # an override may return nothing
         self._last_evaluated = trainer.state.global_step
-        self._record(stored_metrics(metrics))
+        logbook: Any = run_of(trainer.core).logbook
+        logbook.write_logs("evaluation", stored_metrics(metrics))
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
             trainer.lr_scheduler.step(self._metric(metrics, args.metric_for_best_model or "loss"))
         if args.metric_for_best_model is None:
@@ -326,13 +297,10 @@ class HfRun(TrainerCallback):
         if best is not None and not (value > best if args.greater_is_better else value < best):
             return
         state.best_metric, state.best_global_step = value, state.global_step
-        if self._keeps_best():
+        if self._keeps_best:
             path = self.checkpoint_path(state.global_step)
             state.best_model_checkpoint = self._shown(path)
             trainer.core.request_save(path)
-
-    def _record(self, metrics: dict[str, Any]) -> None:
-        run_of(self._trainer.core).logbook.write_logs("evaluation", metrics)  # type: ignore[attr-defined] # an HfLogbook
 
     @staticmethod
     def _metric(metrics: dict[str, Any], name: str) -> float:
@@ -340,7 +308,7 @@ class HfRun(TrainerCallback):
         if found is None:
             raise ConfigError(
                 f"metric_for_best_model is {name!r}, but the evaluation has no {metric_key(name)}. It has "
-                f"{', '.join(metrics)}: choose one of these, or return it from compute_metrics."
+                f"{', '.join(metrics)}: choose one of these, or return {name!r} from compute_metrics."
             )
         return float(found)
 
@@ -352,24 +320,26 @@ class HfRun(TrainerCallback):
     def checkpoint_files(self) -> dict[str, bytes]:
         """Return the extra files of a checkpoint; called for every checkpoint."""
         trainer = self._trainer
-        if self._files is None:
-            self._files = FolderFiles(trainer.model, trainer.saved_processor(), trainer.args)
+        if not self._fixed_files:
+            arguments = trainer.args.to_json_string().encode()
+            self._fixed_files = {"training_args.json": arguments, **pretrained_files(trainer.saved_processor())}
         trainer.state.collect([*trainer.callback_handler.callbacks, trainer.control])
-        return {**self._files.current(), STATE_FILE: trainer.state.to_json_string().encode()}
+        state = trainer.state.to_json_string().encode()
+        return {**self._fixed_files, **configuration_files(trainer.model), STATE_FILE: state}
 
     def _shown(self, path: Path) -> str:
-        """Return a checkpoint's folder as users compare it: `output_dir` as written, and its name."""
+        """Return a checkpoint's folder with `output_dir` as the user wrote it."""
         return os.path.join(self._trainer.args.output_dir, path.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return transformers' state, the losses of the run, and the arguments; every process must call it."""
-        owner, device = self._trainer, self._trainer.core.device
-        logged_loss, logged_items = sum_over_processes(list(self.logged[:2]), device)
+        owner = self._trainer
+        logged = sum_over_processes(list(self.logged[:2]), owner.core.device)
         owner.state.collect([*owner.callback_handler.callbacks, owner.control])
         return {
             "state": dataclasses.asdict(owner.state),
             "losses": combined(gather_objects(self._losses.state_dict())),
-            "logged": [logged_loss, logged_items, self.logged[2]],
+            "logged": [*logged, self.logged[2]],
             "samples_seen": self._samples_seen,
             "arguments": self._saved_arguments(),
         }
@@ -380,11 +350,11 @@ class HfRun(TrainerCallback):
         current = {name: getattr(owner.state, name) for name in _OF_THIS_RUN}
         owner.state = TrainerState(**{**state["state"], **current})
         owner.state.hand_out(owner.callback_handler.callbacks)
-        logged_loss, logged_items, update = state["logged"]
-        is_first = owner.is_world_process_zero()
-        if is_first:
+        loss, items, update = state["logged"]
+        self.logged = (0.0, 0.0, update)
+        if owner.is_world_process_zero():  # sums over all processes: one of them continues with them
             self._losses.load_state_dict(state["losses"])
-        self.logged = (logged_loss if is_first else 0.0, logged_items if is_first else 0.0, update)
+            self.logged = (loss, items, update)
         self._samples_seen = state["samples_seen"]
         now = self._saved_arguments()
         for name, before in state["arguments"].items():
@@ -400,9 +370,9 @@ class HfRun(TrainerCallback):
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Report the run, load the best model, and notify the callbacks, even if the run was stopped."""
-        trainer, core, state = self._trainer, self._trainer.core, self._trainer.state
+        owner, core, state = self._trainer, self._trainer.core, self._trainer.state
         seconds = run_of(core).logbook.record.seconds
         total, items = sum_over_processes([self._losses.total_loss, self._losses.running_count], core.device)
         loss = total / items if items else 0.0
@@ -412,26 +382,27 @@ class HfRun(TrainerCallback):
             "train_steps_per_second": round(state.global_step / max(seconds, 1e-9), 3),
             "train_loss": loss,
         }
-        trainer.log(metrics)
+        owner.log(metrics)
         core.switch_optimizer("eval")
-        if trainer.args.load_best_model_at_end:
+        if owner.args.load_best_model_at_end:
             self._load_best(state.best_model_checkpoint)
         if self._last_evaluated == state.global_step:
-            trainer.model.eval()  # as transformers leaves it after an evaluation
+            owner.model.eval()  # as transformers leaves it after an evaluation
         self.output = TrainOutput(state.global_step, loss, metrics)
-        trainer.call_event("on_train_end")
+        owner.call_event("on_train_end")
 
     def _load_best(self, found: str | None) -> None:
+        model, core = self._trainer.model, self._trainer.core
         if found is None:
             text = "No evaluation found a best model: the model keeps the weights of the last update"
-            self._trainer.core.notify("best.missing", text)
+            core.notify("best.missing", text)
             return
         path = Path(found)
         if not path.is_dir():  # the run's folder may have been moved since
             path = Path(self._trainer.args.output_dir) / path.name
         if not path.is_dir():
             text = f"The best checkpoint {path} is gone: the model keeps the weights of the last update"
-            self._trainer.core.notify("best.missing", text, path=path)
+            core.notify("best.missing", text, path=path)
             return
-        best = completed(self._trainer.model, read(path))
-        load_weights(self._trainer.model, {**best.model, **best.state["model_extra"]})
+        best = completed(model, read(path))
+        load_weights(model, {**best.model, **best.state["model_extra"]})

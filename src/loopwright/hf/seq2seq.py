@@ -25,10 +25,10 @@ class Seq2SeqTrainer(Trainer):
         self._gen_kwargs: dict[str, Any] = {}
         self.is_evaluating_dict = False
         configuration = getattr(self.args, "generation_config", None)
-        if configuration is not None and not isinstance(configuration, (str, bytes)):
+        if isinstance(configuration, (str, bytes)):
+            configuration = type(self.model.generation_config).from_pretrained(configuration)
+        if configuration is not None:
             self.model.generation_config = configuration
-        elif configuration is not None:
-            self.model.generation_config = type(self.model.generation_config).from_pretrained(configuration)
 
     def evaluate(
         self,
@@ -83,11 +83,10 @@ class Seq2SeqTrainer(Trainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
-        given = dict(inputs)
-        same_shape = labels is not None and getattr(given.get("decoder_input_ids"), "shape", None) == labels.shape
-        if same_shape:  # made from the labels: the model would only have to copy them
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        if labels is not None and getattr(given.get("decoder_input_ids"), "shape", None) == labels.shape:
+            # Created from the labels, which the model would only have to copy.
             given = {name: value for name, value in given.items() if not name.startswith("decoder_")}
-        given.pop("labels", None)
         with torch.no_grad():
             tokens = self.model.generate(**given, **{**self._gen_kwargs, **gen_kwargs})
         loss = None
@@ -113,9 +112,7 @@ def _generation(args: Any, given: dict[str, Any]) -> dict[str, Any]:
 def _pad_token_id(trainer: Seq2SeqTrainer) -> int:
     model = trainer.model
     if not callable(getattr(model, "generate", None)):
-        raise ConfigError(
-            f"predict_with_generate=True needs a model with generate(), which {type(model).__name__} has not"
-        )
+        raise ConfigError(f"predict_with_generate=True needs a model with generate(): {type(model).__name__} has none")
     configurations = (getattr(model, name, None) for name in ("generation_config", "config"))
     for holder in (trainer.processing_class, *configurations):
         for name in ("pad_token_id", "eos_token_id"):

@@ -18,12 +18,11 @@ STATE_FILE = "trainer_state.json"
 class ExportableState:
     """Mixin for a callback whose state belongs in checkpoints.
 
-    `state` returns `{"args": constructor arguments, "attributes": everything else to restore}`, in plain values. A
-    resumed run sets the attributes on the given callback; its current constructor arguments are kept.
+    A resumed run sets the saved attributes on the given callback; its current constructor arguments are kept.
     """
 
     def state(self) -> dict[str, Any]:
-        """Return the arguments and attributes to save; called at every checkpoint."""
+        """Return the constructor arguments and the attributes to save, as plain values; called at every checkpoint."""
         return {"args": {}, "attributes": {}}
 
     @classmethod
@@ -42,17 +41,13 @@ class TrainerState:
     A step is an update: with gradient accumulation it takes several forward passes.
 
     Attributes:
-        epoch: epochs done, with the fraction of the current one.
-        global_step: updates done.
-        max_steps: updates of the whole run.
+        epoch, global_step: epochs and updates done, with the fraction of the current epoch.
+        max_steps, num_train_epochs: updates and epochs of the whole run, rounded up.
         logging_steps, eval_steps, save_steps: the intervals in updates, ratios resolved.
         train_batch_size: samples of a micro-batch.
-        num_train_epochs: epochs of the whole run, rounded up.
-        num_input_tokens_seen: 0 unless counted.
-        total_flos: kept for compatibility with saved files; loopwright does not estimate it.
+        num_input_tokens_seen, total_flos: kept for compatibility with saved files; loopwright does not count them.
         log_history: all logged entries, each with its `step`.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation so far.
-        is_local_process_zero, is_world_process_zero: which process this is.
         stateful_callbacks: callback states by class name.
     """
 
@@ -100,17 +95,12 @@ class TrainerState:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps))
 
     def collect(self, callbacks: Iterable[Any]) -> None:
-        """Collect the states of stateful callbacks; called before the state is saved."""
-        states: dict[str, Any] = {}
+        """Collect the states of stateful callbacks; several of one class become a list."""
+        states: dict[str, list[Any]] = {}
         for callback in callbacks:
             if callable(getattr(callback, "state", None)):
-                name = type(callback).__name__
-                if name not in states:
-                    states[name] = callback.state()
-                else:
-                    earlier = states[name]
-                    states[name] = [*(earlier if isinstance(earlier, list) else [earlier]), callback.state()]
-        self.stateful_callbacks = states
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        self.stateful_callbacks = {name: each if len(each) > 1 else each[0] for name, each in states.items()}
 
     def hand_out(self, callbacks: Iterable[Any]) -> None:
         """Restore the saved attributes of the callbacks; the n-th of a class gets the n-th state."""
@@ -125,16 +115,12 @@ class TrainerState:
                     setattr(callback, name, value)
 
 
-_FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-
-
 @dataclass
 class TrainerControl(ExportableState):
     """The requests of callbacks; served right after the event, in the order log, evaluate, save.
 
     Attributes:
-        should_training_stop: end the run after this update.
-        should_epoch_stop: end the epoch after this update.
+        should_training_stop, should_epoch_stop: end the run or the epoch after this update.
         should_save, should_evaluate, should_log: do so now; back to False at the next update.
     """
 
@@ -149,15 +135,12 @@ class TrainerControl(ExportableState):
         return {"args": {name: getattr(self, name) for name in _FLAGS}, "attributes": {}}
 
 
-def checked_control(control: Any, event: str, callback: Any) -> Any:
-    """Return a callback's return value if it is a control.
+_FLAGS = tuple(each.name for each in dataclasses.fields(TrainerControl))
 
-    Raises:
-        ConfigError: it is not a control.
-    """
+
+def checked_control(control: Any, event: str, callback: Any) -> Any:
+    """Return a callback's return value, which must be a control."""
     if all(hasattr(control, name) for name in _FLAGS):
         return control
-    raise ConfigError(
-        f"{type(callback).__name__}.{event} returned a {type(control).__name__}: "
-        "an event returns the control object, or nothing"
-    )
+    place, kind = f"{type(callback).__name__}.{event}", type(control).__name__
+    raise ConfigError(f"{place} returned a {kind}: an event must return the control object, or nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from loopwright.data import Window
 from loopwright.data.batch_parts import with_items
 from loopwright.engine.nested import num_rows
 from loopwright.errors import BatchLossError, StopTrainingError
+from loopwright.hf.boundary import owner_of
 from loopwright.hf.loss import LossCall
 from loopwright.stepping.eager import MicroBatchStep
 from loopwright.training.run import TrainingRun
-
-if TYPE_CHECKING:
-    from loopwright.hf.trainer import Trainer
 
 STEPS = ("training_step", "compute_loss", "_prepare_inputs")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
@@ -27,22 +25,21 @@ STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 class HfStep(MicroBatchStep):
     """Calls the owner's `training_step`, and weights the loss passed to `accelerator.backward`."""
 
-    def __init__(self, run: TrainingRun, owner: Trainer) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         super().__init__(run)
-        self._owner = owner
-        self._passes_items = "num_items_in_batch" in inspect.signature(owner.training_step).parameters
+        self._passes_items = "num_items_in_batch" in inspect.signature(owner_of(run).training_step).parameters
         self._items: list[Tensor | None] = []  # per micro-batch of the update; None if they are rows
         self._entries: list[tuple[Tensor, float]] = []
         self._weight: Tensor | None = None
         self._backward_loss: Tensor | None = None
-        self._returned_share: int | None = None
+        self._num_shares: int | None = None
 
     def begin(self, window: Window) -> Window:
         """Start an update: count its items, and switch an optimizer that keeps two sets of weights."""
+        owner = owner_of(self.run)
         self._entries = []
-        self._owner.core.switch_optimizer("train")
-        count = self._owner.item_counter.count
-        counted = [(id(piece), count(piece.batch)) for piece in window.pieces]
+        owner.core.switch_optimizer("train")
+        counted = [(id(piece), owner.item_counter.count(piece.batch)) for piece in window.pieces]
         numbers = [None if items is None else float(items) for _, items in counted]
         window, numbers = with_items(window, numbers)
         kept = {id(piece) for piece in window.pieces}  # parts without items are left out
@@ -51,9 +48,10 @@ class HfStep(MicroBatchStep):
         return window
 
     def forward(self, batch: Any) -> Mapping[str, Any]:
-        items = self._owner.item_counter.count(batch)
+        owner = owner_of(self.run)
+        items = owner.item_counter.count(batch)
         given = torch.tensor(num_rows(batch)) if items is None else items
-        return {"loss": LossCall(self._owner.compute_loss)(self._owner.core.model, batch, given)}
+        return {"loss": LossCall(owner.compute_loss)(owner.core.model, batch, given)}
 
     # --- forward and backward -----------------------------------------------------------------------------------
 
@@ -70,7 +68,7 @@ class HfStep(MicroBatchStep):
         given = torch.tensor(num_rows(batch)) if items is None else items
         arguments = (model, batch, given) if self._passes_items else (model, batch)
         try:
-            loss.copy_(self._checked(self._owner.training_step(*arguments)))
+            loss.copy_(self._checked(owner_of(run).training_step(*arguments)))
         except StopTrainingError as error:
             run.trainer.backward_step(run.stand_in(batch, error)["loss"])
         self._note(loss, rows, index)
@@ -81,20 +79,19 @@ class HfStep(MicroBatchStep):
         self._backward_loss = loss.detach()
         if self._weight is None:
             return loss
-        weight: Tensor = self._weight.to(torch.promote_types(loss.dtype, torch.float32))
-        return loss * weight
+        return loss * self._weight.to(torch.promote_types(loss.dtype, torch.float32))
 
     def _note(self, loss: Tensor, rows: int, index: int) -> None:
         items = self._items[index]
         if rows:
             self._entries.append((loss, float(rows if items is None else items)))
         if index < len(self._items) - 1:
-            self._owner.call_event("on_substep_end")
+            owner_of(self.run).call_event("on_substep_end")
 
     def _checked(self, loss: Any) -> Tensor:
         """Return `training_step`'s loss as the mean over its micro-batch."""
         if not isinstance(loss, Tensor):
-            raise BatchLossError(f"training_step returned a {type(loss).__name__}; it must return the loss, detached")
+            raise BatchLossError(f"training_step must return the detached loss, but returned a {type(loss).__name__}")
         if loss.numel() != 1:
             raise BatchLossError(
                 f"training_step returned a loss of shape {tuple(loss.shape)}; it must return the mean loss, one number"
@@ -102,25 +99,18 @@ class HfStep(MicroBatchStep):
         loss = loss.detach().reshape(())
         if self._backward_loss is None and self._weight is not None:
             raise BatchLossError(
-                "training_step did not run its backward pass through self.accelerator.backward(loss), which weighs "
-                "the loss for its update of several micro-batches. Call that instead of loss.backward()."
+                "training_step did not call self.accelerator.backward(loss), which weights the loss of each "
+                "micro-batch of an update. Call it instead of loss.backward()."
             )
-        share = self._share_of_returned(loss)
-        mean: Tensor = loss if share == 1 else loss * share
-        return mean
-
-    def _share_of_returned(self, loss: Tensor) -> int:
-        """Return the factor that turns `training_step`'s losses into means over their micro-batches.
-
-        transformers 4 returns the loss divided by `gradient_accumulation_steps`; the first loss decides.
-        """
-        if self._returned_share is None:
+        if self._num_shares is None:
+            # transformers 4 returns the loss divided by `gradient_accumulation_steps`; the first loss decides.
             parts, given = self.run.settings.gradient_accumulation_steps, self._backward_loss
-            code = getattr(self._owner.training_step, "__code__", None)
+            code = getattr(owner_of(self.run).training_step, "__code__", None)
             may_divide = parts > 1 and code is not None and "gradient_accumulation_steps" in code.co_names
             is_share = may_divide and given is not None and bool(torch.isclose(loss * parts, given))
-            self._returned_share = parts if is_share else 1
-        return self._returned_share
+            self._num_shares = parts if is_share else 1
+        mean: Tensor = loss if self._num_shares == 1 else loss * self._num_shares
+        return mean
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
@@ -130,9 +120,9 @@ class HfStep(MicroBatchStep):
 
     def graphed(self, inputs: Any) -> Any:
         self._weight, self._backward_loss = inputs["weight"], None
-        model, batch = self._owner.core.model, inputs["batch"]
-        arguments = (model, batch, inputs["items"]) if self._passes_items else (model, batch)
-        return {"loss": self._checked(self._owner.training_step(*arguments))}
+        owner = owner_of(self.run)
+        arguments = (inputs["batch"], inputs["items"]) if self._passes_items else (inputs["batch"],)
+        return {"loss": self._checked(owner.training_step(owner.core.model, *arguments))}
 
     def take_graphed(self, output: Any, index: int) -> None:
         loss, rows = output["loss"].clone(), self.run.current_rows or 0
@@ -141,7 +131,7 @@ class HfStep(MicroBatchStep):
 
     def watchers(self) -> list[str]:
         """Return the owner's overridden steps, and its callbacks that read gradients."""
-        owner = self._owner
+        owner = owner_of(self.run)
         found = [] if owner.graph_safe else [name for name in STEPS if not owner.uses_default(name)]
         for callback in owner.callback_handler.callbacks:
             if not getattr(callback, "graph_safe", False):
@@ -156,7 +146,7 @@ class HfStep(MicroBatchStep):
 
     def commit(self, window: Window) -> None:
         super().commit(window)
-        self._owner.core.hf_run.count_losses(self._entries, window.samples)
+        owner_of(self.run).core.hf_run.count_losses(self._entries, window.samples)
 
 
 def _listens(callback: Any, event: str) -> bool:

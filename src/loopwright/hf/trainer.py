@@ -1,8 +1,7 @@
 """`Trainer`: the API and behaviour of transformers' Trainer, on loopwright's loop.
 
 Every method of its API may be overridden and is then called by the loop: `compute_loss`, `training_step`,
-`prediction_step`, `evaluation_loop`, `get_train_dataloader`, `create_optimizer`, ... Everything beyond the loop is in
-the modules next to this one.
+`prediction_step`, `evaluation_loop`, `get_train_dataloader`, `create_optimizer`, ...
 """
 
 from __future__ import annotations
@@ -18,19 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopwright.collisions import warn_of_collisions
 from loopwright.config import TrainingArguments
 from loopwright.engine.nested import to_device
 from loopwright.engine.processes import world_process_zero_only
 from loopwright.engine.sharding import is_sharded
 from loopwright.errors import ConfigError, DataError
 from loopwright.hf import files, loaders
-from loopwright.hf.callbacks import (
-    CallbackHandler,
-    DefaultFlowCallback,
-    PrinterCallback,
-    ProgressCallback,
-)
+from loopwright.hf.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from loopwright.hf.columns import ColumnCollator, DataCollator
 from loopwright.hf.core import AcceleratorView, Core
 from loopwright.hf.loss import (
@@ -43,22 +36,16 @@ from loopwright.hf.loss import (
     missing_loss,
     unexpected_inputs,
 )
-from loopwright.hf.outputs import (
-    EvalLoopOutput,
-    PredictionOutput,
-    TrainOutput,
-    set_seed,
-    speed_metrics,
-    stored_metrics,
-)
+from loopwright.hf.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, set_seed, speed_metrics, stored_metrics
 from loopwright.hf.prediction import EvaluationPass, model_predictions
-from loopwright.hf.private_names import CONTRACT, PrivateNames, made_optimizer
+from loopwright.hf.private_names import PrivateNames, created_optimizer, optimizer_options
 from loopwright.hf.run import HfRun
 from loopwright.hf.state import STATE_FILE, TrainerControl, TrainerState
 from loopwright.hf.validation import apply_log_level, check_trainer, given_optimizers, settled_arguments
 from loopwright.optimizers import create_optimizer, decay_parameter_names, weight_decay_groups
 from loopwright.schedulers import get_scheduler
 from loopwright.settings import check_is_idle
+from loopwright.training.run import run_of
 
 _LABEL_COLUMNS = ("labels", "label", "label_ids", "start_positions", "end_positions")
 
@@ -68,9 +55,8 @@ class Trainer(PrivateNames):
 
     Attributes:
         model: the bare model; the loop runs `model_wrapped`.
-        args: the arguments.
         state, control: read and set by callbacks.
-        optimizer, lr_scheduler: as given, or as made by `create_optimizer` and `create_scheduler`.
+        optimizer, lr_scheduler: as given, or as created by `create_optimizer` and `create_scheduler`.
         label_names: keys of a batch that are labels.
         label_smoother: the loss with smoothed labels, if `label_smoothing_factor` is set.
         core: the core trainer that runs the loop.
@@ -102,20 +88,17 @@ class Trainer(PrivateNames):
         Args:
             model: the module to train, or None with `model_init`.
             args: `TrainingArguments`, ours or transformers'.
-            data_collator: makes a batch from samples.
+            data_collator: creates a batch from samples.
             train_dataset, eval_dataset: datasets; `eval_dataset` may be a dict of them.
             processing_class: tokenizer or processor; selects the default collator, and is saved with the model.
             model_init: creates a fresh model for every `train`.
             compute_loss_func: called with (outputs, labels, num_items_in_batch=) instead of the model's own loss.
             compute_metrics: called with an `EvalPrediction`, returns a dict.
-            callbacks: extra callbacks.
+            callbacks: added to the default ones.
             optimizers: an optimizer and a scheduler, used as given.
             optimizer_cls_and_kwargs: an optimizer class with its arguments.
             preprocess_logits_for_metrics: called with (logits, labels) before predictions are stored.
             tokenizer: old name of `processing_class`.
-
-        Raises:
-            ConfigError: two settings conflict.
         """
         self.args: TrainingArguments = settled_arguments(args)
         self.model_init = model_init
@@ -144,9 +127,8 @@ class Trainer(PrivateNames):
             self.optimizer,
             self.lr_scheduler,
         )
-        self.is_in_train = False
+        self.is_in_train = self.can_return_loss = False
         self.label_names: list[str] = []
-        self.can_return_loss = False
         self.label_smoother: Any = None
         self.item_counter: ItemCounter
         self.prediction_padding: int | None = None
@@ -176,17 +158,12 @@ class Trainer(PrivateNames):
             resume_from_checkpoint: a `checkpoint-<step>` folder, or True for the newest complete one in `output_dir`.
             trial: not supported; tune with your own loop over trainers.
             ignore_keys_for_eval: outputs of the model that are not predictions, for evaluations during the run.
-
-        Raises:
-            ConfigError, DataError: before anything is touched.
-            CheckpointError: the checkpoint is damaged, belongs to another model, or was written by transformers.
         """
-        check_is_idle(self.core.is_running)
+        check_is_idle(run_of(self.core).is_running)
         if trial is not None:
-            raise ConfigError("trial is not supported: make a Trainer per trial, with the arguments of the trial")
+            raise ConfigError("trial is not supported: create a Trainer with the arguments of each trial")
         if self.train_dataset is None and self.uses_default("get_train_dataloader"):
             raise ConfigError("there is nothing to train on: pass train_dataset to the Trainer")
-        warn_of_collisions(self, Trainer, CONTRACT)
         if self.model_init is not None:
             set_seed(self.args.seed, self.args.full_determinism)
             self.model = self.call_model_init()
@@ -270,10 +247,8 @@ class Trainer(PrivateNames):
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; called by `training_step` and `prediction_step`."""
         if isinstance(inputs, Mapping) and len(inputs) == 0:
-            raise DataError(
-                "the batch is empty: nothing of the samples is left for the model, whose forward takes "
-                f"{', '.join(forward_parameters(self.model))}"
-            )
+            names = ", ".join(forward_parameters(self.model))
+            raise DataError(f"the batch is empty: the samples have none of the columns that the forward takes: {names}")
         return to_device(inputs, self.core.device)
 
     # --- data ---------------------------------------------------------------------------------------------------
@@ -322,10 +297,8 @@ class Trainer(PrivateNames):
         """Return a collator that passes the model the columns it takes; called for every loader."""
         if not self.args.remove_unused_columns:
             return data_collator
-        keeps_others = any(
-            not self.uses_default(method) for method in ("compute_loss", "training_step", "prediction_step")
-        )
-        return ColumnCollator(data_collator, forward_parameters(self.model), self.label_names, keeps_others)
+        uses_own = all(map(self.uses_default, ("compute_loss", "training_step", "prediction_step")))
+        return ColumnCollator(data_collator, forward_parameters(self.model), self.label_names, not uses_own)
 
     # --- optimizer and schedule ---------------------------------------------------------------------------------
 
@@ -343,17 +316,10 @@ class Trainer(PrivateNames):
             if given is None and not self.uses_default("get_optimizer_cls_and_kwargs"):
                 given = self.get_optimizer_cls_and_kwargs(args, model)
             if given is not None:
-                self.optimizer = made_optimizer(*given, model, groups)
+                self.optimizer = created_optimizer(*given, model, groups)
             else:
-                betas = (args.adam_beta1, args.adam_beta2)
-                self.optimizer = create_optimizer(
-                    args.optim,
-                    groups,
-                    lr=args.learning_rate,
-                    adam_betas=betas,
-                    adam_eps=args.adam_epsilon,
-                    optim_args=args.optim_args,
-                )
+                options = optimizer_options(args)
+                self.optimizer = create_optimizer(args.optim, groups, lr=args.learning_rate, **options)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -375,7 +341,7 @@ class Trainer(PrivateNames):
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of every parameter group."""
         if self.optimizer is None:
-            raise ConfigError("there is no optimizer yet: it is made by train()")
+            raise ConfigError("there is no optimizer yet: train() creates it")
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def get_num_trainable_parameters(self) -> int:
@@ -392,7 +358,7 @@ class Trainer(PrivateNames):
         Args:
             eval_dataset: None for the trainer's own; each dataset of a dict is evaluated under `<prefix>_<name>_`.
             ignore_keys: outputs of the model that are not predictions.
-            metric_key_prefix: prefix of every metric's name.
+            metric_key_prefix: starts the name of every metric.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
@@ -451,11 +417,7 @@ class Trainer(PrivateNames):
         return EvaluationPass(self, description, loss_only, ignore_keys).run(dataloader, metric_key_prefix)
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         """Return loss, logits and labels of an evaluation batch, None if missing; called for every batch."""
         inputs = self._prepare_inputs(inputs)
@@ -556,13 +518,12 @@ class Trainer(PrivateNames):
 
     def saved_processor(self) -> Any:
         """Return the tokenizer or processor to save with the model: the trainer's, or the collator's."""
-        return (
-            getattr(self.data_collator, "tokenizer", None) if self.processing_class is None else self.processing_class
-        )
+        own = self.processing_class
+        return getattr(self.data_collator, "tokenizer", None) if own is None else own
 
 
 def _inspect_model(trainer: Trainer) -> None:
-    """Determine the model's inputs and the items of its loss; repeated for every model of `model_init`."""
+    """Inspect the model's inputs, and how its loss counts items; repeated for every model of `model_init`."""
     args, model = trainer.args, trainer.model
     trainer.label_names = find_label_names(model) if args.label_names is None else list(args.label_names)
     trainer.can_return_loss = can_return_loss(model)

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def settled_arguments(args: Any) -> TrainingArguments:
-    """Return the arguments as ours, converted from transformers' if needed; None gets a default folder.
-
-    Raises:
-        ConfigTypeError: they have another type.
-    """
+    """Return the arguments as ours, converted from transformers' if needed; None gets a default folder."""
     if args is None:
         return TrainingArguments("tmp_trainer")
     if isinstance(args, TrainingArguments):
@@ -33,19 +29,17 @@ def settled_arguments(args: Any) -> TrainingArguments:
 
 
 def given_optimizers(optimizers: Any) -> tuple[Any, Any]:
-    """Return the given optimizer and scheduler, each None if missing.
-
-    Raises:
-        ConfigTypeError: they are not a pair.
-    """
-    pair = (None, None) if optimizers is None else optimizers
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        given = f"{len(pair)} objects" if isinstance(pair, (tuple, list)) else f"a {type(pair).__name__}"
-        raise ConfigTypeError(
-            f"optimizers must be a pair of an optimizer and a scheduler, got {given}: write (optimizer, None) to have "
-            "the schedule that the arguments name"
-        )
-    return pair[0], pair[1]
+    """Return the given optimizer and scheduler, each None if missing."""
+    if optimizers is None:
+        return None, None
+    is_sequence = isinstance(optimizers, (tuple, list))
+    if is_sequence and len(optimizers) == 2:
+        return optimizers[0], optimizers[1]
+    given = f"{len(optimizers)} objects" if is_sequence else f"a {type(optimizers).__name__}"
+    raise ConfigTypeError(
+        f"optimizers must be a pair of an optimizer and a scheduler, got {given}: write (optimizer, None) to use the "
+        "schedule that the arguments name"
+    )
 
 
 _logger = logging.getLogger("loopwright.hf")
@@ -79,39 +73,29 @@ def apply_log_level(args: TrainingArguments) -> None:
 
 
 def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
-    """Raise if the arguments conflict.
-
-    Args:
-        trainer: partly constructed.
-        model: as given.
-        callbacks: the extra ones, as given.
-
-    Raises:
-        ConfigError: names the given value and the nearest fix.
-    """
+    """Raise a ConfigError if the arguments of a partly constructed trainer conflict."""
+    args, data = trainer.args, trainer.eval_dataset
     _check_model(trainer, model)
     for name, instead in _NEVER_CALLED.items():
         if not trainer.uses_default(name):
             kind = type(trainer).__name__
-            _logger.warning("%s.%s is never called here: what it is for is done by %s", kind, name, instead)
-    args = trainer.args
+            _logger.warning("loopwright never calls %s.%s; its job is done by %s", kind, name, instead)
     if Path(args.output_dir).is_file():
-        raise ConfigError(f"output_dir={args.output_dir!r} is a file: give a folder, which is made where there is none")
-    if args.eval_strategy != "no" and trainer.eval_dataset is None and trainer.uses_default("get_eval_dataloader"):
+        raise ConfigError(f"output_dir={args.output_dir!r} is a file: give a folder, which is created if it is missing")
+    if args.eval_strategy != "no" and data is None and trainer.uses_default("get_eval_dataloader"):
         raise ConfigError(
             f'eval_strategy is "{args.eval_strategy}", but there is no eval_dataset: pass one, or set it to "no"'
         )
-    if isinstance(trainer.eval_dataset, Mapping) and not trainer.eval_dataset:
-        raise ConfigError("eval_dataset is a dict without a dataset: pass None, or fill it")
+    if isinstance(data, Mapping) and not data:
+        raise ConfigError("eval_dataset is an empty dict: add a dataset, or pass None")
     metric = args.metric_for_best_model
     is_used = args.load_best_model_at_end or (args.eval_strategy != "no" and trainer.uses_default("evaluate"))
-    if isinstance(trainer.eval_dataset, Mapping) and metric is not None and is_used:
-        names = list(trainer.eval_dataset)
+    if isinstance(data, Mapping) and metric is not None and is_used:
         bare = metric.removeprefix("eval_")
-        if not any(bare.startswith(f"{name}_") for name in names):
+        if not any(bare.startswith(f"{name}_") for name in data):
             raise ConfigError(
-                f"metric_for_best_model is {metric!r}, but eval_dataset is a dict of {', '.join(map(str, names))}: say "
-                f'of which, as "eval_{names[0]}_{bare}"'
+                f"metric_for_best_model is {metric!r}, but eval_dataset is a dict of {', '.join(map(str, data))}: name "
+                f'one of its datasets, as in "eval_{next(iter(data))}_{bare}"'
             )
     if not isinstance(callbacks, (list, tuple, type(None))):
         raise ConfigTypeError(f"callbacks must be a list, got a {type(callbacks).__name__}: write callbacks=[...]")
@@ -119,11 +103,11 @@ def check_trainer(trainer: Trainer, model: Any, callbacks: Any) -> None:
     computes = trainer.compute_metrics
     if args.batch_eval_metrics and computes and "compute_result" not in inspect.signature(computes).parameters:
         raise ConfigError(
-            "batch_eval_metrics=True calls compute_metrics(prediction, compute_result=...) for every batch: give it a "
-            "parameter compute_result, and return the metrics when that is True"
+            "batch_eval_metrics=True calls compute_metrics(prediction, compute_result=...) for every batch: add the "
+            "parameter compute_result, and return the metrics when it is True"
         )
     if trainer.train_dataset is not None and not isinstance(trainer.train_dataset, Sized) and args.max_steps < 1:
-        raise ConfigError("train_dataset has no length, so the end of an epoch is not known: set max_steps")
+        raise ConfigError("train_dataset has no length, so the end of an epoch is unknown: set max_steps")
 
 
 # The metrics of an evaluation without `compute_metrics`.
@@ -131,32 +115,29 @@ _ALWAYS_REPORTED = ("loss", "runtime", "samples_per_second", "steps_per_second")
 
 
 def _check_metric(trainer: Trainer, callbacks: list[Any]) -> None:
-    """Refuse a metric that nothing computes; a callback may add one to an evaluation's."""
+    """Raise if nothing computes the metric; the user's callbacks may add one to an evaluation."""
     metric = trainer.args.metric_for_best_model
     if metric is None or trainer.args.eval_strategy == "no" or metric.endswith(_ALWAYS_REPORTED):
         return
-    computes = trainer.compute_metrics is not None or not all(
-        map(trainer.uses_default, ("evaluate", "evaluation_loop"))
-    )
+    is_plain = trainer.uses_default("evaluate") and trainer.uses_default("evaluation_loop")
     kinds = [each if isinstance(each, type) else type(each) for each in callbacks]
-    adds = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("loopwright", "transformers")]
-    if not computes and not any(hasattr(kind, "on_evaluate") for kind in adds):
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("loopwright", "transformers")]
+    if trainer.compute_metrics is None and is_plain and not any(hasattr(kind, "on_evaluate") for kind in own):
         raise ConfigError(
-            f"metric_for_best_model is {metric!r}, but without compute_metrics an evaluation has a loss alone: pass "
+            f"metric_for_best_model is {metric!r}, but without compute_metrics an evaluation only has a loss: pass "
             'compute_metrics, or set metric_for_best_model="loss"'
         )
 
 
 def _check_model(trainer: Trainer, model: Any) -> None:
     if (model is None) == (trainer.model_init is None):
-        given = "neither" if model is None else "both"
-        raise ConfigError(f"a Trainer needs model or model_init, got {given}")
+        raise ConfigError(f"a Trainer needs model or model_init, got {'neither' if model is None else 'both'}")
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigTypeError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     has_optimizers = trainer.optimizer is not None or trainer.lr_scheduler is not None
     if trainer.model_init is not None and has_optimizers:
         raise ConfigError(
-            "model_init makes a new model for every train(), so an optimizer that was made before cannot be used: pass "
+            "model_init creates a new model for every train(), which an existing optimizer would not train: pass "
             "optimizer_cls_and_kwargs, or override create_optimizer"
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
