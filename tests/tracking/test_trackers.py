@@ -398,7 +398,7 @@ def test_a_failing_callback_of_transformers_does_not_stop_training(tmp_path, mon
     with caplog.at_level(logging.WARNING, logger="loopwright.hf"):
         assert trainer.train().global_step == 4
     said = [record.getMessage() for record in caplog.records if "TensorBoardCallback.on_log" in record.getMessage()]
-    assert said == ["TensorBoardCallback.on_log failed, and training goes on: ConnectionError: no network"]
+    assert said == ["TensorBoardCallback.on_log failed, and training continues: ConnectionError: no network"]
     for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
