@@ -16,7 +16,7 @@ from loopwright.errors import InputError
 from loopwright.report import LiveReport, open_run, write_comparison, write_report
 from loopwright.report.blocks import Table
 from loopwright.report.charts import Chart, Curve, draw, ticks
-from loopwright.report.comparing import mcnemar, notes_of, panels_of, sample_table
+from loopwright.report.comparison import mcnemar, notes_of, panels_of, sample_table
 from loopwright.report.curves import charts_of
 from loopwright.report.page import MOST_BYTES, _numeric_columns, _with_flags
 from loopwright.report.provenance import advice_for, again_panel, data_panel, speed_panel, time_shares

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class Kind:
+    """A block of a page; templates choose the drawing by its `kind`, the name of its class."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the class, in lower case."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Table:
+class Table(Kind):
     """A table; numbers are right-aligned.
 
     Attributes:
@@ -25,50 +34,37 @@ class Table:
     bar: int | None = None
     is_left: bool = False
     is_wide: bool = False
-    kind: str = "table"
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Kind):
     """A confusion matrix: rows are true labels, columns are predictions."""
 
     title: str
     labels: Sequence[str]
     counts: Sequence[Sequence[int]]
     note: str = ""
-    kind: str = "matrix"
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """A histogram of one or two groups of values.
-
-    Attributes:
-        edges: one more than there are bars.
-        groups: the name of each group and its counts.
-    """
+class Histogram(Kind):
+    """A histogram of one or two groups, each with a name and its counts; `edges` are one more than the bars."""
 
     title: str
     edges: Sequence[float]
     groups: Sequence[tuple[str, Sequence[int]]]
     note: str = ""
-    kind: str = "histogram"
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Lines through points, such as precision over recall.
-
-    Attributes:
-        groups: (name, points) of each line.
-    """
+class Lines(Kind):
+    """Lines through points, such as precision over recall; `groups` are (name, points) of each line."""
 
     title: str
     x_name: str
     y_name: str
     groups: Sequence[tuple[str, Sequence[tuple[float, float]]]]
     note: str = ""
-    kind: str = "lines"
 
 
 @dataclass(frozen=True)
@@ -81,13 +77,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Example:
-    """One sample: named texts, and whether the model was right if that is defined.
-
-    Attributes:
-        head: a short line above it: position, loss, confidence.
-        fields: (name, pieces of text).
-        is_right: None if undefined.
-    """
+    """One sample: a short line above it, (name, pieces of text), and whether the model was right, if defined."""
 
     head: str
     fields: Sequence[tuple[str, Sequence[Piece]]]
@@ -95,43 +85,40 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(Kind):
     """A list of samples."""
 
     title: str
     items: Sequence[Example]
     note: str = ""
-    kind: str = "examples"
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Kind):
     """Names and values in two columns."""
 
     title: str
     items: Sequence[tuple[str, Any]]
     note: str = ""
-    kind: str = "facts"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as a data URI.
-
-    Attributes:
-        title: the caption.
-        name: its file name.
-        note: for example that it was scaled down.
-    """
+class Picture(Kind):
+    """A picture as a data URI; `name` is its file name."""
 
     title: str
     name: str
     uri: str
     note: str = ""
-    kind: str = "picture"
 
 
 Block = Table | Matrix | Histogram | Lines | Examples | Facts | Picture
+
+
+def without_empty(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks that have something to show: rows, counts, groups or items."""
+    contents = ("rows", "counts", "groups", "items", "uri")
+    return [block for block in blocks if any(getattr(block, name, None) for name in contents)]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Final, NamedTuple
+from typing import Final
 
-from loopwright.report.formatting import number
-from loopwright.report.series import Point
+from loopwright.report.formats import number
+from loopwright.report.series import Mark, Point
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 10.0, 24.0
 _MARK_ROW = 7.0
@@ -49,21 +49,6 @@ class Curve:
     is_dashed: bool = False
 
 
-class ChartMark(NamedTuple):
-    """An event at an update, drawn across a chart.
-
-    Attributes:
-        kind: a key of `MARK_NAMES`.
-        text: a readable description.
-        colour: the run's colour index if a chart has several runs; None for the colour of the kind.
-    """
-
-    kind: str
-    update: float
-    text: str
-    colour: int | None = None
-
-
 @dataclass(frozen=True)
 class Chart:
     """Curves over the updates.
@@ -81,7 +66,7 @@ class Chart:
 
     title: str
     curves: Sequence[Curve]
-    marks: Sequence[ChartMark] = ()
+    marks: Sequence[Mark] = ()
     levels: Sequence[tuple[str, float]] = ()
     unit: str = ""
     is_wide: bool = False
@@ -106,27 +91,38 @@ class Chart:
 
 @dataclass
 class _Frame:
+    """Where values lie in an SVG: from `low` to `high` across, from `bottom` to `top` upwards."""
+
     width: float
     height: float
     low: float
     high: float
     bottom: float
     top: float
-    is_log: bool
-    _scale: tuple[float, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ends = (self.bottom, self.top)
-        self._scale = (math.log(ends[0]), math.log(ends[1])) if self.is_log else ends
+    is_log: bool = False
 
     def x(self, update: float) -> float:
         share = (update - self.low) / (self.high - self.low)
         return _LEFT + share * (self.width - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        at = math.log(max(value, 1e-300)) if self.is_log else value
-        share = (at - self._scale[0]) / (self._scale[1] - self._scale[0])
-        return self.height - _BOTTOM - min(max(share, 0.0), 1.0) * (self.height - _BOTTOM - _TOP)
+        scale = math.log if self.is_log else float
+        at = scale(max(value, 1e-300)) if self.is_log else value
+        share = (at - scale(self.bottom)) / (scale(self.top) - scale(self.bottom))
+        share = min(max(share, 0.0), 1.0)
+        return self.height - _BOTTOM - share * (self.height - _BOTTOM - _TOP)
+
+    def place(self, update: float, value: float) -> str:
+        return f"{_short(self.x(update))} {_short(self.y(value))}"
+
+    def across(self, kind: str, value: float) -> str:
+        """Return a horizontal line at a value."""
+        at = _short(self.y(value))
+        return f'<line class="{kind}" x1="{_short(_LEFT)}" x2="{_short(self.width - _RIGHT)}" y1="{at}" y2="{at}"/>'
+
+    def level(self, value: float, text: str) -> str:
+        """Return a grid line with its value at the axis."""
+        return self.across("grid", value) + _text("tick y", _LEFT - 6, self.y(value) + 3.5, text)
 
 
 def draw(chart: Chart) -> str:
@@ -136,23 +132,21 @@ def draw(chart: Chart) -> str:
     frame = _frame(chart)
     parts = [_grid(frame, chart)]
     for name, value in chart.levels:
-        if not frame.bottom <= value <= frame.top:
-            continue
-        at = _short(frame.y(value))
-        parts.append(
-            f'<line class="level" x1="{_short(_LEFT)}" x2="{_short(frame.width - _RIGHT)}" y1="{at}" y2="{at}"/>'
-            f'<text class="level-name" x="{_short(frame.width - _RIGHT - 4)}" y="{_short(frame.y(value) - 4)}">'
-            f"{escape(name)} {shown(value, chart.unit)}</text>"
-        )
-    parts.append(_marks(frame, chart))
-    for index, curve in enumerate(chart.curves):
-        parts.append(_curve(frame, curve, index))
+        if frame.bottom <= value <= frame.top:
+            label = f"{escape(name)} {shown(value, chart.unit)}"
+            parts += (
+                frame.across("level", value),
+                _text("level-name", frame.width - _RIGHT - 4, frame.y(value) - 4, label),
+            )
+    marks = _distinct_marks(frame, chart)
+    parts.append(f'<g class="marks">{"".join(_mark(frame, mark) for mark in marks)}</g>')
+    parts += (_curve(frame, curve, index) for index, curve in enumerate(chart.curves))
     numbers = json.dumps(
         {
             "unit": chart.unit,
             "log": chart.is_log,
             "frame": [frame.width, frame.height, _LEFT, _RIGHT, _TOP, _BOTTOM],
-            "range": [_rounded(frame.low), _rounded(frame.high), _rounded(frame.bottom), _rounded(frame.top)],
+            "range": list(map(_rounded, (frame.low, frame.high, frame.bottom, frame.top))),
             "curves": [
                 {
                     "name": curve.name,
@@ -161,27 +155,23 @@ def draw(chart: Chart) -> str:
                 }
                 for curve in chart.curves
             ],
-            "marks": [
-                [mark.kind, _rounded(mark.update), mark.text, mark.colour] for mark in _shown_marks(frame, chart)
-            ],
+            "marks": [[kind, _rounded(update), text, colour] for kind, update, text, colour in marks],
         },
         separators=(",", ":"),
     )
     label = f"{chart.title}: {', '.join(curve.name for curve in chart.curves)} over updates"
-    return (
-        f'<svg class="chart" viewBox="0 0 {_short(frame.width)} {_short(frame.height)}" role="img" '
-        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
-        f'<script type="application/json">{numbers.replace("<", chr(92) + "u003c")}</script>'
-    )
+    script = numbers.replace("<", chr(92) + "u003c")
+    svg = _svg(frame, f'class="chart" aria-label="{escape(label)}"', parts)
+    return f'{svg}<script type="application/json">{script}</script>'
 
 
 def shown(value: float, unit: str, step: float | None = None) -> str:
     """Return a value in its unit; `step`, the tick distance, sets the number of decimals."""
     if unit == "percent":
-        return f"{_fixed(100 * value, None if step is None else 100 * step)} %"
+        return f"{_fixed(100 * value, step and 100 * step)} %"
     if unit == "bytes":
         size, name = (1e9, "GB") if abs(value) >= 1e9 else (1e6, "MB")
-        return f"{_fixed(value / size, None if step is None else step / size)} {name}"
+        return f"{_fixed(value / size, step and step / size)} {name}"
     return _fixed(value, step)
 
 
@@ -197,61 +187,41 @@ def _fixed(value: float, step: float | None) -> str:
 
 def draw_histogram(edges: Sequence[float], groups: Sequence[tuple[str, Sequence[int]]]) -> str:
     """Return the SVG of one or two histograms over the same edges."""
-    width, height = 460.0, 180.0
     highest = max((max(counts, default=0) for _, counts in groups), default=0) or 1
-    num_bars = len(edges) - 1
-    step = (width - _LEFT - _RIGHT) / max(num_bars, 1)
-    parts = []
-    for level in ticks(0.0, highest, 3):
-        if level != int(level):
-            continue
-        at = height - _BOTTOM - level / highest * (height - _BOTTOM - _TOP)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{_short(at)}" y2="{_short(at)}"/>')
-        parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{number(level)}</text>')
-    each = (step - 1) / max(len(groups), 1)
+    frame = _Frame(460.0, 180.0, edges[0], edges[-1], 0.0, highest)
+    parts = [frame.level(level, number(level)) for level in ticks(0.0, highest, 3) if level == int(level)]
+    step = (frame.width - _LEFT - _RIGHT) / (len(edges) - 1)
+    width = (step - 1) / max(len(groups), 1)
     for place, (name, counts) in enumerate(groups):
         for index, count in enumerate(counts):
-            tall = count / highest * (height - _BOTTOM - _TOP)
+            x, y = _LEFT + index * step + place * width, frame.y(count)
+            span = f"{number(edges[index], 3)} to {number(edges[index + 1], 3)}"
             parts.append(
-                f'<rect class="bar c{place}" x="{_short(_LEFT + index * step + place * each)}" width="{_short(each)}" '
-                f'y="{_short(height - _BOTTOM - tall)}" height="{_short(tall)}"><title>{escape(name)} '
-                f"{number(edges[index], 3)} to {number(edges[index + 1], 3)}: {count:,}</title></rect>"
+                f'<rect class="bar c{place}" x="{_short(x)}" width="{_short(width)}" y="{_short(y)}" '
+                f'height="{_short(frame.height - _BOTTOM - y)}"><title>{escape(name)} {span}: {count:,}</title></rect>'
             )
-    span = edges[-1] - edges[0]
-    marked = ticks(edges[0], edges[-1], 6)
-    apart = marked[1] - marked[0] if len(marked) > 1 else None
-    for value in marked:
-        at = _LEFT + (value - edges[0]) / span * (width - _LEFT - _RIGHT)
-        parts.append(f'<text class="tick x" x="{_short(at)}" y="{height - 8}">{shown(value, "", apart)}</text>')
-    return f'<svg class="histogram" viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+    parts += _x_ticks(frame, ticks(edges[0], edges[-1], 6), frame.height - 8)
+    return _svg(frame, 'class="histogram"', parts)
 
 
 def draw_lines(x_name: str, y_name: str, groups: Sequence[tuple[str, Sequence[Point]]]) -> str:
     """Return the SVG of lines through points, with axes that start at zero or below."""
-    width, height = 460.0, 230.0
     points = [point for _, curve in groups for point in curve]
     low, high = min(0.0, *(x for x, _ in points)), max(x for x, _ in points)
     bottom, top = min(0.0, *(y for _, y in points)), max(y for _, y in points)
     # Shares are drawn up to one, so that the gap is visible.
     high, top = (1.0 if low >= 0 and end <= 1 else end for end in (high, top))
-    frame = _Frame(width, height - 14, low, high if high > low else low + 1, bottom, max(top, bottom + 1e-9), False)
-    parts = []
-    levels, places = ticks(frame.bottom, frame.top, 5), ticks(frame.low, frame.high, 5)
-    for value in levels:
-        at = _short(frame.y(value))
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{at}" y2="{at}"/>')
-        words = shown(value, "", levels[1] - levels[0] if len(levels) > 1 else None)
-        parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{_short(frame.y(value) + 3.5)}">{words}</text>')
-    for value in places:
-        words = shown(value, "", places[1] - places[0] if len(places) > 1 else None)
-        parts.append(f'<text class="tick x" x="{_short(frame.x(value))}" y="{height - 20}">{words}</text>')
+    frame = _Frame(460.0, 216.0, low, high if high > low else low + 1, bottom, max(top, bottom + 1e-9))
+    levels = ticks(frame.bottom, frame.top, 5)
+    parts = [frame.level(value, shown(value, "", _distance(levels))) for value in levels]
+    parts += _x_ticks(frame, ticks(frame.low, frame.high, 5), 210)
     for place, (name, curve) in enumerate(groups):
         parts.append(_curve(frame, Curve(name, curve, place % NUM_COLOURS), place))
-    middle, half = _short((_LEFT + width - _RIGHT) / 2), _short((_TOP + height - _BOTTOM) / 2)
-    parts.append(f'<text class="tick x" x="{middle}" y="{height - 5}">{escape(x_name)}</text>')
+    middle, half = (_LEFT + frame.width - _RIGHT) / 2, _short((_TOP + 230 - _BOTTOM) / 2)
+    parts.append(_text("tick x", middle, 225, escape(x_name)))
     parts.append(f'<text class="tick x" transform="translate(12 {half}) rotate(-90)">{escape(y_name)}</text>')
-    label = f"{y_name} over {x_name}"
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    label = escape(f"{y_name} over {x_name}")
+    return _svg(replace(frame, height=230.0), f'aria-label="{label}"', parts)
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
@@ -272,17 +242,15 @@ def _frame(chart: Chart) -> _Frame:
     low = 0.0 if 0 < low < 0.5 * high or low == high > 0 else low
     high = high if high > low else low + 1
     bottom, top = min(values), max(values)
+    size = (920.0, 300.0) if chart.is_wide else (460.0, 190.0)
     if is_log:
-        return _Frame(*_size(chart), low, high, bottom * 0.9, top * 1.1, True)
+        return _Frame(*size, low, high, bottom * 0.9, top * 1.1, is_log=True)
     if bottom == top:
         bottom, top = (0.0, 1.25 * top or 1.0) if bottom >= 0 else (bottom * 1.25, 0.0)
     room = 0.06 * (top - bottom)
     lowest = 0.0 if bottom >= 0 and (chart.is_from_zero or bottom < 0.15 * top) else bottom - room
-    return _Frame(*_size(chart), low, high, lowest, 1.0 if chart.unit == "percent" and top > 0.9 else top + room, False)
-
-
-def _size(chart: Chart) -> tuple[float, float]:
-    return (920.0, 300.0) if chart.is_wide else (460.0, 190.0)
+    highest = 1.0 if chart.unit == "percent" and top > 0.9 else top + room
+    return _Frame(*size, low, high, lowest, highest)
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -296,79 +264,73 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def _distance(values: Sequence[float]) -> float | None:
+    return values[1] - values[0] if len(values) > 1 else None
+
+
+def _x_ticks(frame: _Frame, values: Sequence[float], y: float) -> list[str]:
+    return [_text("tick x", frame.x(value), y, shown(value, "", _distance(values))) for value in values]
+
+
 def _grid(frame: _Frame, chart: Chart) -> str:
     if frame.is_log:
         decades = range(math.ceil(math.log10(frame.bottom)), math.floor(math.log10(frame.top)) + 1)
         levels = [10.0**power for power in decades]
     else:
         levels = ticks(frame.bottom, frame.top, 7 if chart.is_wide else 5)
-    parts = ['<g class="axes">']
-    step = levels[1] - levels[0] if len(levels) > 1 and not frame.is_log else None
-    for value in levels:
-        at = frame.y(value)
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_short(frame.width - _RIGHT)}" y1="{_short(at)}" y2="{_short(at)}"/>'
-            f'<text class="tick y" x="{_LEFT - 6}" y="{_short(at + 3.5)}">{shown(value, chart.unit, step)}</text>'
-        )
+    step = None if frame.is_log else _distance(levels)
+    parts = [frame.level(value, shown(value, chart.unit, step)) for value in levels]
     for update in ticks(frame.low, frame.high, 8 if chart.is_wide else 4):
-        if update != int(update):
-            continue
-        place = _short(frame.x(update))
-        parts.append(f'<text class="tick x" x="{place}" y="{_short(frame.height - 7)}">{_count(update)}</text>')
-    return "".join(parts) + "</g>"
+        if update == int(update):
+            parts.append(_text("tick x", frame.x(update), frame.height - 7, _count(update)))
+    return f'<g class="axes">{"".join(parts)}</g>'
 
 
 def _curve(frame: _Frame, curve: Curve, index: int) -> str:
     parts = []
     if len(curve.band) == 1:
         at, low, high = curve.band[0]
-        x = _short(frame.x(at))
-        parts.append(f'<path class="line c{curve.colour}" d="M{x} {_short(frame.y(low))}V{_short(frame.y(high))}"/>')
+        parts.append(f'<path class="line c{curve.colour}" d="M{frame.place(at, low)}V{_short(frame.y(high))}"/>')
     elif curve.band:
-        upper = [f"{_short(frame.x(x))} {_short(frame.y(high))}" for x, _, high in curve.band]
-        lower = [f"{_short(frame.x(x))} {_short(frame.y(low))}" for x, low, _ in reversed(curve.band)]
+        upper = [frame.place(x, high) for x, _, high in curve.band]
+        lower = [frame.place(x, low) for x, low, _ in reversed(curve.band)]
         parts.append(f'<path class="band c{curve.colour}" d="M{"L".join(upper + lower)}Z"/>')
-    places = [f"{_short(frame.x(x))} {_short(frame.y(y))}" for x, y in curve.points]
-    if len(places) > 1:
+    if len(curve.points) > 1:
         dashed = " dashed" if curve.is_dashed else ""
-        parts.append(f'<path class="line c{curve.colour}{dashed}" data-curve="{index}" d="M{"L".join(places)}"/>')
-    if curve.has_dots or len(places) == 1:
-        for place in places:
-            x, y = place.split()
-            parts.append(f'<circle class="dot c{curve.colour}" cx="{x}" cy="{y}" r="2.6"/>')
+        places = "L".join(frame.place(x, y) for x, y in curve.points)
+        parts.append(f'<path class="line c{curve.colour}{dashed}" data-curve="{index}" d="M{places}"/>')
+    if curve.has_dots or len(curve.points) == 1:
+        for x, y in curve.points:
+            center = f'cx="{_short(frame.x(x))}" cy="{_short(frame.y(y))}"'
+            parts.append(f'<circle class="dot c{curve.colour}" {center} r="2.6"/>')
     return "".join(parts)
 
 
-def _shown_marks(frame: _Frame, chart: Chart) -> list[ChartMark]:
-    """Return the distinguishable marks: one per kind, colour and pixel column."""
-    seen: set[tuple[str, int | None, int]] = set()
-    kept = []
+def _distinct_marks(frame: _Frame, chart: Chart) -> list[Mark]:
+    """Return the distinguishable marks: the first per kind, colour and pixel column."""
+    distinct: dict[tuple[str, int | None, int], Mark] = {}
     for mark in chart.marks:
-        place = (mark.kind, mark.colour, round(frame.x(mark.update)))
-        if place not in seen:
-            seen.add(place)
-            kept.append(mark)
-    return kept
+        distinct.setdefault((mark.kind, mark.colour, round(frame.x(mark.update))), mark)
+    return list(distinct.values())
 
 
-def _marks(frame: _Frame, chart: Chart) -> str:
-    parts = ['<g class="marks">']
-    floor = frame.height - _BOTTOM
-    for kind, update, text, colour in _shown_marks(frame, chart):
-        x = frame.x(update)
-        title = f"<title>{escape(text)} at update {_count(update)}</title>"
-        if kind == "save":
-            parts.append(
-                f'<path class="mark save" d="M{_short(x - 3.5)} {_short(floor)}h7l-3.5 -{_short(_MARK_ROW - 1)}z">'
-                f"{title}</path>"
-            )
-        else:
-            own = "" if colour is None else f" own c{colour}"
-            parts.append(
-                f'<line class="mark {kind}{own}" x1="{_short(x)}" x2="{_short(x)}" y1="{_short(_TOP)}" '
-                f'y2="{_short(floor)}">{title}</line>'
-            )
-    return "".join(parts) + "</g>"
+def _mark(frame: _Frame, mark: Mark) -> str:
+    x, floor = frame.x(mark.update), _short(frame.height - _BOTTOM)
+    title = f"<title>{escape(mark.text)} at update {_count(mark.update)}</title>"
+    if mark.kind == "save":
+        return f'<path class="mark save" d="M{_short(x - 3.5)} {floor}h7l-3.5 -{_short(_MARK_ROW - 1)}z">{title}</path>'
+    own = "" if mark.colour is None else f" own c{mark.colour}"
+    at = f'x1="{_short(x)}" x2="{_short(x)}" y1="{_short(_TOP)}" y2="{floor}"'
+    return f'<line class="mark {mark.kind}{own}" {at}>{title}</line>'
+
+
+def _text(kind: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{kind}" x="{_short(x)}" y="{_short(y)}">{text}</text>'
+
+
+def _svg(frame: _Frame, attributes: str, parts: Sequence[str]) -> str:
+    box = f"0 0 {_short(frame.width)} {_short(frame.height)}"
+    return f'<svg {attributes} viewBox="{box}" role="img">{"".join(parts)}</svg>'
 
 
 def _count(update: float) -> str:

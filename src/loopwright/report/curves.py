@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from loopwright.report.charts import NUM_COLOURS, Chart, ChartMark, Curve
+from loopwright.report.charts import NUM_COLOURS, Chart, Curve
 from loopwright.report.run_view import RunView
+from loopwright.report.series import Mark
 
 _MOST_POINTS: Final = 24_000  # over all curves of a page: about 600 kB
 _COLUMNS: Final = 600
@@ -15,7 +16,7 @@ _FEWEST_COLUMNS: Final = 24
 _MOST_CHARTS: Final = 40
 _DOTS: Final = 40
 _EVAL_LOSSES: Final = ("eval_loss", "eval_loss_epoch", "intermediate_eval_loss", "evaluation_loss")
-_TRAIN_LOSSES: Final = ("loss", "train_loss")
+_TRAIN_LOSSES: Final = ("loss", "train_loss", "train_loss_epoch")
 # Logged series (the first that exists), title and unit. Charts with a unit start at zero.
 _COURSE: Final = (
     (("lr", "learning_rate"), "Learning rate", ""),
@@ -37,7 +38,7 @@ def charts_of(runs: Sequence[RunView]) -> list[Chart]:
     columns = max(min(_COLUMNS, _MOST_POINTS // 2 // max(len(names) * len(runs), 1)), _FEWEST_COLUMNS)
     charts = [_loss_chart(runs, group, columns) for group in _groups(runs)]
     charts += [chart for group in _groups(runs) for chart in _metric_charts(runs, group, names, columns)]
-    used = {*_EVAL_LOSSES, *_TRAIN_LOSSES, "train_loss_epoch"}
+    used = {*_EVAL_LOSSES, *_TRAIN_LOSSES}
     for choices, title, unit in _COURSE:
         used |= set(choices)
         charts.append(_plain_chart(runs, choices, title, unit, columns))
@@ -76,18 +77,13 @@ def _loss_chart(runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], c
     is_alone = len(runs) == 1
     for index, run in group:
         series = run.metrics.series
-        whose = "" if is_alone else f" {run.id}"
-        train = next((series[name].points(columns) for name in _TRAIN_LOSSES if name in series), [])
-        if not train and "train_loss_epoch" in series:
-            train = series["train_loss_epoch"].points(columns)
-        evaluated = next((series[name].points(columns) for name in _EVAL_LOSSES if name in series), [])
-        if train:
-            has_dots = len(train) <= _DOTS and is_alone
-            colour = _colour(index, len(runs), 0)
-            curves.append(Curve(f"training{whose}", train, colour, (), has_dots, is_dashed=not is_alone))
-        if evaluated:
-            colour = _colour(index, len(runs), 1)
-            curves.append(Curve(f"evaluation{whose}", evaluated, colour, has_dots=len(evaluated) <= _DOTS))
+        for kind, (title, names) in enumerate((("training", _TRAIN_LOSSES), ("evaluation", _EVAL_LOSSES))):
+            points = next((series[name].points(columns) for name in names if name in series), [])
+            is_dashed = kind == 0 and not is_alone
+            has_dots = len(points) <= _DOTS and not is_dashed
+            name = title if is_alone else f"{title} {run.id}"
+            curve = Curve(name, points, _colour(index, len(runs), kind), has_dots=has_dots, is_dashed=is_dashed)
+            curves += [curve] if points else []
     note = "" if is_alone else "training dashed, evaluation solid"
     title = _titled("Loss", runs, group)
     marks = _marks(runs, [index for index, _ in group])
@@ -103,21 +99,19 @@ def _metric_charts(
     chief = next((f"eval_{run.metric}" for _, run in group if run.metric), None)
     found.sort(key=lambda name: name != chief)
     charts = []
+    is_alone = len(runs) == 1
     for name in found:
         short = name.removeprefix("eval_")
+        shown = {index: run for index, run in group if name in run.metrics.series}
         curves = [
-            _metric_curve(run, name, columns, _colour(index, len(runs), 1), is_alone=len(runs) == 1)
-            for index, run in group
-            if name in run.metrics.series
+            _metric_curve(run, name, columns, _colour(index, len(runs), 1), is_alone) for index, run in shown.items()
         ]
         levels = [
-            (floor, values[short]) for _, run in group for floor, values in run.baselines.items() if short in values
+            (each, values[short]) for _, run in group for each, values in run.baselines.items() if short in values
         ]
-        is_decisive = len(runs) == 1 and runs[0].decisive == short
-        note = "decides which model is best" if is_decisive else ""
+        note = "decides which model is best" if is_alone and runs[0].decisive == short else ""
         title = _titled(short.replace("_", " "), runs, group)
-        shown = [index for index, run in group if name in run.metrics.series]
-        charts.append(Chart(title, curves, _marks(runs, shown), list(dict.fromkeys(levels)), note=note))
+        charts.append(Chart(title, curves, _marks(runs, list(shown)), list(dict.fromkeys(levels)), note=note))
     return charts
 
 
@@ -151,7 +145,7 @@ def _colour(index: int, num_runs: int, kind: int) -> int:
     return kind if num_runs == 1 else index % NUM_COLOURS
 
 
-def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[ChartMark]:
+def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[Mark]:
     """Return the marks of a single run; for several, only problems, in the colours of the runs on the chart.
 
     Args:
@@ -160,11 +154,10 @@ def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[ChartMark]:
     """
     if len(runs) > 1:
         return [
-            ChartMark(mark.kind, mark.update, f"{runs[index].id}: {mark.text}", _colour(index, len(runs), 0))
+            mark._replace(text=f"{runs[index].id}: {mark.text}", colour=_colour(index, len(runs), 0))
             for index in shown
             for mark in runs[index].metrics.marks
             if mark.kind in ("resume", "split", "evalsplit", "nan")
         ]
-    marks = [ChartMark(mark.kind, mark.update, mark.text) for mark in runs[0].metrics.marks]
     best = best_update(runs[0])
-    return [*marks, *([ChartMark("best", best, "best evaluation")] if best is not None else [])]
+    return [*runs[0].metrics.marks, *([] if best is None else [Mark("best", best, "best evaluation")])]

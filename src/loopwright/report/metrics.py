@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from loopwright.report.series import Series
+from loopwright.report.series import Mark, Series
 
 _CURVES: Final = frozenset(("log", "speed", "training", "evaluation"))
 # Position fields of a record; not curves.
@@ -27,20 +28,6 @@ _MARKS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Mark:
-    """An event at an update: a save, a resume, a split, a non-finite value.
-
-    Attributes:
-        kind: save, resume, split, evalsplit, tier, skip, mode or nan.
-        text: a readable description.
-    """
-
-    kind: str
-    update: float
-    text: str
-
-
 @dataclass
 class TimeSpent:
     """Seconds of a run by activity, as far as the records show."""
@@ -53,7 +40,7 @@ class TimeSpent:
 
 
 @dataclass
-class _Clock:
+class Clock:
     """The position of the last record, and the recent time per update.
 
     Attributes:
@@ -72,90 +59,51 @@ class _Clock:
 
 
 @dataclass
-class _Found:
-    """Everything read from a file; replaced as a whole if the file was replaced."""
-
-    series: dict[str, Series] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
-    spent: TimeSpent = field(default_factory=TimeSpent)
-    clock: _Clock = field(default_factory=_Clock)
-    starts: list[dict[str, Any]] = field(default_factory=list)
-    tier: str | None = None
-    num_records: int = 0
-    num_lines: int = 0
-    num_bad: int = 0
-    bad_lines: list[int] = field(default_factory=list)
-    last_time: float | None = None
-    first_time: float | None = None
-    offset: int = 0
-    tail: bytes = b""
-
-
 class Metrics:
     """The contents of metrics.jsonl; `read` is incremental, so a growing file costs only its new lines.
 
-    Args:
+    Attributes:
         path: the file; it may be missing.
+        series: the curves by metric name, in the order of their first log.
+        marks: the events during the run, in order.
+        spent: the time spent by activity.
+        starts: the records of the start and every resume.
+        tier: the resume guarantee at the end of the run; None if no record has it.
+        num_records: the number of records read.
+        num_bad: the number of unreadable lines.
+        bad_lines: the numbers of the first unreadable lines.
+        first_time: the wall clock at the first record, in seconds since 1970.
+        clock: the position of the last record.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found = _Found()
-
-    @property
-    def series(self) -> dict[str, Series]:
-        """The curves by metric name, in the order of their first log."""
-        return self._found.series
-
-    @property
-    def marks(self) -> list[Mark]:
-        """The events during the run, in order."""
-        return self._found.marks
-
-    @property
-    def spent(self) -> TimeSpent:
-        """The time spent by activity."""
-        return self._found.spent
-
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """The records of the start and every resume."""
-        return self._found.starts
-
-    @property
-    def tier(self) -> str | None:
-        """The resume guarantee at the end of the run; None if no record has it."""
-        return self._found.tier
-
-    @property
-    def num_records(self) -> int:
-        """The number of records read."""
-        return self._found.num_records
-
-    @property
-    def num_bad(self) -> int:
-        """The number of unreadable lines."""
-        return self._found.num_bad
-
-    @property
-    def bad_lines(self) -> list[int]:
-        """The numbers of the first unreadable lines."""
-        return self._found.bad_lines
+    path: Path
+    series: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
+    marks: list[Mark] = field(default_factory=list)
+    spent: TimeSpent = field(default_factory=TimeSpent)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    tier: str | None = None
+    num_records: int = 0
+    num_bad: int = 0
+    bad_lines: list[int] = field(default_factory=list)
+    first_time: float | None = None
+    clock: Clock = field(default_factory=Clock)
+    _num_lines: int = 0
+    _offset: int = 0
+    _tail: bytes = b""
 
     @property
     def seconds(self) -> float:
         """The duration of the run at the last record."""
-        return self._found.clock.seconds
+        return self.clock.seconds
 
     @property
     def update(self) -> int:
         """The update of the last record."""
-        return int(self._found.clock.update)
+        return int(self.clock.update)
 
-    @property
-    def times(self) -> tuple[float | None, float | None]:
-        """The wall clock at the first and last record, in seconds since 1970."""
-        return self._found.first_time, self._found.last_time
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a curve; None if it was not logged."""
+        return self.series[name].mean() if name in self.series else None
 
     def read(self) -> bool:
         """Read the lines appended since the last call, and return whether there were any.
@@ -166,34 +114,31 @@ class Metrics:
             OSError: the file exists but cannot be read.
         """
         try:
-            file = self._path.open("rb")
+            file = self.path.open("rb")
         except FileNotFoundError:
             return False
         with file:
             if not self._is_same(file):
-                self._found = _Found()
-            found = self._found
-            before = found.num_lines
-            file.seek(found.offset)
+                vars(self).update(vars(Metrics(self.path)))
+            before = self._num_lines
+            file.seek(self._offset)
             while lines := file.readlines(_BLOCK_BYTES):
                 if not lines[-1].endswith(b"\n"):
                     lines.pop()
                 self._take_lines(lines)
-            return found.num_lines > before
+            return self._num_lines > before
 
     def _is_same(self, file: Any) -> bool:
         """Whether the file still starts with the part read so far; a resume may have truncated it."""
-        found = self._found
-        file.seek(max(found.offset - len(found.tail), 0))
-        return bool(file.read(len(found.tail)) == found.tail)
+        file.seek(max(self._offset - len(self._tail), 0))
+        return bool(file.read(len(self._tail)) == self._tail)
 
     def _take_lines(self, lines: list[bytes]) -> None:
         """Parse whole lines: all at once, which is faster, or one by one if any is damaged."""
         if not lines:
             return
-        found = self._found
-        found.offset += sum(map(len, lines))
-        found.tail = lines[-1][-_REMEMBERED_BYTES:]
+        self._offset += sum(map(len, lines))
+        self._tail = lines[-1][-_REMEMBERED_BYTES:]
         try:
             records = json.loads(b"[" + b",".join(lines) + b"]")
         except (ValueError, RecursionError):
@@ -201,64 +146,55 @@ class Metrics:
         if len(records) != len(lines):
             records = [_parsed(line) for line in lines]
         for record in records:
-            found.num_lines += 1
+            self._num_lines += 1
             try:
                 self._take(record)
             except (ValueError, TypeError, AttributeError):
-                found.num_bad += 1
-                if len(found.bad_lines) < _MOST_NAMED_LINES:
-                    found.bad_lines.append(found.num_lines)
+                self.num_bad += 1
+                if len(self.bad_lines) < _MOST_NAMED_LINES:
+                    self.bad_lines.append(self._num_lines)
 
     def _take(self, record: dict[str, Any]) -> None:
-        found = self._found
-        event, update = record.get("event"), record.get("update", found.clock.update)
+        event, update = record.get("event"), record.get("update", self.clock.update)
         if not isinstance(update, (int, float)) or not isinstance(event, str):
             raise ValueError("a record has an event, and an update that is a number")
         if event in _CURVES:
-            series = found.series
             for name, value in record.items():
-                kind = type(value)
-                if (kind is float or kind is int) and name not in _PLACE:
-                    try:
-                        series[name].add(update, value)
-                    except KeyError:
-                        series[name] = Series()
-                        series[name].add(update, value)
+                if type(value) in (float, int) and name not in _PLACE:
+                    self.series[name].add(update, value)
             if "nonfinite" in record:
-                words = ", ".join(f"{name} was {value}" for name, value in record["nonfinite"].items())
-                self._mark("nan", update, words)
+                values = ", ".join(f"{name} was {value}" for name, value in record["nonfinite"].items())
+                self._mark("nan", update, values)
         elif event == "start":
-            found.starts.append(record)
-            found.tier = record.get("tier")
+            self.starts.append(record)
+            self.tier = record.get("tier")
             if record.get("resumed_from") is not None:
                 # The record of the save it resumes from came after that save, and was truncated with the rest.
-                if not any(mark.kind == "save" and mark.update == update for mark in found.marks[-_FEW_MARKS:]):
+                if not any(mark.kind == "save" and mark.update == update for mark in self.marks[-_FEW_MARKS:]):
                     self._mark("save", update, "saved")
                 self._mark("resume", update, f"resumed from {record['resumed_from']}")
         elif event == "tier":
-            found.tier = record.get("tier")
+            self.tier = record.get("tier")
             reason = f" ({record['reason']})" if record.get("reason") else ""
-            self._mark("tier", update, f"resume guarantee {found.tier} from here on{reason}")
+            self._mark("tier", update, f"resume guarantee {self.tier} from here on{reason}")
         elif event in _MARKS:
-            kind_of_mark, text = _MARKS[event]
+            kind, text = _MARKS[event]
             more = record.get("mode") or record.get("message") or ""
-            self._mark(kind_of_mark, update, f"{text} {more}".strip())
+            self._mark(kind, update, f"{text} {more}".strip())
         self._time(event, update, record)
-        found.num_records += 1
+        self.num_records += 1
 
     def _mark(self, kind: str, update: float, text: str) -> None:
-        marks = self._found.marks
+        marks = self.marks
         if len(marks) < _MOST_MARKS and not (marks and marks[-1] == Mark(kind, update, text)):
             marks.append(Mark(kind, update, text))
 
     def _time(self, event: str, update: float, record: dict[str, Any]) -> None:
         """Attribute the time since the last record to an activity."""
-        found = self._found
-        clock, spent = found.clock, found.spent
+        clock, spent = self.clock, self.spent
         when, seconds = record.get("time"), record.get("seconds")
         if isinstance(when, (int, float)):
-            found.first_time = when if found.first_time is None else found.first_time
-            found.last_time = when
+            self.first_time = when if self.first_time is None else self.first_time
         if not isinstance(seconds, (int, float)):
             return
         passed = max(seconds - clock.seconds, 0.0)
@@ -293,7 +229,7 @@ class Metrics:
 
     def _share(self, event: str, passed: float, num_updates: float) -> None:
         """Add the time of an evaluation or a save, without the unlogged updates since the last record."""
-        clock, spent = self._found.clock, self._found.spent
+        clock, spent = self.clock, self.spent
         trained = min(passed, num_updates * (clock.per_update or 0.0)) if num_updates > 0 else 0.0
         spent.training += trained
         if event == "evaluation":

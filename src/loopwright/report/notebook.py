@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from loopwright.report.formatting import metric
+from loopwright.report.formats import metric
 from loopwright.report.metrics import Metrics
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import Bar, card_of, interval_text

@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 from loopwright.report import charts
 from loopwright.report import provenance as facts
 from loopwright.report.blocks import Picture, Table
-from loopwright.report.comparing import notes_of, panels_of, results_table
+from loopwright.report.comparison import notes_of, panels_of, results_table
 from loopwright.report.curves import charts_of
-from loopwright.report.formatting import metric, plural
+from loopwright.report.formats import metric, plural
 from loopwright.report.panels import Findings, read_findings
 from loopwright.report.panels.tuning import tuning_panel
 from loopwright.report.pictures import pictures_of

@@ -6,12 +6,28 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # A curve this long is halved to its extremes, so memory does not grow with the run.
 _MOST_POINTS = 1 << 17
 _KEPT_STRETCHES = 1 << 14
 
 Point = tuple[float, float]
+
+
+class Mark(NamedTuple):
+    """An event at an update, drawn across a chart.
+
+    Attributes:
+        kind: save, resume, split, evalsplit, tier, skip, mode, nan or best.
+        text: a readable description.
+        colour: the run's colour index if a chart has several runs; None for the colour of the kind.
+    """
+
+    kind: str
+    update: float
+    text: str
+    colour: int | None = None
 
 
 class Series:

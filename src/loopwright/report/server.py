@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.errors import InputError
-from loopwright.report.writing import LiveReport, Stamp
+from loopwright.report.output import LiveReport, Stamp
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8642

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwright.report.curves import best_update
-from loopwright.report.formatting import duration, metric, number, plural
+from loopwright.report.formats import duration, metric, number, plural
 from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from loopwright.report.blocks import Block, Examples, Panel, Table
-from loopwright.report.formatting import cut, metric, percent, plural
+from loopwright.report.blocks import Block, Examples, Panel, Table, without_empty
+from loopwright.report.formats import cut, metric, percent, plural
 from loopwright.report.panels.classes import Choices, Labels, LabelSets, Pixels
 from loopwright.report.panels.collectors import ByLength, Collector
-from loopwright.report.panels.generations import at_evaluations
-from loopwright.report.panels.objects import CLASSES, Objects, by_precision
-from loopwright.report.panels.sample import example, is_right
-from loopwright.report.panels.texts import Answers, Language, Losses, Masked, Numbers, Retrieval, Tags, Written
-from loopwright.report.samples import json_lines
+from loopwright.report.panels.objects import CLASSES, Objects, average_precision
+from loopwright.report.panels.sample import Sample, example, is_right, json_lines
+from loopwright.report.panels.texts import (
+    Answers,
+    Language,
+    Losses,
+    Masked,
+    Numbers,
+    Retrieval,
+    Tags,
+    Written,
+    generations,
+)
 
 NUM_WORST: Final = 20
 _NUM_SUSPECTS: Final = 20
@@ -57,7 +65,8 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
         labels: the class names in the model's order.
     """
     findings = Findings()
-    by_length, collector = ByLength(), None
+    by_length = ByLength()
+    collector: Collector | None = None
     bad = 0
     verdicts: Counter[bool | None] = Counter()
     for sample in json_lines(folder / "predictions.jsonl"):
@@ -73,16 +82,15 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             verdicts[is_right(sample)] += 1
         except (KeyError, TypeError, ValueError, AttributeError):
             bad += 1
-    samples = at_evaluations(json_lines(folder / "samples.jsonl"))
+    generated = without_empty([generations(json_lines(folder / "samples.jsonl"))])
     if collector is not None:
-        blocks = [*collector.blocks(), *by_precision(folder / CLASSES)]
+        blocks = without_empty([*collector.blocks(), average_precision(folder / CLASSES)])
         # Figures first, then the samples written during the run, then those of the last evaluation.
         place = next((index for index, block in enumerate(blocks) if isinstance(block, Examples)), len(blocks))
-        findings.panel = Panel(collector.title, [*blocks[:place], *samples, *blocks[place:]])
-        slices: Callable[[], list[Block]] = getattr(collector, "slices", list)
-        findings.slices = [*slices(), *by_length.block(collector.score_name)]
-    elif samples:
-        findings.panel = Panel("Text", samples)
+        findings.panel = Panel(collector.title, [*blocks[:place], *generated, *blocks[place:]])
+        findings.slices = without_empty([*collector.slices(), by_length.block(collector.score_name)])
+    elif generated:
+        findings.panel = Panel("Text", generated)
     if bad:
         findings.notes.append(f"{plural(bad, 'line')} of eval/predictions.jsonl could not be read: left out")
     findings.worst = _worst(folder / "worst.jsonl", verdicts)
@@ -106,7 +114,7 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
     return Examples(f"The {what} with the largest losses", shown) if shown else None
 
 
-def _collector_for(sample: Mapping[str, Any], labels: Sequence[str]) -> Collector:
+def _collector_for(sample: Sample, labels: Sequence[str]) -> Collector:
     """Return the collector for samples of this form; the form is more reliable than the task's name."""
     predicted, true = sample.get("prediction"), sample.get("reference")
     if "choices" in sample:
@@ -141,25 +149,18 @@ def _suspects(path: Path) -> Table | None:
         return None
     shown = []
     for row in rows[:_NUM_SUSPECTS]:
-        others = [
-            value for name, value in row.items() if name not in _HIDDEN_COLUMNS and isinstance(value, str) and value
-        ]
-        text = Path(row["image"]).name if row.get("image") else cut(" · ".join(others), 240)
-        cells = [
+        others = [value for name, value in row.items() if name not in _HIDDEN_COLUMNS and isinstance(value, str)]
+        text = Path(row["image"]).name if row.get("image") else cut(" · ".join(filter(None, others)), 240)
+        place, labels = (
             row.get("place") or row.get("position", ""),
-            row.get("reference", ""),
-            row.get("prediction", ""),
-            _share(row.get("sure")),
-            text,
-        ]
-        shown.append(cells)
+            (row.get("reference", ""), row.get("prediction", "")),
+        )
+        shown.append([place, *labels, _share(row.get("sure")), text])
+    if not shown:
+        return None
     note = "the model is sure, and the label disagrees: eval/suspects.csv has "
     note += "them all" if len(rows) <= _NUM_SUSPECTS else f"all {len(rows)}"
-    return (
-        Table("Suspected labels", ["row", "label", "model says", "sure", "sample"], shown, note, is_wide=True)
-        if shown
-        else None
-    )
+    return Table("Suspected labels", ["row", "label", "model says", "sure", "sample"], shown, note, is_wide=True)
 
 
 def _share(text: str | None) -> str:

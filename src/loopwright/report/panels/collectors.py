@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from loopwright.report.blocks import Block, Examples, Histogram, Table
 from loopwright.report.charts import ticks
-from loopwright.report.formatting import metric
-from loopwright.report.panels.sample import example
+from loopwright.report.formats import metric
+from loopwright.report.panels.sample import Sample, example
 
 NUM_SHOWN: Final = 8
 _NUM_SLICES: Final = 5
@@ -28,75 +28,69 @@ class Collector(ABC):
 
     Attributes:
         score_name: the name of `score`'s value in the tables by slice.
+        score_key: the key of that value in a sample.
     """
 
     title = "Predictions"
     score_name = "mean loss"
+    score_key = "loss"
 
     @abstractmethod
-    def add(self, sample: Mapping[str, Any]) -> None:
+    def add(self, sample: Sample) -> None:
         """Add a sample; called for each line of predictions.jsonl."""
 
     @abstractmethod
     def blocks(self) -> list[Block]:
-        """Return the panel's blocks; called once, at the end."""
+        """Return the panel's blocks, of which empty ones are not shown; called once, at the end."""
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return a sample's score for the tables by slice; its loss unless a task has a better one."""
-        value = sample.get("loss")
+    def score(self, sample: Sample) -> float | None:
+        """Return a sample's score for the tables by slice; None if it has none."""
+        value = sample.get(self.score_key)
         return float(value) if isinstance(value, (int, float)) else None
+
+    def slices(self) -> list[Block]:
+        """Return the tables by slice that only this task has."""
+        return []
 
 
 class Chosen:
-    """`size` samples from all over the data: those with the lowest position hash, so always the same."""
+    """Up to `size` samples from all over the data: those with the lowest position hash, so always the same."""
 
     def __init__(self, size: int = NUM_SHOWN) -> None:
         self._size = size
-        self._heap: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._heap: list[tuple[float, int, Sample]] = []
         self._num_seen = 0
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample."""
-        self._num_seen += 1
-        entry = (-zlib.crc32(str(sample.get("position", self._num_seen)).encode()), -self._num_seen, sample)
-        if len(self._heap) < self._size:
-            heapq.heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
+    def add(self, sample: Sample) -> None:
+        """Add a sample; one without a rank is skipped."""
+        rank = self._rank(sample)
+        if rank is not None:
+            self._num_seen += 1
+            add = heapq.heappush if len(self._heap) < self._size else heapq.heappushpop
+            add(self._heap, (rank, -self._num_seen, sample))
 
-    def block(self, title: str) -> list[Block]:
-        """Return the samples as a block, in data order; None if there are none."""
-        ordered = sorted(self._heap, key=lambda entry: -entry[1])
-        items = [example(sample) for _, _, sample in ordered]
-        note = f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else ""
-        return [Examples(title, items, note)] if items else []
+    def block(self, title: str) -> Examples:
+        """Return the samples as a block."""
+        items = [example(sample) for _, _, sample in self._ordered()]
+        return Examples(title, items, f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else "")
+
+    def _rank(self, sample: Sample) -> float | None:
+        return -zlib.crc32(str(sample.get("position", self._num_seen + 1)).encode())
+
+    def _ordered(self) -> list[tuple[float, int, Sample]]:
+        """Return the samples in data order."""
+        return sorted(self._heap, key=lambda entry: -entry[1])
 
 
-class Surest:
-    """The `size` samples with the highest confidence; their mistakes are the most informative."""
+class Surest(Chosen):
+    """The samples with the highest confidence, highest first; their mistakes are the most informative."""
 
-    def __init__(self, size: int = NUM_SHOWN) -> None:
-        self._size = size
-        self._heap: list[tuple[float, int, Mapping[str, Any]]] = []
-        self._num_seen = 0
-
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample; one without a confidence is skipped."""
+    def _rank(self, sample: Sample) -> float | None:
         confidence = sample.get("confidence")
-        if not isinstance(confidence, (int, float)):
-            return
-        self._num_seen += 1
-        entry = (float(confidence), -self._num_seen, sample)
-        if len(self._heap) < self._size:
-            heapq.heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
+        return float(confidence) if isinstance(confidence, (int, float)) else None
 
-    def block(self, title: str) -> list[Block]:
-        """Return the samples as a block, most confident first; None if there are none."""
-        items = [example(sample) for _, _, sample in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
-        note = f"{len(items)} of {self._num_seen:,}" if self._num_seen > len(items) else ""
-        return [Examples(title, items, note)] if items else []
+    def _ordered(self) -> list[tuple[float, int, Sample]]:
+        return sorted(self._heap, key=lambda entry: entry[:2], reverse=True)
 
 
 class Values:
@@ -119,32 +113,28 @@ class Values:
         self._num_seen += 1
 
 
-def histogram(title: str, groups: Sequence[tuple[str, Values]], note: str = "") -> list[Block]:
-    """Return a histogram of groups of numbers over the same bars; None without numbers."""
-    everything = [value for _, values in groups for value in values.values]
-    if not everything:
-        return []
-    low, high = min(everything), max(everything)
+def histogram(title: str, groups: Mapping[str, Values], note: str = "") -> Histogram:
+    """Return a histogram of groups of numbers over the same bars; groups without numbers are left out."""
+    present = {name: group.values for name, group in groups.items() if group.values}
+    if not present:
+        return Histogram(title, [], [], note)
+    low, high = min(map(min, present.values())), max(map(max, present.values()))
     if high - low <= _SAME * max(abs(low), abs(high)):
         middle, is_share = float(f"{low:.6g}"), low >= 0 and high <= 1
         low, high = middle - 0.5, middle + 0.5
         low, high = (max(low, 0.0), min(high, 1.0)) if is_share else (low, high)
     inside = ticks(low, high, _NUM_BARS)
     step = inside[1] - inside[0] if len(inside) > 1 else high - low
-    edges = [
-        *([inside[0] - step] if inside[0] > low else []),
-        *inside,
-        *([inside[-1] + step] if inside[-1] < high else []),
-    ]
-    num_bars = len(edges) - 1
+    before, after = [inside[0] - step], [inside[-1] + step]
+    edges = [*(before if inside[0] > low else []), *inside, *(after if inside[-1] < high else [])]
+    last = len(edges) - 2
     counted = []
-    for name, values in groups:
-        counts = [0] * num_bars
-        for value in values.values:
-            counts[min(max(bisect_right(edges, value) - 1, 0), num_bars - 1)] += 1
-        if values.values:
-            counted.append((name, counts))
-    return [Histogram(title, edges, counted, note)]
+    for name, values in present.items():
+        counts = [0] * (last + 1)
+        for value in values:
+            counts[min(max(bisect_right(edges, value) - 1, 0), last)] += 1
+        counted.append((name, counts))
+    return Histogram(title, edges, counted, note)
 
 
 class ByLength:
@@ -154,36 +144,48 @@ class ByLength:
         self._counts: dict[int, list[float]] = {}
         self._unit = "characters"
 
-    def add(self, sample: Mapping[str, Any], score: float | None) -> None:
+    def add(self, sample: Sample, score: float | None) -> None:
         """Add a sample and its score."""
         length = self._length(sample)
-        if length is None or score is None:
-            return
-        count = self._counts.setdefault(length, [0, 0.0])
-        count[0] += 1
-        count[1] += score
+        if length is not None and score is not None:
+            count = self._counts.setdefault(length, [0, 0.0])
+            count[0] += 1
+            count[1] += score
 
-    def block(self, score_name: str) -> list[Block]:
-        """Return the table of up to five slices of similar size; None if all samples have one length."""
-        if len(self._counts) < 2:
-            return []
-        total = sum(count[0] for count in self._counts.values())
+    def block(self, score_name: str) -> Table:
+        """Return the table of up to five slices of similar size; it is empty if all samples have one length."""
         rows: list[list[Any]] = []
+        total = sum(count[0] for count in self._counts.values())
         low, num, summed, passed = None, 0.0, 0.0, 0.0
-        last = max(self._counts)
-        for length in sorted(self._counts):
+        last = max(self._counts, default=0)
+        for length, count in sorted(self._counts.items()) if len(self._counts) > 1 else ():
             low = length if low is None else low
-            num += self._counts[length][0]
-            summed += self._counts[length][1]
+            num += count[0]
+            summed += count[1]
             if passed + num >= total * (len(rows) + 1) / _NUM_SLICES - 1e-9 or length == last:
                 span = f"{low:,}" if low == length else f"{low:,} to {length:,}"
                 rows.append([span, int(num), metric(summed / num)])
                 passed, low, num, summed = passed + num, None, 0.0, 0.0
-        return [Table(f"By length, in {self._unit}", ["length", "samples", score_name], rows)]
+        return Table(f"By length, in {self._unit}", ["length", "samples", score_name], rows)
 
-    def _length(self, sample: Mapping[str, Any]) -> int | None:
+    def _length(self, sample: Sample) -> int | None:
         if isinstance(sample.get("tokens"), list):
             self._unit = "words"
             return len(sample["tokens"])
         texts = [sample[key] for key in _LENGTH_KEYS if isinstance(sample.get(key), str)]
         return sum(map(len, texts)) if texts else None
+
+
+def label_counts(pairs: Mapping[tuple[str, str], int]) -> dict[str, list[int]]:
+    """Return how often each label was right, predicted and true, from counts of (true, predicted)."""
+    counts: dict[str, list[int]] = {}
+    for (true, predicted), count in pairs.items():
+        counts.setdefault(true, [0, 0, 0])[2] += count
+        counts.setdefault(predicted, [0, 0, 0])[1] += count
+        counts[true][0] += count * (true == predicted)
+    return counts
+
+
+def in_order(names: Sequence[str], pairs: Mapping[tuple[str, str], int]) -> list[str]:
+    """Return the names, followed by the other labels of (true, predicted) pairs, sorted."""
+    return list(dict.fromkeys([*names, *sorted(label for pair in pairs for label in pair)]))

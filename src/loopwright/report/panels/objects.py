@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from loopwright.report.blocks import Block, Lines, Table
-from loopwright.report.formatting import metric
+from loopwright.report.formats import metric
 from loopwright.report.panels.classes import scores_table
 from loopwright.report.panels.collectors import Collector, Values, histogram
+from loopwright.report.panels.sample import Sample
 from loopwright.report.series import thinned
 
 CLASSES: Final = "classes.json"
@@ -28,16 +30,16 @@ class Objects(Collector):
 
     title = "Classes of objects"
     score_name = "F1"
+    score_key = "f1"
 
     def __init__(self, names: Sequence[str]) -> None:
         self._counts: dict[str, list[int]] = {str(name): [0, 0, 0] for name in names}
-        self._right, self._wrong = Values(), Values()
+        self._scores = {"right": Values(), "wrong": Values()}
         self._by_number: dict[int, list[float]] = {}
         self._matched: list[tuple[float, bool]] = []
         self._num_true = 0
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Count the objects of an image."""
+    def add(self, sample: Sample) -> None:
         num_objects = 0
         for label, (hits, wrong, missed) in sample["counts"].items():
             entry = self._counts.setdefault(str(label), [0, 0, 0])
@@ -52,63 +54,49 @@ class Objects(Collector):
             self._num_true += sum(not each.get("crowd") for each in truth)
             for score, is_hit in matches(found, truth):
                 self._matched.append((score, is_hit))
-                (self._right if is_hit else self._wrong).add(score)
-
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the F1 of an image."""
-        value = sample.get("f1")
-        return float(value) if isinstance(value, (int, float)) else None
+                self._scores["right" if is_hit else "wrong"].add(score)
 
     def blocks(self) -> list[Block]:
-        """Return the table by class, precision against recall, and the scores of the objects found."""
-        counts = ((label, entry[0], entry[1], entry[2]) for label, entry in self._counts.items())
-        spread = histogram("Scores of the objects found", [("right", self._right), ("wrong", self._wrong)])
-        return [*scores_table("By class", counts, "objects"), *self._precision_and_recall(), *spread]
+        table = scores_table("By class", self._counts.items(), "objects")
+        return [table, self._precision_and_recall(), histogram("Scores of the objects found", self._scores)]
 
     def slices(self) -> list[Block]:
         """Return the mean F1 by the number of objects in an image."""
         rows = [
             [str(number), int(num), metric(total / num)] for number, (num, total) in sorted(self._by_number.items())
         ]
-        return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])] if rows else []
+        return [Table("By number of objects", ["objects", "images", "mean F1"], rows[:20])]
 
-    def _precision_and_recall(self) -> list[Block]:
+    def _precision_and_recall(self) -> Lines:
         """Return precision over recall: at each recall, the best precision there or beyond."""
-        if not self._matched or not self._num_true:
-            return []
-        points: list[tuple[float, float]] = []
-        hits = 0
-        for number, (_, is_hit) in enumerate(sorted(self._matched, key=lambda pair: -pair[0]), 1):
-            hits += is_hit
-            points.append((hits / self._num_true, hits / number))
-        best = 0.0
-        for index in range(len(points) - 1, -1, -1):
-            best = max(best, points[index][1])
-            points[index] = (points[index][0], best)
-        kept = thinned([x for x, _ in points], [y for _, y in points], _COLUMNS)
-        note = "all classes together; boxes that overlap by half are of one object"
-        return [Lines("Precision and recall", "recall", "precision", [("all classes", kept)], note)]
+        ranked = sorted(self._matched, key=lambda pair: -pair[0]) if self._num_true else []
+        hits = list(accumulate(is_hit for _, is_hit in ranked))
+        recalls = [num / self._num_true for num in hits]
+        precisions = [num / place for place, num in enumerate(hits, 1)]
+        best = list(accumulate(reversed(precisions), max))[::-1]
+        groups = [("all classes", thinned(recalls, best, _COLUMNS))] if hits else []
+        note = "all classes together; boxes that overlap by half are the same object"
+        return Lines("Precision and recall", "recall", "precision", groups, note)
 
 
-def matches(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
+def matches(found: Sequence[Sample], truth: Sequence[Sample]) -> list[tuple[float, bool]]:
     """Return (score, whether it is correct) of the objects found in an image; objects in a crowd are skipped.
 
     The most confident object takes the true one of its class with the largest overlap, of at least half.
     """
-    free = {index for index, each in enumerate(truth) if not each.get("crowd")}
-    told = []
+    crowds = {index for index, each in enumerate(truth) if each.get("crowd")}
+    free = set(range(len(truth))) - crowds
+    scored = []
     for each in sorted(found, key=lambda each: -float(each["score"])):
         same = [index for index, other in enumerate(truth) if other["label"] == each["label"]]
         overlaps = [(overlap(each["box"], truth[index]["box"]), -index) for index in same if index in free]
         best, place = max(overlaps, default=(0.0, 0))
         if best >= _SAME:
             free.discard(-place)
-            told.append((float(each["score"]), True))
-        elif not any(
-            _share_within(each["box"], truth[index]["box"]) >= _SAME for index in same if _is_crowd(truth, index)
-        ):
-            told.append((float(each["score"]), False))
-    return told
+            scored.append((float(each["score"]), True))
+        elif not any(_share_within(each["box"], truth[index]["box"]) >= _SAME for index in same if index in crowds):
+            scored.append((float(each["score"]), False))
+    return scored
 
 
 def overlap(first: Box, second: Box) -> float:
@@ -118,24 +106,18 @@ def overlap(first: Box, second: Box) -> float:
     return shared / union if union > 0 else 0.0
 
 
-def by_precision(path: Path) -> list[Block]:
-    """Return COCO's average precision per class from eval/classes.json; nothing without it."""
+def average_precision(path: Path) -> Table:
+    """Return COCO's average precision per class from eval/classes.json; an empty table without it."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
+        rows = []
     rows = [row for row in rows if isinstance(row, dict) and "label" in row] if isinstance(rows, list) else []
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if "map" in name]
-    if not names:
-        return []
-    rows = sorted(rows, key=lambda row: row.get(names[0]) or 0.0)[:_MOST_CLASSES]
+    rows = sorted(rows, key=lambda row: row.get(names[0]) or 0.0)[:_MOST_CLASSES] if names else []
     shown = [[str(row["label"]), *(metric(row.get(name)) for name in names), row.get("there", "")] for row in rows]
     titles = [_AVERAGES.get(name, name.replace("_", " ")) for name in names]
-    return [Table("Average precision", ["class", *titles, "objects"], shown, "the lowest first", bar=1)]
-
-
-def _is_crowd(truth: Sequence[Mapping[str, Any]], index: int) -> bool:
-    return bool(truth[index].get("crowd"))
+    return Table("Average precision", ["class", *titles, "objects"], shown, "the lowest first", bar=1)
 
 
 def _share_within(box: Box, crowd: Box) -> float:

@@ -1,25 +1,46 @@
-"""One sample of an evaluation in readable form: its texts, prediction and truth."""
+"""The samples of an evaluation, even from a damaged file, and each in readable form: texts, prediction and truth."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import string
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from loopwright.report.blocks import Example, Piece
-from loopwright.report.formatting import cut, metric, number, percent
+from loopwright.report.formats import cut, metric, number, percent
 
 _TEXTS: Final = ("question", "context", "start", "source", "text", "text_pair")
+_HEAD: Final = {"loss": metric, "confidence": percent, "rank": number, "similarity": metric, "f1": metric}
 _CONTEXT_AROUND: Final = 160
 _MOST_TOKENS: Final = 120
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
-def example(sample: Mapping[str, Any]) -> Example:
+Sample = Mapping[str, Any]
+Fields = list[tuple[str, list[Piece]]]
+
+
+def json_lines(path: Path) -> Iterator[Sample]:
+    """Yield the objects of a JSON lines file; an empty one for an invalid line."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                sample = json.loads(line)
+            except (ValueError, RecursionError):
+                sample = None
+            yield sample if isinstance(sample, dict) else {}
+
+
+def example(sample: Sample) -> Example:
     """Return a sample of any task as the page shows it; called for each one shown."""
     if "tokens" in sample and isinstance(sample.get("prediction"), list):
         fields = _tagged(sample)
@@ -36,7 +57,7 @@ def example(sample: Mapping[str, Any]) -> Example:
     return Example(_head(sample), fields, is_right(sample))
 
 
-def is_right(sample: Mapping[str, Any]) -> bool | None:
+def is_right(sample: Sample) -> bool | None:
     """Return whether a prediction is correct; None if the task has no right and wrong."""
     predicted, true = sample.get("prediction"), sample.get("reference")
     if "question" in sample and isinstance(true, list):
@@ -57,36 +78,30 @@ def _plain(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def _head(sample: Mapping[str, Any]) -> str:
+def _head(sample: Sample) -> str:
     parts = [f"row {sample['position']:,}"] if isinstance(sample.get("position"), int) else []
     parts = [str(sample["place"])] if sample.get("place") else parts
     if "image" in sample:
         parts.append(PurePath(str(sample["image"])).name)
-    for name, form in (
-        ("loss", metric),
-        ("confidence", percent),
-        ("rank", number),
-        ("similarity", metric),
-        ("f1", metric),
-    ):
+    for name, form in _HEAD.items():
         value = sample.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             parts.append(f"{name} {form(value)}")
     return " · ".join(parts)
 
 
-def _texts(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+def _texts(sample: Sample) -> Fields:
     return [(name.replace("_", " "), [Piece(cut(sample[name]))]) for name in _TEXTS if sample.get(name)]
 
 
-def _others(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+def _others(sample: Sample) -> Fields:
     """Return prediction and truth of a sample whose labels are single, lists or numbers."""
     fields = []
     right = is_right(sample)
     for name, key in (("predicted", "prediction"), ("true", "reference")):
         if key in sample:
             mark = "" if right is None else "right" if right or key == "reference" else "wrong"
-            fields.append((name, [Piece(_words(sample[key]), mark)]))
+            fields.append((name, [Piece(_label_text(sample[key]), mark)]))
     if "counts" in sample and isinstance(sample["counts"], Mapping):
         parts = [
             Piece(f"{label}: {hits} found, {wrong} wrong, {missed} missed", "right" if not wrong + missed else "wrong")
@@ -98,7 +113,7 @@ def _others(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
     return fields
 
 
-def _words(value: Any) -> str:
+def _label_text(value: Any) -> str:
     if isinstance(value, float):
         return metric(value)
     if isinstance(value, list):
@@ -106,7 +121,7 @@ def _words(value: Any) -> str:
     return cut(value, 200)
 
 
-def _tagged(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+def _tagged(sample: Sample) -> Fields:
     """Return the words of a sentence, with the tags that the prediction or the truth has."""
     pieces = []
     triples = list(zip(sample["tokens"], sample["prediction"], sample["reference"], strict=False))
@@ -120,18 +135,17 @@ def _tagged(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
     return [("words", _spaced(pieces))]
 
 
-def _choices(sample: Mapping[str, Any]) -> tuple[str, list[Piece]]:
+def _choices(sample: Sample) -> tuple[str, list[Piece]]:
     pieces = []
     for index, choice in enumerate(sample["choices"]):
         is_true, is_chosen = index == sample.get("reference"), index == sample.get("prediction")
-        words = (
-            " (true, chosen)" if is_true and is_chosen else " (true)" if is_true else " (chosen)" if is_chosen else ""
-        )
-        pieces.append(Piece(cut(choice, 160) + words, "right" if is_true else "wrong" if is_chosen else ""))
+        notes = ", ".join(name for name, holds in (("true", is_true), ("chosen", is_chosen)) if holds)
+        text = cut(choice, 160) + (f" ({notes})" if notes else "")
+        pieces.append(Piece(text, "right" if is_true else "wrong" if is_chosen else ""))
     return ("choices", _spaced(pieces))
 
 
-def _answered(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
+def _answered(sample: Sample) -> Fields:
     best = (sample.get("n_best") or [{}])[0]
     context, start, end = str(sample.get("context", "")), best.get("start"), best.get("end")
     right = bool(is_right(sample))
@@ -153,7 +167,7 @@ def _answered(sample: Mapping[str, Any]) -> list[tuple[str, list[Piece]]]:
     ]
 
 
-def _masked(sample: Mapping[str, Any]) -> list[Piece]:
+def _masked(sample: Sample) -> list[Piece]:
     pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
     pieces = [
         Piece(repr(true)[1:-1], "right") if predicted == true else Piece(f"{predicted!r} for {true!r}", "wrong")
@@ -162,7 +176,7 @@ def _masked(sample: Mapping[str, Any]) -> list[Piece]:
     return _spaced([*pieces, *([Piece(f"… ({len(pairs)} tokens)")] if len(pairs) > _MOST_TOKENS else [])])
 
 
-def differing(predicted: str, true: str) -> list[tuple[str, list[Piece]]]:
+def differing(predicted: str, true: str) -> Fields:
     """Return the generated and the expected text, with differing words marked."""
     ours, theirs = cut(predicted, 600).split(), cut(true, 600).split()
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)

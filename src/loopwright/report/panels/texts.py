@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
-from loopwright.report.blocks import Block, Facts, Table
-from loopwright.report.formatting import metric, percent
+from loopwright.report.blocks import Block, Example, Examples, Facts, Piece, Table
+from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels.classes import confused, scores_table
-from loopwright.report.panels.collectors import Chosen, Collector, Values, histogram
-from loopwright.report.panels.sample import is_right, same_answer
+from loopwright.report.panels.collectors import Chosen, Collector, Values, histogram, label_counts
+from loopwright.report.panels.sample import Sample, differing, is_right, same_answer
 
 _RANKS: Final = (1, 3, 5, 10, 50)
+_MOST_NUMBERS: Final = 20_000
+_MOST_EVALUATIONS: Final = 6
+_MOST_TEXTS: Final = 5
 
 
 class Tags(Collector):
@@ -24,42 +27,33 @@ class Tags(Collector):
     def __init__(self) -> None:
         self._spans: dict[str, list[int]] = {}
         self._pairs: Counter[tuple[str, str]] = Counter()
-        self._shown, self._wrong = Chosen(), Chosen()
+        self._right, self._wrong = Chosen(), Chosen()
         self._has_spans = False
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Count the entities and the tags of a sentence."""
+    def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
             self._pairs[str(true), str(predicted)] += 1
         if "expected" in sample:
             self._has_spans = True
-            found = {(span["label"], span["start"], span["end"]) for span in sample["entities"]}
-            expected = {(span["label"], span["start"], span["end"]) for span in sample["expected"]}
-            for spans, place in ((found & expected, 0), (found, 1), (expected, 2)):
+            found, expected = (
+                {(span["label"], span["start"], span["end"]) for span in sample[key]}
+                for key in ("entities", "expected")
+            )
+            for place, spans in enumerate((found & expected, found, expected)):
                 for label, _, _ in spans:
                     self._spans.setdefault(str(label), [0, 0, 0])[place] += 1
-        (self._shown if sample["prediction"] == sample["reference"] else self._wrong).add(sample)
+        (self._right if sample["prediction"] == sample["reference"] else self._wrong).add(sample)
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the share of tags that are right."""
-        pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
-        return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
+    def score(self, sample: Sample) -> float | None:
+        return _share_right(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the table by entity, the tags that were confused, and sentences."""
         if self._has_spans:
-            counts = [(label, entry[0], entry[1], entry[2]) for label, entry in sorted(self._spans.items())]
-            table = scores_table("By entity", counts, "entities")
+            table = scores_table("By entity", sorted(self._spans.items()), "entities")
         else:
-            labels = sorted({label for pair in self._pairs for label in pair})
-            table = scores_table("By tag", [(label, *self._counts_of(label)) for label in labels], "tokens")
-        examples = [*self._wrong.block("Sentences with mistakes"), *self._shown.block("Sentences without")]
-        return [*table, *confused(self._pairs, "tokens"), *examples]
-
-    def _counts_of(self, label: str) -> tuple[int, int, int]:
-        predicted = sum(count for (_, right), count in self._pairs.items() if right == label)
-        true = sum(count for (left, _), count in self._pairs.items() if left == label)
-        return self._pairs.get((label, label), 0), predicted, true
+            table = scores_table("By tag", sorted(label_counts(self._pairs).items()), "tokens")
+        examples = self._wrong.block("Sentences with mistakes"), self._right.block("Sentences without")
+        return [table, confused(self._pairs, "tokens"), *examples]
 
 
 class Answers(Collector):
@@ -72,8 +66,7 @@ class Answers(Collector):
         self._hits, self._misses = Chosen(), Chosen()
         self._num = self._num_right = self._num_within = self._num_empty = 0
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Sort a question into hits and misses."""
+    def add(self, sample: Sample) -> None:
         right = bool(is_right(sample))
         self._num += 1
         self._num_right += right
@@ -84,19 +77,16 @@ class Answers(Collector):
             self._num_within += any(answer and (answer in text or text in answer) for answer in answers)
         (self._hits if right else self._misses).add(sample)
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 for a hit."""
+    def score(self, sample: Sample) -> float | None:
         return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
-        """Return the number of hits, and examples of both kinds."""
-        num = max(self._num, 1)
-        facts: list[tuple[str, Any]] = [
-            ("hit", f"{self._num_right:,} of {self._num:,} ({percent(self._num_right / num)})"),
+        facts = [
+            ("hit", _of_all(self._num_right, self._num)),
             ("missed, but the answer overlaps", f"{self._num_within:,}"),
             ("left without an answer", f"{self._num_empty:,}"),
         ]
-        return [Facts("Questions", facts), *self._misses.block("Misses"), *self._hits.block("Hits")]
+        return [Facts("Questions", facts), self._misses.block("Misses"), self._hits.block("Hits")]
 
 
 class Written(Collector):
@@ -106,33 +96,28 @@ class Written(Collector):
     score_name = "exact match"
 
     def __init__(self) -> None:
-        self._num = self._num_exact = 0
-        self._words = [0, 0]
-        self._shown, self._wrong = Chosen(), Chosen()
+        self._num = self._num_exact = self._num_written = self._num_wanted = 0
+        self._right, self._wrong = Chosen(), Chosen()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Compare the generated with the expected text."""
+    def add(self, sample: Sample) -> None:
         exact = same_answer(sample["prediction"], sample["reference"])
         self._num += 1
         self._num_exact += exact
-        self._words[0] += len(str(sample["prediction"]).split())
-        self._words[1] += len(str(sample["reference"]).split())
-        (self._shown if exact else self._wrong).add(sample)
+        self._num_written += len(str(sample["prediction"]).split())
+        self._num_wanted += len(str(sample["reference"]).split())
+        (self._right if exact else self._wrong).add(sample)
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 for an exact match."""
+    def score(self, sample: Sample) -> float | None:
         return float(same_answer(sample["prediction"], sample["reference"]))
 
     def blocks(self) -> list[Block]:
-        """Return the figures, and texts of both kinds."""
-        num = max(self._num, 1)
-        facts: list[tuple[str, Any]] = [
-            ("exactly right", f"{self._num_exact:,} of {self._num:,} ({percent(self._num_exact / num)})"),
-            ("words written, on average", metric(self._words[0] / num)),
-            ("words wanted, on average", metric(self._words[1] / num)),
+        facts = [
+            ("exactly right", _of_all(self._num_exact, self._num)),
+            ("words written, on average", metric(self._num_written / max(self._num, 1))),
+            ("words wanted, on average", metric(self._num_wanted / max(self._num, 1))),
         ]
-        differing = self._wrong.block("Samples that differ")
-        return [Facts("Texts", facts), *differing, *self._shown.block("Samples that are right")]
+        samples = self._wrong.block("Samples that differ"), self._right.block("Samples that are right")
+        return [Facts("Texts", facts), *samples]
 
 
 class Language(Collector):
@@ -143,19 +128,17 @@ class Language(Collector):
     def __init__(self) -> None:
         self._losses = Values()
         self._unit = "mean loss of a part"
-        self._shown = Chosen(4)
+        self._chosen = Chosen(4)
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a part of the text."""
+    def add(self, sample: Sample) -> None:
         if isinstance(sample.get("bits_per_byte"), float):
             self._unit = "bits per byte of a part"
         self._losses.add(sample.get("bits_per_byte", sample.get("loss")))
-        self._shown.add(sample)
+        self._chosen.add(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the spread and samples."""
-        spread = histogram("How hard the parts are", [("parts", self._losses)], self._unit)
-        return [*spread, *self._shown.block("Samples")]
+        spread = histogram("How hard the parts are", {"parts": self._losses}, self._unit)
+        return [spread, self._chosen.block("Samples")]
 
 
 class Masked(Collector):
@@ -165,29 +148,24 @@ class Masked(Collector):
     score_name = "masked accuracy"
 
     def __init__(self) -> None:
-        self._tokens: Counter[str] = Counter()
-        self._right: Counter[str] = Counter()
         self._pairs: Counter[tuple[str, str]] = Counter()
-        self._shown = Chosen()
+        self._chosen = Chosen()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Count the tokens of a sample."""
+    def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
-            self._tokens[repr(true)] += 1
-            self._right[repr(true)] += predicted == true
             self._pairs[repr(true), repr(predicted)] += 1
-        self._shown.add(sample)
+        self._chosen.add(sample)
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return the share of correct tokens."""
-        pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
-        return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
+    def score(self, sample: Sample) -> float | None:
+        return _share_right(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the most frequent tokens, the confused ones, and samples."""
-        rows = [[token, count, metric(self._right[token] / count)] for token, count in self._tokens.most_common(15)]
-        table = [Table("Most frequent tokens", ["token", "masked", "guessed"], rows, bar=2)] if rows else []
-        return [*table, *confused(self._pairs, "tokens"), *self._shown.block("Samples")]
+        totals: Counter[str] = Counter()
+        for (true, _), count in self._pairs.items():
+            totals[true] += count
+        rows = [[token, num, metric(self._pairs[token, token] / num)] for token, num in totals.most_common(15)]
+        table = Table("Most frequent tokens", ["token", "masked", "guessed"], rows, bar=2)
+        return [table, confused(self._pairs, "tokens"), self._chosen.block("Samples")]
 
 
 class Retrieval(Collector):
@@ -201,31 +179,26 @@ class Retrieval(Collector):
         self._partners, self._others = Values(), Values()
         self._hits, self._misses = Chosen(), Chosen()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a pair."""
-        is_first = sample["rank"] == 1
+    def add(self, sample: Sample) -> None:
         self._ranks[int(sample["rank"])] += 1
         self._partners.add(sample.get("similarity"))
         self._others.add(sample.get("nearest_other"))
-        (self._hits if is_first else self._misses).add(sample)
+        (self._hits if sample["rank"] == 1 else self._misses).add(sample)
 
-    def score(self, sample: Mapping[str, Any]) -> float | None:
-        """Return 1 if the other text was found first."""
+    def score(self, sample: Sample) -> float | None:
         return float(sample["rank"] == 1)
 
     def blocks(self) -> list[Block]:
-        """Return similarities, ranks, hits and misses."""
-        total = sum(self._ranks.values()) or 1
         rows = []
         for most in _RANKS:
             found = sum(count for rank, count in self._ranks.items() if rank <= most)
-            rows.append([f"within the first {most}", found, metric(found / total)])
-        groups = [("its partner", self._partners), ("the nearest other text", self._others)]
+            rows.append([f"within the first {most}", found, metric(found / (self._ranks.total() or 1))])
+        groups = {"its partner": self._partners, "the nearest other text": self._others}
         return [
-            *histogram("Similarity of the pairs", groups, "cosine of a text with its partner, and with its best rival"),
+            histogram("Similarity of the pairs", groups, "cosine of a text with its partner, and with its best rival"),
             Table("Where the other text was found", ["rank", "pairs", "share"], rows, bar=2),
-            *self._misses.block("Not found first"),
-            *self._hits.block("Found first"),
+            self._misses.block("Not found first"),
+            self._hits.block("Found first"),
         ]
 
 
@@ -236,42 +209,80 @@ class Numbers(Collector):
 
     def __init__(self) -> None:
         self._errors = Values()
-        self._low, self._high = Values(), Values()
         self._pairs: list[tuple[float, float]] = []
-        self._shown = Chosen()
+        self._chosen = Chosen()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a prediction."""
+    def add(self, sample: Sample) -> None:
         predicted, true = float(sample["prediction"]), float(sample["reference"])
         self._errors.add(predicted - true)
         self._pairs.append((true, predicted))
-        if len(self._pairs) > 20_000:
+        if len(self._pairs) > _MOST_NUMBERS:
             self._pairs = self._pairs[::2]
-        self._shown.add(sample)
+        self._chosen.add(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the predictions for low and high truths, and samples."""
         ordered = sorted(true for true, _ in self._pairs)
         middle = ordered[len(ordered) // 2] if ordered else 0.0
+        low, high = Values(), Values()
         for true, predicted in self._pairs:
-            (self._high if true >= middle else self._low).add(predicted)
-        groups = [(f"true below {metric(middle)}", self._low), (f"true {metric(middle)} and above", self._high)]
-        spread = histogram("Predicted values", groups)
-        return [*spread, *histogram("Predicted minus true", [("samples", self._errors)]), *self._shown.block("Samples")]
+            (high if true >= middle else low).add(predicted)
+        return [
+            histogram(
+                "Predicted values", {f"true below {metric(middle)}": low, f"true {metric(middle)} and above": high}
+            ),
+            histogram("Predicted minus true", {"samples": self._errors}),
+            self._chosen.block("Samples"),
+        ]
 
 
 class Losses(Collector):
-    """Any other task: the loss distribution, and samples."""
+    """Any other task: the loss distribution."""
 
     def __init__(self) -> None:
         self._losses = Values()
-        self._shown = Chosen()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample."""
+    def add(self, sample: Sample) -> None:
         self._losses.add(sample.get("masked_mse", sample.get("loss")))
-        self._shown.add(sample)
 
     def blocks(self) -> list[Block]:
-        """Return the loss distribution."""
-        return histogram("Loss by sample", [("samples", self._losses)])
+        return [histogram("Loss by sample", {"samples": self._losses})]
+
+
+def generations(lines: Iterable[Sample]) -> Examples:
+    """Return the texts generated at up to six evaluations, including the first and the last, of eval/samples.jsonl."""
+    found = [line for line in lines if isinstance(line.get("samples"), list) and line["samples"]]
+    if len(found) > 1 and found[-1]["samples"] == found[-2]["samples"]:
+        found.pop()  # the last evaluation was the best
+    last = len(found) - 1
+    places = {index * last // (_MOST_EVALUATIONS - 1) for index in range(_MOST_EVALUATIONS)} if found else ()
+    items = [_generation(found[place]) for place in sorted(places)]
+    note = "" if len(items) == len(found) else f"{len(items)} of {len(found):,} evaluations"
+    return Examples("What it writes, at each evaluation", items, note)
+
+
+def _generation(line: Sample) -> Example:
+    update = line.get("update")
+    fields: list[tuple[str, list[Piece]]] = []
+    for sample in line["samples"][:_MOST_TEXTS]:
+        if "start" in sample:
+            written = _on_few_lines(cut(sample.get("written", "")))
+            fields.append(("text", [Piece(str(sample["start"])), Piece(written, "new")]))
+        else:
+            fields.append(("source", [Piece(cut(sample.get("source", ""), 240))]))
+            fields += differing(str(sample.get("written", "")), str(sample.get("true", "")))
+    return Example("the best model, at the end" if update is None else f"update {update:,}", fields)
+
+
+def _on_few_lines(text: str) -> str:
+    """Return a text without its empty lines, of which a barely trained model writes many."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines) if lines else "(empty lines only)" if text else "(nothing)"
+
+
+def _share_right(sample: Sample) -> float | None:
+    pairs = list(zip(sample["prediction"], sample["reference"], strict=False))
+    return sum(predicted == true for predicted, true in pairs) / len(pairs) if pairs else None
+
+
+def _of_all(num: int, total: int) -> str:
+    return f"{num:,} of {total:,} ({percent(num / max(total, 1))})"

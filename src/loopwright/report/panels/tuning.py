@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loopwright.report.blocks import Block, Facts, Lines, Panel, Table
-from loopwright.report.formatting import cut, number, percent
+from loopwright.report.formats import cut, number, percent
 
 _MOST_OPERATORS: Final = 12
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from loopwright.report.blocks import Block, Panel, Table
-from loopwright.report.formatting import cut, duration, metric, number
-from loopwright.report.panels.sample import is_right
+from loopwright.report.blocks import Panel, Table
+from loopwright.report.formats import cut, duration, metric, number
+from loopwright.report.panels.sample import is_right, json_lines
 from loopwright.report.run_view import RunView
-from loopwright.report.samples import json_lines
 from loopwright.report.summary import card_of, interval_text
 
-# Settings about a run's location, not its content.
-_PLACES: Final = frozenset(("output_dir", "run_name", "logging_dir"))
+# Settings and facts about a run's location, not its content.
+_PLACES: Final = frozenset(("output_dir", "run_name", "logging_dir", "command", "folder"))
 _MOST_CELL: Final = 120
 
 
@@ -43,56 +43,27 @@ def results_table(runs: Sequence[RunView]) -> Table:
     names = list(dict.fromkeys(card.metric for card in cards if card.metric))
     rows = []
     for run, card in zip(runs, cards, strict=True):
-        values = [f"{metric(card.value)}" if card.metric == name else "–" for name in names]
-        interval = interval_text(card.interval) or "–"
+        values = [metric(card.value) if card.metric == name else "–" for name in names]
         seconds = run.result.get("seconds") or run.metrics.seconds
-        speed = run.metrics.series["samples_per_second"].mean() if "samples_per_second" in run.metrics.series else None
-        updates = run.result.get("updates") or run.metrics.update
-        rows.append([run.id, run.task, card.state, *values, interval, updates, duration(float(seconds)), number(speed)])
+        length = run.result.get("updates") or run.metrics.update, duration(float(seconds))
+        speed = number(run.metrics.mean("samples_per_second"))
+        rows.append([run.id, run.task, card.state, *values, interval_text(card.interval) or "–", *length, speed])
     columns = ["run", "task", "state", *names, "95 % interval", "updates", "time", "samples/s"]
     return Table("Results", columns, rows)
 
 
 def panels_of(runs: Sequence[RunView]) -> list[Panel]:
     """Return the panels of a comparison; each one reports if nothing differs."""
-    ids = [run.id for run in runs]
-    settings = _differing([run.config for run in runs], _PLACES)
-    versions = _differing([run.command for run in runs], frozenset(("command", "folder")))
-    data = _differing([_data_of(run) for run in runs], frozenset())
-    blocks: list[Block] = [
-        Table(
-            "Settings",
-            ["setting", *ids],
-            settings,
-            "" if settings else "all settings are the same",
-            is_left=True,
-            is_wide=True,
-        ),
-        Table(
-            "Versions",
-            ["of", *ids],
-            versions,
-            "" if versions else "all versions are the same",
-            is_left=True,
-            is_wide=True,
-        ),
-    ]
-    panels = [
-        Panel("What differs", blocks),
-        Panel(
-            "Data",
-            [
-                Table(
-                    "Data",
-                    ["", *ids],
-                    data,
-                    "" if data else "the data is the same, byte for byte",
-                    is_left=True,
-                    is_wide=True,
-                )
-            ],
-        ),
-    ]
+
+    def differing(title: str, name: str, sides: Sequence[Mapping[str, Any]], otherwise: str) -> Table:
+        rows = _differing(sides)
+        columns = [name, *(run.id for run in runs)]
+        return Table(title, columns, rows, "" if rows else otherwise, is_left=True, is_wide=True)
+
+    settings = differing("Settings", "setting", [run.config for run in runs], "all settings are the same")
+    versions = differing("Versions", "of", [run.command for run in runs], "all versions are the same")
+    data = differing("Data", "", [_data_of(run) for run in runs], "the data is the same, byte for byte")
+    panels = [Panel("What differs", [settings, versions]), Panel("Data", [data])]
     samples = sample_table(runs)
     return [*panels, Panel("Sample by sample", [samples])] if samples is not None else panels
 
@@ -112,11 +83,10 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
         shared = ours.keys() & theirs.keys()
         if not shared:
             continue
-        only_first = sum(ours[place] and not theirs[place] for place in shared)
-        only_other = sum(theirs[place] and not ours[place] for place in shared)
-        both = sum(ours[place] and theirs[place] for place in shared)
-        neither = len(shared) - both - only_first - only_other
-        rows.append([run.id, both, only_first, only_other, neither, metric(mcnemar(only_first, only_other))])
+        counts = Counter((ours[place], theirs[place]) for place in shared)
+        only_first, only_other = counts[True, False], counts[False, True]
+        p = metric(mcnemar(only_first, only_other))
+        rows.append([run.id, counts[True, True], only_first, only_other, counts[False, False], p])
     if not rows:
         return None
     columns = ["against", "both right", f"only {first.id}", "only the other", "neither", "p"]
@@ -137,12 +107,11 @@ def mcnemar(only_first: int, only_other: int) -> float:
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
-def _differing(sides: Sequence[dict[str, Any]], left_out: frozenset[str]) -> list[list[str]]:
-    names = dict.fromkeys(name for side in sides for name in side)
+def _differing(sides: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
-    for name in names:
+    for name in dict.fromkeys(name for side in sides for name in side):
         values = [side.get(name) for side in sides]
-        if name not in left_out and any(value != values[0] for value in values[1:]):
+        if name not in _PLACES and any(value != values[0] for value in values[1:]):
             rows.append([name, *("–" if value is None else cut(value, _MOST_CELL) for value in values)])
     return rows
 
@@ -163,20 +132,12 @@ def _data_of(run: RunView) -> dict[str, Any]:
 def _evaluated(run: RunView) -> str:
     """Return the values that identify a run's validation data."""
     files = run.data.get("files") or []
+    hashes = {index: str(file.get("sha256", "")) for index, file in enumerate(files)}
     parts = ((run.data.get("splits") or {}).get("validation") or {}).get("parts") or []
-    return json.dumps([[_hash_of(files, part.get("file")), part.get("rows")] for part in parts], sort_keys=True)
-
-
-def _hash_of(files: Sequence[Any], place: Any) -> str:
-    is_there = isinstance(place, int) and 0 <= place < len(files)
-    return str(files[place].get("sha256", "")) if is_there else ""
+    return json.dumps([[hashes.get(part.get("file"), ""), part.get("rows")] for part in parts], sort_keys=True)
 
 
 def _hits(path: Path) -> dict[int, bool]:
     """Return whether each sample of an evaluation was right; empty if the task has no right and wrong."""
-    found = {}
-    for sample in json_lines(path):
-        right = is_right(sample)
-        if right is not None and isinstance(sample.get("position"), int):
-            found[sample["position"]] = right
-    return found
+    verdicts = ((sample.get("position"), is_right(sample)) for sample in json_lines(path))
+    return {place: right for place, right in verdicts if right is not None and isinstance(place, int)}

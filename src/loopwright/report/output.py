@@ -25,11 +25,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def write_report(run_folder: str | Path, path: Path | None = None) -> Path:
-    """Write report.html of a run in any state, and return the file; called at the end of every run.
-
-    Args:
-        run_folder: the run folder.
-        path: another output file.
+    """Write report.html, or another file, of a run in any state, and return it; called at the end of every run.
 
     Raises:
         InputError: the folder does not exist.
@@ -57,7 +53,6 @@ def page_path(out: str | Path | None, default: Path, option: str = "--out ") -> 
 
     Args:
         out: the requested file; None for the default.
-        default: the default file.
         option: how it was given, up to the value: as a flag, or as an argument in Python.
 
     Raises:
