@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,9 @@ from loopwright.protocols import TrainerLike
 from loopwright.results import LearningRateCurve
 from loopwright.settings import check_is_idle, check_parameters
 from loopwright.tracking import InMemoryRunHistory
-from loopwright.training.protocols import LoopTrainer
+
+if TYPE_CHECKING:
+    from loopwright.trainer import Trainer
 
 SMOOTHING = 0.8  # of the mean that the curve is judged by: it looks back about five updates
 _DIVERGED = 4.0  # times the best loss
@@ -35,7 +37,7 @@ _RENEWED = frozenset({"model", "optimizer"})
 
 
 def find_lr(
-    trainer: LoopTrainer,
+    trainer: Trainer,
     train_dataset: Any,
     per_device_batch_size: int = 8,
     *,
@@ -103,7 +105,7 @@ def find_lr(
 
 
 @contextmanager
-def _undone(trainer: LoopTrainer) -> Iterator[None]:
+def _undone(trainer: Trainer) -> Iterator[None]:
     """Put weights, buffers, modes, the optimizer and the trainer's own attributes back after a block.
 
     The engine stays the block's: the model and the optimizer are wrapped and released by it.
@@ -126,7 +128,7 @@ def _undone(trainer: LoopTrainer) -> Iterator[None]:
 
 
 @contextmanager
-def _silent(trainer: LoopTrainer, ramp: _Ramp) -> Iterator[None]:
+def _silent(trainer: Trainer, ramp: _Ramp) -> Iterator[None]:
     """Give the run of the block its own history and no callbacks but these, and print nothing."""
     trainer.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=trainer.callback_handler)
     trainer.run_history = InMemoryRunHistory()

@@ -315,7 +315,7 @@ class Trainer(TrainerHooks):
             if run.settings.clips:
                 self._clip_gradients()
             self.call_event("on_before_optimizer_step")
-            with run.applying():  # an error from here on means a torn update
+            with run.applying:  # an error from here on means a torn update
                 self.optimizer_step()
             self.call_event("on_optimizer_step_end")
             run.step_scheduler()

@@ -23,102 +23,45 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from loopwright.errors import ConfigError
+from loopwright.protocols import TrainerLike
 
 Number: TypeAlias = "int | float"
 Operand: TypeAlias = "int | float | Expression"
 
 
-class RunCounts(Protocol):
-    """The part of a run configuration that placeholders read."""
-
-    @property
-    def num_epochs(self) -> int:
-        """Epochs of the run."""
-
-    @property
-    def num_local_update_steps_per_epoch(self) -> int:
-        """Optimizer updates per epoch, as one process counts them."""
+def _binary(symbol: str) -> tuple[Callable[[Any, Operand], Operation], Callable[[Any, Operand], Operation]]:
+    """Return an operator as a method of its left operand, and of its right one."""
+    return (
+        lambda self, other: _operation(symbol, self, other),
+        lambda self, other: _operation(symbol, other, self),
+    )
 
 
-class PlaceholderSource(Protocol):
-    """The part of a trainer that placeholders read."""
-
-    @property
-    def run_config(self) -> RunCounts:
-        """The counts of the coming run."""
-
-    @property
-    def _train_dataloader(self) -> Any: ...
-
-    @property
-    def _eval_dataloader(self) -> Any: ...
+def _unary(name: str) -> Callable[[Any], Operation]:
+    return lambda self: _operation(name, self)
 
 
 class Expression:
     """A number that is known once the run is: a placeholder, or arithmetic on placeholders."""
 
-    def __add__(self, other: Operand) -> Operation:
-        return _operation("+", self, other)
-
-    def __radd__(self, other: Operand) -> Operation:
-        return _operation("+", other, self)
-
-    def __sub__(self, other: Operand) -> Operation:
-        return _operation("-", self, other)
-
-    def __rsub__(self, other: Operand) -> Operation:
-        return _operation("-", other, self)
-
-    def __mul__(self, other: Operand) -> Operation:
-        return _operation("*", self, other)
-
-    def __rmul__(self, other: Operand) -> Operation:
-        return _operation("*", other, self)
-
-    def __truediv__(self, other: Operand) -> Operation:
-        return _operation("/", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Operation:
-        return _operation("/", other, self)
-
-    def __floordiv__(self, other: Operand) -> Operation:
-        return _operation("//", self, other)
-
-    def __rfloordiv__(self, other: Operand) -> Operation:
-        return _operation("//", other, self)
-
-    def __mod__(self, other: Operand) -> Operation:
-        return _operation("%", self, other)
-
-    def __rmod__(self, other: Operand) -> Operation:
-        return _operation("%", other, self)
-
-    def __pow__(self, other: Operand) -> Operation:
-        return _operation("**", self, other)
-
-    def __rpow__(self, other: Operand) -> Operation:
-        return _operation("**", other, self)
-
-    def __neg__(self) -> Operation:
-        return _operation("neg", self)
-
-    def __pos__(self) -> Operation:
-        return _operation("pos", self)
-
-    def __abs__(self) -> Operation:
-        return _operation("abs", self)
+    __add__, __radd__ = _binary("+")
+    __sub__, __rsub__ = _binary("-")
+    __mul__, __rmul__ = _binary("*")
+    __truediv__, __rtruediv__ = _binary("/")
+    __floordiv__, __rfloordiv__ = _binary("//")
+    __mod__, __rmod__ = _binary("%")
+    __pow__, __rpow__ = _binary("**")
+    __neg__ = _unary("neg")
+    __pos__ = _unary("pos")
+    __abs__ = _unary("abs")
+    __floor__ = _unary("floor")
+    __ceil__ = _unary("ceil")
 
     def __round__(self, num_digits: int | None = None) -> Operation:
         return _operation("round", self) if num_digits is None else _operation("round", self, num_digits)
-
-    def __floor__(self) -> Operation:
-        return _operation("floor", self)
-
-    def __ceil__(self) -> Operation:
-        return _operation("ceil", self)
 
 
 class TrainerPlaceholderValues(Expression, Enum):
@@ -142,12 +85,7 @@ class TrainerPlaceholderValues(Expression, Enum):
 
 @dataclass(frozen=True, repr=False)
 class Operation(Expression):
-    """An operator and its operands.
-
-    Attributes:
-        operator: a key of the table of operators.
-        operands: numbers, placeholders and other operations.
-    """
+    """An operator (a key of `_OPERATORS`) and its operands: numbers, placeholders and other operations."""
 
     operator: str
     operands: tuple[Operand, ...]
@@ -165,14 +103,11 @@ class Operation(Expression):
         return f"({texts[0]} {self.operator} {texts[1]})"
 
 
-def resolve(trainer: PlaceholderSource, value: Any) -> Any:
+def resolve(trainer: TrainerLike, value: Any) -> Any:
     """Return the value with every expression in it replaced by a number of this trainer's run.
 
-    It searches partials, lists, tuples and dictionaries. A value without expressions is returned as the
-    same object.
-
-    Raises:
-        ConfigError: an expression needs something that this run does not have.
+    It searches partials, lists, tuples and dictionaries. A value without expressions is returned as the same object. A
+    ConfigError is raised if an expression needs something that this run does not have.
     """
     if isinstance(value, Expression):
         return _number(trainer, value)
@@ -197,19 +132,15 @@ def resolve(trainer: PlaceholderSource, value: Any) -> Any:
     return value
 
 
-def replace_trainer_placeholder_values(trainer: PlaceholderSource, instance: Any) -> Any:
-    """Return a new partial with this trainer's numbers for its placeholders; anything else unchanged.
-
-    Raises:
-        ConfigError: a placeholder needs something that this run does not have.
-    """
+def replace_trainer_placeholder_values(trainer: TrainerLike, instance: Any) -> Any:
+    """Return a new partial with this trainer's numbers for its placeholders; anything else unchanged."""
     if not isinstance(instance, partial):
         return instance
     resolved = resolve(trainer, instance)
     return partial(resolved.func, *resolved.args, **resolved.keywords)
 
 
-def _number(trainer: PlaceholderSource, value: Operand) -> Number:
+def _number(trainer: TrainerLike, value: Operand) -> Number:
     if isinstance(value, TrainerPlaceholderValues):
         count = _COUNTS[value](trainer)
         if count is None:
@@ -219,8 +150,7 @@ def _number(trainer: PlaceholderSource, value: Operand) -> Number:
             )
         return count
     if isinstance(value, Operation):
-        numbers = [_number(trainer, operand) for operand in value.operands]
-        result: Number = _OPERATORS[value.operator](*numbers)
+        result: Number = _OPERATORS[value.operator](*(_number(trainer, operand) for operand in value.operands))
         return result
     assert not isinstance(value, Expression)
     return value
@@ -258,13 +188,13 @@ def _length(loader: Any, placeholder: str, owner: str) -> int:
         raise ConfigError(f"{placeholder} is used, but the {owner} has no length: give a number") from error
 
 
-def _updates_per_epoch(trainer: PlaceholderSource) -> int | None:
+def _updates_per_epoch(trainer: TrainerLike) -> int | None:
     # The run config has 0 if the train loader has no length.
     is_known = getattr(trainer._train_dataloader, "num_batches", 0) is not None
     return trainer.run_config.num_local_update_steps_per_epoch if is_known else None
 
 
-_COUNTS: dict[TrainerPlaceholderValues, Callable[[PlaceholderSource], int | None]] = {
+_COUNTS: dict[TrainerPlaceholderValues, Callable[[TrainerLike], int | None]] = {
     TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: trainer.run_config.num_epochs,
     TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,
     TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: _updates_per_epoch,

@@ -1,4 +1,4 @@
-"""The parts of an update: a `Stepper` runs it, a `MicroBatchStep` knows its micro-batches.
+"""The parts of an update: a stepper runs it, a `MicroBatchStep` knows its micro-batches.
 
 `MicroBatchStep` says how items are counted, what a CUDA graph of a micro-batch reads and returns, and whose hooks have
 to see it. `Trainer.create_step` returns one.
@@ -7,7 +7,7 @@ to see it. `Trainer.create_step` returns one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -34,27 +34,13 @@ STEP_EVENTS = ("on_train_step_start", "on_train_step_end", "on_before_optimizer_
 _READ_AFTER_REPLAY = ("loss", "batch_size", "num_items_in_batch")
 
 
-class Stepper(Protocol):
-    """Runs updates.
+class EagerStepper:
+    """Runs every update operation by operation.
 
     Attributes:
-        step: runs one update.
         num_graphs: CUDA graphs recorded so far.
-        rounds_rates: eager updates round their learning rates as a graph's buffer does.
+        rounds_rates: whether eager updates round their learning rates as a graph's buffer does.
     """
-
-    @property
-    def step(self) -> Callable[[Window], None]: ...
-
-    @property
-    def num_graphs(self) -> int: ...
-
-    @property
-    def rounds_rates(self) -> bool: ...
-
-
-class EagerStepper:
-    """Runs every update operation by operation."""
 
     run = BackReference["TrainingRun"]()
     num_graphs = 0

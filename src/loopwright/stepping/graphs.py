@@ -31,16 +31,16 @@ from loopwright.engine.graphs import (
 from loopwright.errors import ConfigError
 from loopwright.hooks import TrainerHooks
 from loopwright.settings import is_overridden
-from loopwright.stepping.eager import EagerStepper, Stepper
+from loopwright.stepping.eager import EagerStepper
 
 if TYPE_CHECKING:
-    from loopwright.training.protocols import LoopTrainer
+    from loopwright.trainer import Trainer
     from loopwright.training.run import TrainingRun
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # torch has one CUDA kernel for their whole step
 
 
-def plan_stepper(run: TrainingRun) -> Stepper:
+def plan_stepper(run: TrainingRun) -> EagerStepper | GraphStepper:
     """Decide how the updates of a run are run; called before the first one."""
     eager = EagerStepper(run)
     if run.settings.step_mode not in ("auto", "graph") or not has_graphs(run.trainer):
@@ -56,7 +56,7 @@ def plan_stepper(run: TrainingRun) -> Stepper:
     return GraphStepper(run, planned, run.trainer.create_capturer())
 
 
-def has_graphs(trainer: LoopTrainer) -> bool:
+def has_graphs(trainer: Trainer) -> bool:
     """Whether updates of a trainer can be recorded at all: on CUDA, or with its own `create_capturer`."""
     return trainer.device.type == "cuda" or is_overridden(trainer, TrainerHooks, "create_capturer")
 

@@ -23,7 +23,7 @@ from loopwright.engine.sharding import is_sharded, reshard
 from loopwright.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from loopwright.training.protocols import LoopTrainer
+    from loopwright.trainer import Trainer
 
 _WHAT_FILES_HOLD = (
     "A checkpoint file holds tensors, arrays, numbers, texts, None, and lists, tuples, sets and dicts of them "
@@ -32,7 +32,7 @@ _WHAT_FILES_HOLD = (
 
 
 def save_checkpoint(
-    trainer: LoopTrainer,
+    trainer: Trainer,
     save_path: str | Path,
     checkpoint_kwargs: dict[str, Any] | None = None,
     save_optimizer: bool = True,
@@ -69,7 +69,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    trainer: LoopTrainer, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    trainer: Trainer, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
 ) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote, into the model and, where the file has them, optimizer and scheduler.
 
@@ -83,7 +83,7 @@ def load_checkpoint(
     return load_model_file(checkpoint_path, model, optimizer, trainer.scheduler, load_optimizer, load_scheduler)
 
 
-def whole_model(trainer: LoopTrainer) -> Any:
+def whole_model(trainer: Trainer) -> Any:
     """Return the model as an ordinary one, also where it is split over processes.
 
     Every process must call it. Of a split model the first one gets a copy on the host, the others get the model as it
@@ -92,7 +92,7 @@ def whole_model(trainer: LoopTrainer) -> Any:
     return sharding.whole_model(trainer._current_run.bare_model())
 
 
-def whole_weights(trainer: LoopTrainer) -> dict[str, Any]:
+def whole_weights(trainer: Trainer) -> dict[str, Any]:
     """Return the model's weights by name, on the host, also where the model is split over processes.
 
     Every process must call it, and all but the first get none: {}.

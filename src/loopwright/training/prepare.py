@@ -15,11 +15,11 @@ from loopwright.stepping.graphs import check_graphs, has_graphs
 from loopwright.training.run import TrainingRun, run_of
 
 if TYPE_CHECKING:
-    from loopwright.training.protocols import LoopTrainer
+    from loopwright.trainer import Trainer
 
 
 def check_data(
-    trainer: LoopTrainer, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str
+    trainer: Trainer, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str
 ) -> None:
     """Refuse a dataset without a batch, unless the hook that makes its loader is overridden.
 
@@ -35,7 +35,7 @@ def check_data(
         check_dataset(dataset, name, kwargs or {}, batch_size)
 
 
-def check_step_mode(trainer: LoopTrainer, step_mode: str) -> None:
+def check_step_mode(trainer: Trainer, step_mode: str) -> None:
     """Refuse graphs where there are none; called before anything is touched."""
     if not has_graphs(trainer):
         check_graphs(step_mode, trainer.device)
@@ -66,7 +66,7 @@ def prepare(run: TrainingRun) -> None:
 
 
 def start_evaluation(
-    trainer: LoopTrainer,
+    trainer: Trainer,
     dataset: Any,
     batch_size: int,
     kwargs: dict[str, Any] | None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,21 +36,20 @@ from loopwright.errors import StopTrainingError
 from loopwright.failpoints import failpoint
 from loopwright.keys import forward_key
 from loopwright.progress import EVALUATED, FINISHED, TRAINED, Progress, Requests, StopReason
-from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.schedulers import StatefulSchedulerBase
 from loopwright.settings import RunSettings
-from loopwright.stepping.eager import EagerStepper, MicroBatchStep, Stepper
-from loopwright.stepping.graphs import plan_stepper, report_eager
+from loopwright.stepping.eager import EagerStepper, MicroBatchStep
+from loopwright.stepping.graphs import GraphStepper, plan_stepper, report_eager
 from loopwright.stepping.memory import MemoryGuard, OptimizerStep
 from loopwright.training.losses import EpochLosses, check_batch_output, prediction
 from loopwright.training.resume import recount_batches, resume
 
 if TYPE_CHECKING:
+    from loopwright.trainer import Trainer
     from loopwright.training.boundary import Boundary
     from loopwright.training.checkpoints import RunCheckpoints
     from loopwright.training.logbook import Logbook
-    from loopwright.training.protocols import LoopTrainer
 
 
 # What outlives a run: an evaluation after it, and copies and pickles of its trainer, have it too.
@@ -79,6 +78,7 @@ class TrainingRun:
         signals: the signal that ends the run, if one came.
         buffers: the model's buffers as of the last boundary.
         seed: decides order, augmentation and dropout.
+        applying: the context of the optimizer's step.
         gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
         current_rows: samples of the current micro-batch; None between batches.
         eval_batch: index of the current evaluation batch, however many parts it is run in.
@@ -92,11 +92,11 @@ class TrainingRun:
         epoch_is_whole: every update of the current epoch is done.
     """
 
-    trainer = BackReference["LoopTrainer"]()
+    trainer = BackReference["Trainer"]()
 
     def __init__(
         self,
-        trainer: LoopTrainer,
+        trainer: Trainer,
         settings: RunSettings | None = None,
         previous: TrainingRun | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class TrainingRun:
         self.is_running = self.is_ending = self.is_in_window = self.is_torn = self.epoch_is_whole = False
         self.losses = EpochLosses(self.engine)
         self.memory = MemoryGuard(self)
-        self.stepper: Stepper = EagerStepper(self)
+        self.stepper: EagerStepper | GraphStepper = EagerStepper(self)
         self.micro_batch_step: MicroBatchStep = trainer.create_step(self)
         self.boundary: Boundary = trainer.create_boundary(self)
         self.logbook: Logbook = trainer.create_logbook(self)
@@ -129,7 +129,7 @@ class TrainingRun:
         self._has_begun = False
         self._output_is_checked = False
         self._windows: Iterator[Window] = iter(())
-        self._optimizer_step = OptimizerStep(self)
+        self.applying = OptimizerStep(self)
 
     def successor(self, settings: RunSettings) -> TrainingRun:
         """Return a new run of the same trainer; it starts with this one's engine."""
@@ -142,7 +142,7 @@ class TrainingRun:
             training: for an evaluation or a prediction the run before it, which may still be saved afterwards.
         """
         trainer = self.trainer
-        trainer._current_run = self  # type: ignore[misc] # a cached property
+        trainer._current_run = self
         trainer.callback_handler.refresh()
         if training is None:
             self.first_epoch, trainer.scheduler = trainer.run_history.current_epoch, None
@@ -407,8 +407,7 @@ class TrainingRun:
             output = compute(batch)
         except StopTrainingError as error:
             output = self.stand_in(batch, error)
-        if not self._output_is_checked:
-            self.check_first_output(output, "calculate_train_batch_loss")
+        self.check_first_output(output, "calculate_train_batch_loss")
         return output
 
     def check_first_output(self, output: Any, method: str) -> None:
@@ -429,11 +428,7 @@ class TrainingRun:
     def finish_gradients(self) -> bool:
         """Reduce the gradients of an update; return False if `nan="skip"` leaves it out."""
         self.losses.finish_update()
-        return self.settings.nan != "skip" or not self.logbook.skips_update()
-
-    def applying(self) -> AbstractContextManager[None]:
-        """Return the context of the optimizer's step: an error from here on means a torn update."""
-        return self._optimizer_step
+        return not self.logbook.skips_update()
 
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one and the loss scaler has not refused the update."""
@@ -454,13 +449,12 @@ class TrainingRun:
             report_eager(self, reason)
 
 
-def run_of(trainer: TrainerLike) -> TrainingRun:
+def run_of(trainer: Trainer) -> TrainingRun:
     """Return a trainer's current run, its last one, or the idle one that it has from the constructor on.
 
     For packages that build on the Trainer; its attributes are none of the names that a subclass has to avoid.
     """
-    run: TrainingRun = trainer._current_run  # type: ignore[attr-defined] # of every Trainer
-    return run
+    return trainer._current_run
 
 
 def of_run(name: str, doc: str, *, settable: bool = True) -> Any:
@@ -474,7 +468,7 @@ def of_run(name: str, doc: str, *, settable: bool = True) -> Any:
     owner, _, attribute = f"_current_run.{name}".rpartition(".")
     owner_of = attrgetter(owner)
 
-    def assign(trainer: TrainerLike, value: Any) -> None:
+    def assign(trainer: Trainer, value: Any) -> None:
         setattr(owner_of(trainer), attribute, value)
 
     return property(attrgetter(f"_current_run.{name}"), assign if settable else None, doc=doc)

@@ -73,7 +73,7 @@ class ReportProgress(TrainerCallback):
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
         """Print position, speed and time left."""
-        self._latest, self._speed = logs, dict(trainer.speed)  # type: ignore[attr-defined] # of every Trainer
+        self._latest, self._speed = logs, dict(trainer.speed)
         self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
         share = 100 * logs["update"] / max(self._course.updates, 1)
         line = f"{share:3.0f}%  {' · '.join(text for _, text in self._parts(logs['update']) if text)}"
