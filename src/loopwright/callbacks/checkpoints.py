@@ -83,11 +83,9 @@ class SaveBestModelCallback(TrainerCallback):
         trainer.request_load(self.save_path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its epoch."""
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume with the saved best value."""
         self.best_metric = state["best_metric"]
         self.best_metric_epoch = state["best_metric_epoch"]
 
@@ -135,12 +133,10 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._ended: Any = None  # the progress at the end of the last run
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Create the folder."""
         self.save_dir.mkdir(parents=True, exist_ok=True)
         self._batches_before = trainer.progress.total_batches
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Request a state after every n micro-batches."""
         if self.save_every_n_steps is None:
             return
         batches = trainer.progress.total_batches
@@ -155,7 +151,6 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._ask(trainer, f"epoch_{epoch}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Request the final state."""
         self.ask_for_final(trainer)
 
     def ask_for_final(self, trainer: TrainerLike) -> None:
@@ -185,7 +180,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         return {"written": [str(path) for path in (*earlier, *self._asked)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume counting the states of an earlier process that still exist."""
         self._written = [Path(path) for path in state["written"] if Path(path).is_dir()]
 
     def _ask(self, trainer: TrainerLike, name: str) -> None:
@@ -270,11 +264,9 @@ class WSDCheckpointCallback(TrainerCallback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The last update saved at."""
         return {"last_checkpoint_step": self.last_checkpoint_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from the last update saved at."""
         self.last_checkpoint_step = state["last_checkpoint_step"]
 
     def _metadata(self, trainer: TrainerLike, step: int, kind: str) -> dict[str, Any]:

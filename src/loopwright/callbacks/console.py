@@ -13,27 +13,21 @@ class PrintProgressCallback(TrainerCallback):
     """Prints the starts and ends of runs, epochs and evaluations."""
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that training starts."""
         trainer.notify("progress", "\nStarting training run")
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print which epoch starts."""
         trainer.notify("progress", f"\nStarting epoch {trainer.run_history.current_epoch}")
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that an evaluation starts."""
         trainer.notify("progress", "\nStarting eval epoch")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that training ends."""
         trainer.notify("progress", "Finishing training run")
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that an evaluation run starts."""
         trainer.notify("progress", "\nStarting evaluation run")
 
     def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print that an evaluation run ends."""
         trainer.notify("progress", "Finishing evaluation run")
 
 
@@ -68,13 +62,7 @@ class LogMetricsCallback(TrainerCallback):
         """Log values recorded since, such as by later callbacks."""
         self._log_new(trainer)
 
-    def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log values recorded at the end of the last epoch."""
-        self._log_new(trainer)
-
-    def on_evaluation_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Log values that later callbacks recorded for an evaluation."""
-        self._log_new(trainer)
+    on_training_run_end = on_evaluation_run_end = on_training_run_epoch_end
 
     def log_metrics(self, trainer: TrainerLike, metrics: dict[str, Any]) -> None:
         """Print each new metric on its own line; called after a training or evaluation epoch."""

@@ -14,12 +14,11 @@ class MoveModulesToDeviceCallback(TrainerCallback):
     """Moves every module that is an attribute of the trainer (losses, metrics), except the model, to its device."""
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Move them before training."""
-        _move_modules(trainer)
+        for name, value in vars(trainer).items():
+            if isinstance(value, nn.Module) and name != "model":
+                value.to(trainer.device)
 
-    def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Move them before an evaluation run."""
-        _move_modules(trainer)
+    on_evaluation_run_start = on_training_run_start
 
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
@@ -29,9 +28,3 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         """Convert them if the device supports it: SyncBatchNorm has no CPU version."""
         if trainer.run_config.is_distributed and trainer.device.type != "cpu":
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)
-
-
-def _move_modules(trainer: TrainerLike) -> None:
-    for name, value in vars(trainer).items():
-        if isinstance(value, nn.Module) and name != "model":
-            value.to(trainer.device)

@@ -115,7 +115,6 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._in_training_run = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Initialise the average as a copy of the model."""
         super().on_training_run_start(trainer, **kwargs)
         self._model = trainer.get_model(keep_torch_compile=False)
         self.ema_model = self.model_ema(self._model, decay=self.decay)
@@ -128,7 +127,6 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._in_training_run = True
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Move the average towards the new weights."""
         if trainer.progress.update % self.update_every == 0:
             self.ema_model.update(self._model)
 
@@ -150,12 +148,10 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._model = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its epoch, and the average itself."""
         weights = None if self.ema_model is None else dict(self.ema_model.module.state_dict())
         return {**super().state_dict(), "ema_model": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume with the saved average."""
         super().load_state_dict(state)
         if state["ema_model"] is not None and self.ema_model is not None:
             load_weights(self.ema_model.module, state["ema_model"])

@@ -32,13 +32,11 @@ class StepBasedEvaluationCallback(TrainerCallback):
             trainer.request_evaluation()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Print that an intermediate evaluation starts."""
         if is_intermediate and self._asked_at is not None:
             text = f"\nRunning evaluation after {self._asked_at} training steps"
             trainer.notify("evaluation.start", text, step=self._asked_at)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Print that training continues."""
         if is_intermediate and self._asked_at is not None:
             trainer.notify("evaluation.end", "\nResuming training...")
             self._asked_at = None

@@ -38,7 +38,6 @@ class KeepStateCallback(TrainerCallback):
         self.parts = parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part, by its name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

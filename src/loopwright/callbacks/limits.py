@@ -19,11 +19,9 @@ class LimitBatchesCallback(TrainerCallback):
         self.num_batches = num_batches
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Limit everything."""
         return self.num_batches
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Print the limits."""
         text = f"Limiting epochs to {self.num_batches} batches"
         trainer.notify("limit.batches", text, num_batches=self.num_batches)
 
@@ -42,13 +40,11 @@ class LimitEvalStepsCallback(TrainerCallback):
         self.limit_intermediate_only = limit_intermediate_only
 
     def batch_limit(self, trainer: TrainerLike, training: bool, is_intermediate: bool = False) -> int | None:
-        """Limit evaluation epochs, or only intermediate ones."""
         if training or (self.limit_intermediate_only and not is_intermediate):
             return None
         return self._steps_per_process(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Print the limit."""
         if is_intermediate or not self.limit_intermediate_only:
             steps = self._steps_per_process(trainer)
             trainer.notify("limit.evaluation", f"Limiting evaluation to {steps} steps per process", steps=steps)

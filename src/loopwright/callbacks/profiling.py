@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from loopwright.callbacks.base import TrainerCallback
+from loopwright.callbacks.base import TrainerCallback, require_counts
 from loopwright.errors import ConfigError
 from loopwright.protocols import TrainerLike
 from loopwright.run_folder import write_json
@@ -49,9 +50,9 @@ class ProfileCallback(TrainerCallback):
     graph_safe = True
 
     def __init__(self, num_updates: int = 10, folder: str | Path | None = None, num_warm_ups: int = 3) -> None:
-        for name, value, least in (("num_updates", num_updates, 1), ("num_warm_ups", num_warm_ups, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        require_counts(num_updates=num_updates)
+        if isinstance(num_warm_ups, bool) or not isinstance(num_warm_ups, int) or num_warm_ups < 0:
+            raise ConfigError(f"num_warm_ups must be a whole number of at least 0, got {num_warm_ups!r}")
         self._num_updates = num_updates
         self._folder = None if folder is None else Path(folder)
         self._num_warm_ups = num_warm_ups
@@ -61,63 +62,52 @@ class ProfileCallback(TrainerCallback):
 
     def _forget(self) -> None:
         self._first = -1
-        self._num_done = 0
-        self._seconds = dict.fromkeys((*PHASES, GRAPH_PHASE), 0.0)
-        self._marks: list[tuple[str, Any]] = []
-        self._updates: list[tuple[list[tuple[str, Any]], float, bool]] = []
-        self._waited = 0.0
-        self._num_graphed = 0
+        self._marks: list[tuple[str, Any]] = []  # the ends of phases in the current update
+        self._updates: list[tuple[list[tuple[str, Any]], float, bool]] = []  # marks, seconds of waiting, is a graph
+        self._before = (0.0, 0)  # seconds waited and updates graphed before the current one
         self._range: Any = None
         self._is_over = False
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Choose the updates to profile."""
         self._forget()
         self._is_over = not trainer.run_config.is_world_process_zero
         self._first = trainer.progress.update + self._num_warm_ups
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Begin with the first update of the run, if none is skipped."""
         self._begin_if_due(trainer)
 
     def on_train_step_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End the wait for data, or the previous micro-batch's backward pass."""
-        if self._profiler is not None:
-            self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
+        self._mark(trainer, "data" if len(self._marks) == 1 else "backward", "forward")
 
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, **kwargs: Any
     ) -> None:
-        """End a forward pass."""
-        if self._profiler is not None:
-            self._mark(trainer, "forward", "backward")
+        self._mark(trainer, "forward", "backward")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End the last backward pass, clipping included."""
-        if self._profiler is not None:
-            self._mark(trainer, "backward", "optimizer")
+        self._mark(trainer, "backward", "optimizer")
 
     def on_optimizer_step_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """End the optimizer's step."""
-        if self._profiler is not None:
-            self._mark(trainer, "optimizer", "other")
+        self._mark(trainer, "optimizer", "other")
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Begin after the last skipped update; end after the last profiled one."""
-        if self._profiler is not None:
-            is_skipped = self._marks[-1][0] == "forward"
-            self._mark(trainer, "backward" if is_skipped else "other", "data")
-            self._end_update(trainer)
-            if self._num_done == self._num_updates:
-                self._finish(trainer)
-        else:
+        if self._profiler is None:
             self._begin_if_due(trainer)
+            return
+        is_skipped = self._marks[-1][0] == "forward"
+        self._mark(trainer, "backward" if is_skipped else "other", "data")
+        waited, graphed = self._before
+        self._updates.append((self._marks, trainer.data_wait_seconds - waited, trainer.num_graphed_updates > graphed))
+        self._start_update(trainer)
+        if len(self._updates) == self._num_updates:
+            self._finish(trainer)
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """End early: an evaluation is not an update."""
-        if self._profiler is not None and self._num_done:
+        if self._profiler is not None and self._updates:
             self._finish(trainer)
         self._stop()
 
@@ -127,7 +117,7 @@ class ProfileCallback(TrainerCallback):
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Finish with the updates profiled so far."""
-        if self._profiler is not None and self._num_done:
+        if self._profiler is not None and self._updates:
             self._finish(trainer)
         elif not self._is_over:
             self._stop()
@@ -137,7 +127,6 @@ class ProfileCallback(TrainerCallback):
             trainer.notify("profile.empty", text, num_updates=num_updates)
 
     def on_evaluation_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Profile nothing: an evaluation is not an update."""
         self._is_over = True
 
     def release(self) -> None:
@@ -149,10 +138,8 @@ class ProfileCallback(TrainerCallback):
     def _begin_if_due(self, trainer: TrainerLike) -> None:
         if self._is_over or self._profiler is not None or trainer.progress.update != self._first:
             return
-        activities = [ProfilerActivity.CPU]
-        if trainer.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities, acc_events=True)  # without it some versions warn
+        on_gpu = [ProfilerActivity.CUDA] if trainer.device.type == "cuda" else []
+        profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)  # without it some versions warn
         try:
             _start(profiler)
         except RuntimeError as error:
@@ -166,12 +153,12 @@ class ProfileCallback(TrainerCallback):
 
     def _start_update(self, trainer: TrainerLike) -> None:
         self._marks = [("", _now(trainer.device))]
-        self._waited = getattr(trainer, "data_wait_seconds", 0.0)
-        self._num_graphed = getattr(trainer, "num_graphed_updates", 0)
+        self._before = (trainer.data_wait_seconds, trainer.num_graphed_updates)
 
     def _mark(self, trainer: TrainerLike, ended: str, begun: str) -> None:
-        self._marks.append((ended, _now(trainer.device)))
-        self._enter(begun)
+        if self._profiler is not None:
+            self._marks.append((ended, _now(trainer.device)))
+            self._enter(begun)
 
     def _enter(self, phase: str | None) -> None:
         if self._range is not None:
@@ -179,13 +166,6 @@ class ProfileCallback(TrainerCallback):
         self._range = None if phase is None else record_function(f"{_MARK}{phase}")
         if self._range is not None:
             self._range.__enter__()
-
-    def _end_update(self, trainer: TrainerLike) -> None:
-        waited = getattr(trainer, "data_wait_seconds", 0.0) - self._waited
-        is_graph = getattr(trainer, "num_graphed_updates", 0) > self._num_graphed
-        self._updates.append((self._marks, waited, is_graph))
-        self._num_done += 1
-        self._start_update(trainer)
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
@@ -201,17 +181,17 @@ class ProfileCallback(TrainerCallback):
             torch.cuda.synchronize(trainer.device)
         profiler = self._stop()
         self._is_over = True
+        total = dict.fromkeys((*PHASES, GRAPH_PHASE), 0.0)
         for marks, waited, is_graph in self._updates:
-            add_phases(self._seconds, [(name, _between(before, at)) for (_, before), (name, at) in _pairs(marks)],
-                       waited, is_graph)  # fmt: skip
-        seconds = {name: value for name, value in self._seconds.items() if value > 0 or name in PHASES}
-        if self._seconds[GRAPH_PHASE] and not any(seconds[name] for name in ("forward", "backward", "optimizer")):
-            seconds = {name: seconds[name] for name in ("data", GRAPH_PHASE, "other")}
-        last = self._first + self._num_done
+            intervals = [(name, _between(before, at)) for (_, before), (name, at) in pairwise(marks)]
+            add_phases(total, intervals, waited, is_graph)
+        is_eager = any(total[name] for name in ("forward", "backward", "optimizer")) or not total[GRAPH_PHASE]
+        shown = (*PHASES, GRAPH_PHASE) if is_eager else ("data", GRAPH_PHASE, "other")
+        seconds = {name: total[name] for name in shown if total[name] or name in PHASES}
         found = {
-            "num_updates": self._num_done,
+            "num_updates": len(self._updates),
             "first_update": self._first + 1,
-            "last_update": last,
+            "last_update": self._first + len(self._updates),
             "device": str(trainer.device),
             "seconds": seconds,
             "shares": {name: value / (sum(seconds.values()) or 1.0) for name, value in seconds.items()},
@@ -239,33 +219,22 @@ def _write(folder: Path, profiler: Any, found: Mapping[str, Any]) -> str:
 def add_phases(
     seconds: dict[str, float], intervals: Iterable[tuple[str, float]], waited: float, is_graph: bool
 ) -> None:
-    """Add the intervals of one update to the seconds of the phases; each belongs to one phase.
+    """Add the intervals of one update, as (phase, seconds), to the seconds of the phases.
 
-    Args:
-        seconds: by phase; changed.
-        intervals: (phase, seconds) in order; the first includes the wait for data, and everything before it.
-        waited: seconds that the host waited for data.
-        is_graph: forward, backward and optimizer were one graph.
+    The first interval includes the wait for data and everything before it. Of a graph all but the rest is one phase.
     """
     for name, length in intervals:
         if name == "data":
-            data = min(waited, length)
-            seconds["data"] += data
-            seconds["other"] += length - data
+            seconds["data"] += min(waited, length)
+            seconds["other"] += length - min(waited, length)
         else:
             seconds[GRAPH_PHASE if is_graph and name != "other" else name] += length
 
 
 def top_operators(events: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the operators with the most self time, measured on the device if it has its own clock.
+    """Return the operators with the most self time, from `key_averages()`, the slowest first.
 
-    Under CUDA graphs the host runs no operators: then the kernels are returned.
-
-    Args:
-        events: the result of `torch.profiler.profile.key_averages`.
-
-    Returns:
-        name, calls, seconds and share (of the time of all operators) of each, the longest first.
+    The device's clock counts if it has one. Under CUDA graphs the host runs no operators: then these are the kernels.
     """
     own = [event for event in events if not event.key.startswith(_RANGES)]
     kernels = [(event, event.self_device_time_total) for event in own if event.device_type.name == "CUDA"]
@@ -285,7 +254,7 @@ def top_operators(events: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def summary_lines(found: Mapping[str, Any], num_asked: int) -> list[str]:
-    """Return the summary as readable lines, from the content of summary.json and the number of updates asked for."""
+    """Return the content of summary.json as readable lines; `num_asked` updates were to be profiled."""
     number, total = found["num_updates"], sum(found["seconds"].values())
     fewer = "" if number == num_asked else f" (of {num_asked} asked for: an evaluation or the end came)"
     shares = rounded_shares(found["shares"])
@@ -293,14 +262,13 @@ def summary_lines(found: Mapping[str, Any], num_asked: int) -> list[str]:
         f"profile updates {found['first_update']} to {found['last_update']}{fewer}: {1e3 * total / number:.3g} ms each",
         f"        {' · '.join(f'{name} {share:.1f} %' for name, share in shares.items())}",
     ]
-    width = max((len(_cut(each["name"])) for each in found["operators"]), default=0)
-    if found["operators"]:
+    names = [name if len(name) <= 48 else f"{name[:47]}…" for name in (each["name"] for each in found["operators"])]
+    width = max(map(len, names), default=0)
+    if names:
         lines.append(f"        {'operator':<{width}}  {'calls':>8}  {'ms':>9}    share, per update")
-    for each in found["operators"]:
-        lines.append(
-            f"        {_cut(each['name']):<{width}}  {each['calls'] / number:8.4g}  "
-            f"{1e3 * each['seconds'] / number:9.3f}  {100 * each['share']:5.1f} %"
-        )
+    for name, each in zip(names, found["operators"], strict=True):
+        calls, milliseconds = each["calls"] / number, 1e3 * each["seconds"] / number
+        lines.append(f"        {name:<{width}}  {calls:8.4g}  {milliseconds:9.3f}  {100 * each['share']:5.1f} %")
     return lines
 
 
@@ -325,14 +293,6 @@ def _start(profiler: Any) -> None:
             del os.environ[_LOG_LEVEL]
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 48 else f"{name[:47]}…"
-
-
-def _pairs(marks: list[tuple[str, Any]]) -> Iterable[tuple[tuple[str, Any], tuple[str, Any]]]:
-    return zip(marks, marks[1:], strict=False)
-
-
 def _now(device: torch.device) -> Any:
     """Return a point in time; on a GPU an event of its own work, without a device sync."""
     if device.type != "cuda":
@@ -343,6 +303,4 @@ def _now(device: torch.device) -> Any:
 
 
 def _between(first: Any, second: Any) -> float:
-    if isinstance(first, float):
-        return float(second - first)
-    return float(first.elapsed_time(second)) / 1e3
+    return float(second - first) if isinstance(first, float) else float(first.elapsed_time(second)) / 1e3

@@ -23,57 +23,36 @@ class ProgressBarCallback(TrainerCallback):
     def __init__(self) -> None:
         self.pbar: Any = None
         self.eval_pbar: Any = None
-        self._num_counted = 0
-        self._num_evaluated = 0
 
     def on_train_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Open the training bar, at the position of a resumed epoch."""
-        self._num_counted = trainer.progress.batch
-        self.pbar = _bar(trainer, trainer.train_loader, initial=self._num_counted)
+        self.pbar = _bar(trainer, trainer.train_loader, initial=trainer.progress.batch)
 
     def on_train_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count a micro-batch once, even if it is run in parts."""
-        done = self._num_counted + 1 if step is None else step + 1
-        if done != self._num_counted:
-            self.pbar.update(done - self._num_counted)
-            self._num_counted = done
+        _advance(self.pbar, step)
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close the training bar."""
         self.pbar.close()
 
     def on_eval_epoch_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Open the evaluation bar."""
-        self._num_evaluated = 0
         self.eval_pbar = _bar(trainer, trainer.eval_loader)
 
     def on_eval_step_end(
         self, trainer: TrainerLike, batch: Any = None, batch_output: Any = None, step: int | None = None, **kwargs: Any
     ) -> None:
-        """Count an evaluation batch once, even if it is run in parts."""
-        done = self._num_evaluated + 1 if step is None else step + 1
-        if done != self._num_evaluated:
-            self.eval_pbar.update(done - self._num_evaluated)
-            self._num_evaluated = done
+        _advance(self.eval_pbar, step)
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close the evaluation bar."""
         self.eval_pbar.close()
 
-    def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close the bars of a stopped run."""
-        self._close()
-
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close the bars of an interrupted run."""
-        self._close()
-
-    def _close(self) -> None:
+        """Close the bars of a stopped or interrupted run."""
         for bar in (self.eval_pbar, self.pbar):
             if bar is not None:
                 bar.close()
+
+    on_stop_training_error = on_training_run_end
 
 
 def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
@@ -82,3 +61,10 @@ def _bar(trainer: TrainerLike, loader: Any, initial: int = 0) -> Any:
     except TypeError:
         total = None
     return tqdm(total=total, initial=initial, disable=not trainer.run_config.is_local_process_zero)
+
+
+def _advance(bar: Any, step: int | None) -> None:
+    """Count a batch once, even if it is run in parts."""
+    done = bar.n + 1 if step is None else step + 1
+    if done > bar.n:
+        bar.update(done - bar.n)

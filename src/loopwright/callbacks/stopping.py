@@ -77,11 +77,9 @@ class EarlyStoppingCallback(TrainerCallback):
             raise StopTrainingError(f"Stopping training due to no improvement after {patience} epochs")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and the counter."""
         return {"best_metric": self.best_metric, "counter": self.early_stopping_patience_counter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume with the saved best value and counter."""
         self.best_metric = state["best_metric"]
         self.early_stopping_patience_counter = state["counter"]
 
@@ -103,11 +101,9 @@ class TerminateOnNaNCallback(TrainerCallback):
         self.triggered = False
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Reset `triggered`."""
         self.triggered = False
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
-        """Stop if a loss since the start of the epoch was not finite."""
         update, samples = kwargs.get("first_nonfinite_update"), kwargs.get("nonfinite_samples")
         if update is not None:
             named = "" if samples is None else f", samples {', '.join(map(str, samples[:8]))}"
@@ -115,7 +111,6 @@ class TerminateOnNaNCallback(TrainerCallback):
             self._stop("training", f" (first at update {update}{named}{more})")
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Stop if a loss of this evaluation was not finite."""
         if kwargs.get("has_nonfinite_loss", False):
             self._stop("validation", "")
 

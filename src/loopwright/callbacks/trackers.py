@@ -61,7 +61,6 @@ class TrackerCallback(TrainerCallback):
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Open the trackers, and log the settings."""
         self._counts = None
         if not self.trackers or not trainer.run_config.is_world_process_zero:
             return
@@ -95,11 +94,9 @@ class TrackerCallback(TrainerCallback):
         self._report(trainer, "log", {**values, **{f"speed/{name}": value for name, value in speed.items()}})
 
     def on_train_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report the metrics of the training epoch."""
         self._report_news(trainer, "training")
 
     def on_eval_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Report the metrics of an evaluation."""
         self._report_news(trainer, "intermediate" if kwargs.get("is_intermediate") else "evaluation")
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -107,12 +104,10 @@ class TrackerCallback(TrainerCallback):
         self._report_news(trainer, "epoch")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Close the trackers."""
         self._report_news(trainer, "end")
         self._finish()
 
     def release(self) -> None:
-        """Close the trackers and the journal of a run that failed."""
         self._finish()
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,14 +115,12 @@ class TrackerCallback(TrainerCallback):
         return {} if self._counts is None else {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume reporting from the saved counts."""
         if self._open is not None and "counts" in state:
             self._counts = dict(state["counts"])
 
     # --- reporting ----------------------------------------------------------------------------------------------
 
     def _report_news(self, trainer: TrainerLike, kind: str) -> None:
-        """Report the metrics with a new value since the last call."""
         if self._open is None:
             return
         before, self._counts = self._counts or {}, _counts(trainer.run_history)
