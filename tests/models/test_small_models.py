@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from loopwright import models
 from loopwright.errors import CheckpointError, ConfigError, DataError
 from loopwright.models import DetectionOutput
-from loopwright.models.center_maps import heatmap
+from loopwright.models.center_point import heatmap
 
 SMALL = {
     "conv_net": {"num_labels": 3, "width": 8, "loss": "focal"},
@@ -101,7 +101,7 @@ def test_a_folder_without_a_model_or_with_a_damaged_one_is_told(tmp_path):
         models.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     assert not models.holds_model(tmp_path)
-    with pytest.raises(CheckpointError, match="is of no small model: it has no 'loopwright_model'"):
+    with pytest.raises(CheckpointError, match="does not describe a small model: it has no 'loopwright_model'"):
         models.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="holds a list instead of an object"):
@@ -248,7 +248,7 @@ def test_hidden_patches_are_not_seen_and_only_they_count():
     expected = F.mse_loss(first.reconstruction[pixels], images[pixels])
     assert first.num_items == 3 and float(first.loss) == pytest.approx(float(expected), rel=1e-5)
     assert model(images).loss is None
-    with pytest.raises(DataError, match="made for images of 8 x 8, got \\(6, 8\\)"):
+    with pytest.raises(DataError, match="takes images of 8 x 8, got \\(6, 8\\)"):
         model(torch.randn(1, 3, 6, 8))
 
 

@@ -12,13 +12,23 @@ call signature and outputs of transformers' models. `create_loss` has losses by 
 
 from __future__ import annotations
 
-from loopwright.models.base import ModelOutput, SmallModel
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from loopwright.errors import CheckpointError, ConfigError
+from loopwright.models.base import CONFIG_FILE, NAME_KEY, WEIGHTS_FILE, ModelOutput, SmallModel
 from loopwright.models.center_point import CenterPoint, DetectionOutput
-from loopwright.models.conv_net import ConvNet
+from loopwright.models.conv_nets import ConvNet, UNet
 from loopwright.models.losses import LOSS_NAMES, ItemLoss, create_loss, sample_losses
 from loopwright.models.masked_vit import MaskedViT, ReconstructionOutput
-from loopwright.models.registry import MODELS, create, holds_model, load
-from loopwright.models.u_net import UNet
 
 __all__ = [
     "LOSS_NAMES",
@@ -38,3 +48,76 @@ __all__ = [
     "load",
     "sample_losses",
 ]
+
+MODELS: Mapping[str, type[SmallModel]] = MappingProxyType(
+    {kind.name: kind for kind in (ConvNet, UNet, CenterPoint, MaskedViT)}
+)
+"""Every small model by name."""
+
+
+def create(name: str, labels: Sequence[str] | None = None, **config: Any) -> SmallModel:
+    """Return a new model, its weights drawn from torch's generator.
+
+    Args:
+        name: a key of `MODELS`.
+        labels: the class names; they replace `num_labels`.
+        config: the model's other constructor arguments.
+
+    Raises:
+        ConfigError: there is no such model, or it does not accept these arguments.
+    """
+    if name not in MODELS:
+        nearest = get_close_matches(str(name), MODELS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(f"there is no model {name!r}: {hint}There are {', '.join(MODELS)}")
+    kind = MODELS[name]
+    takes = inspect.signature(kind).parameters
+    if labels is not None and "num_labels" in takes:
+        config.setdefault("num_labels", len(labels))
+    unknown = [key for key in config if key not in takes]
+    if unknown:
+        raise ConfigError(f"the model {name!r} does not know {', '.join(unknown)}: it takes {', '.join(takes)}")
+    missing = [key for key, value in takes.items() if value.default is value.empty and key not in config]
+    if missing:
+        raise ConfigError(f"the model {name!r} needs {', '.join(missing)}")
+    model = kind(**config)
+    if labels is not None:
+        model.set_labels(labels)
+    return model
+
+
+def holds_model(folder: str | Path) -> bool:
+    """Whether this folder has the configuration of a small model, unlike folders of other libraries."""
+    try:
+        return NAME_KEY in _read_config(Path(folder))
+    except CheckpointError:
+        return False
+
+
+def load(folder: str | Path) -> SmallModel:
+    """Return the model that `save_pretrained` wrote to this folder, on the CPU and in evaluation mode.
+
+    Raises:
+        CheckpointError: the folder has no small model, or a damaged one.
+    """
+    source = Path(folder)
+    config = _read_config(source)
+    if NAME_KEY not in config:
+        raise CheckpointError(f"{source / CONFIG_FILE} does not describe a small model: it has no {NAME_KEY!r}")
+    try:
+        model = create(config.pop(NAME_KEY), config.pop("labels", None), **config)
+        model.load_state_dict(load_file(source / WEIGHTS_FILE))
+    except (OSError, SafetensorError, RuntimeError, ConfigError, TypeError) as error:
+        raise CheckpointError(f"the model in {source} is damaged: {error}") from error
+    return model.eval()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"there is no model in {folder}: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__} instead of an object")
+    return config

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from loopwright.errors import ConfigError
+from loopwright.models.losses import Loss
 from loopwright.run_folder import write_atomically, write_json
 
 CONFIG_FILE = "config.json"
@@ -36,6 +37,11 @@ class ModelOutput:
     num_items: Tensor | None = None
     logits: Tensor | None = None
 
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor | None, loss: Loss) -> ModelOutput:
+        """Return these logits, and with labels their loss and its number of items."""
+        return cls(logits=logits) if labels is None else cls(*loss(logits, labels), logits)
+
 
 class SmallModel(nn.Module):
     """A model small enough to read and to train on a CPU.
@@ -43,9 +49,7 @@ class SmallModel(nn.Module):
     A subclass passes its constructor arguments to this constructor, by name; they must be plain values.
 
     Attributes:
-        name: the name in the registry.
         sizes: the arguments that must be at least 1.
-        config: the constructor arguments.
         labels: the class names, if known; saved with the model.
     """
 
@@ -61,11 +65,7 @@ class SmallModel(nn.Module):
         self.labels: list[str] | None = None
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the configuration and the weights; the folder is created if needed.
-
-        Raises:
-            OSError: the files cannot be written.
-        """
+        """Write the configuration and the weights; the folder is created if needed."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in self.state_dict().items()}
@@ -73,11 +73,7 @@ class SmallModel(nn.Module):
         write_json(target / CONFIG_FILE, {NAME_KEY: self.name, "labels": self.labels, **self.config})
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Name the classes.
-
-        Raises:
-            ConfigError: the number of names differs from the number of classes.
-        """
+        """Name the classes; raises a ConfigError if there are more or fewer names than classes."""
         expected = self.config.get("num_labels", 0)
         if len(labels) != expected:
             raise ConfigError(f"the model {self.name!r} has {expected} classes, got {len(labels)} names")

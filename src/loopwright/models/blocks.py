@@ -24,10 +24,7 @@ class Encoder(nn.Module):
 
     The first stage uses a strided convolution, which makes the rest cheap; the others use 2x2 max pooling. On scenes of
     digits that learns faster than strided convolutions: a mean IoU of 0.67 instead of 0.59, at the same cost.
-
-    Args:
-        num_channels: of the image.
-        widths: the channels after each stage.
+    `widths` are the channels after each stage.
     """
 
     def __init__(self, num_channels: int, widths: tuple[int, ...]) -> None:
@@ -52,12 +49,7 @@ class Encoder(nn.Module):
 
 
 class Merge(nn.Module):
-    """Upsamples coarse features and adds them to finer ones.
-
-    Args:
-        num_coarse: channels of the coarse features.
-        num_fine: channels of the finer ones, and of the result.
-    """
+    """Upsamples coarse features, and adds them to finer ones, whose number of channels is also the result's."""
 
     def __init__(self, num_coarse: int, num_fine: int) -> None:
         super().__init__()

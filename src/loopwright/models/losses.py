@@ -37,14 +37,14 @@ class ItemLoss(NamedTuple):
     num_items: Tensor
 
 
-def create_loss(
-    name: str, ignore_index: int = -100, class_weights: Sequence[float] | None = None
-) -> Callable[[Tensor, Tensor], ItemLoss]:
+Loss = Callable[[Tensor, Tensor], ItemLoss]
+
+
+def create_loss(name: str, ignore_index: int = -100, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the named loss, called with logits (samples, classes, ...) and labels (samples, ...).
 
     Args:
         name: one of `LOSS_NAMES`.
-        ignore_index: the ignored label.
         class_weights: the weight of each class in "ce" and "focal"; the number of items is then the sum of the labels'
             weights.
 
@@ -54,10 +54,7 @@ def create_loss(
     if name not in LOSS_NAMES:
         raise ConfigError(f"there is no loss {name!r}: use {', '.join(LOSS_NAMES)}")
 
-    def loss(logits: Tensor, labels: Tensor) -> ItemLoss:
-        return weighted_mean(*_weighted_terms(name, logits, labels, ignore_index, class_weights))
-
-    return loss
+    return lambda logits, labels: weighted_mean(*_weighted_terms(name, logits, labels, ignore_index, class_weights))
 
 
 def sample_losses(

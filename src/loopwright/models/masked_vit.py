@@ -15,11 +15,7 @@ from loopwright.models.base import ModelOutput, SmallModel
 
 @dataclass
 class ReconstructionOutput(ModelOutput):
-    """The output of `MaskedViT`; there are no logits.
-
-    Attributes:
-        reconstruction: the reconstructed images (images, channels, height, width).
-    """
+    """The output of `MaskedViT`: the reconstructed images (images, channels, height, width), and no logits."""
 
     reconstruction: Tensor | None = None
 
@@ -27,13 +23,7 @@ class ReconstructionOutput(ModelOutput):
 class MaskedViT(SmallModel):
     """A transformer over patches; hidden patches are replaced by a learned one, and all are decoded to pixels.
 
-    Args:
-        image_size: height and width of the images.
-        patch_size: height and width of a patch.
-        num_channels: of the images.
-        width: of the transformer.
-        num_layers: of the transformer.
-        num_heads: of attention; a divisor of the width.
+    `image_size` must be a multiple of `patch_size`, and `width`, the transformer's, a multiple of `num_heads`.
     """
 
     name = "masked_vit"
@@ -53,10 +43,8 @@ class MaskedViT(SmallModel):
         super().__init__(**config, width=width, num_layers=num_layers, num_heads=num_heads)
         for whole, part in (("image_size", "patch_size"), ("width", "num_heads")):
             if self.config[whole] % self.config[part]:
-                raise ConfigError(
-                    f"{whole} of the model {self.name!r} must be a multiple of {part}, got {self.config[whole]} and "
-                    f"{self.config[part]}"
-                )
+                got = f"{self.config[whole]} and {self.config[part]}"
+                raise ConfigError(f"{whole} of the model {self.name!r} must be a multiple of {part}, got {got}")
         self.num_patches = (image_size // patch_size) ** 2
         num_values = num_channels * patch_size**2
         self.embed = nn.Linear(num_values, width)
@@ -72,12 +60,11 @@ class MaskedViT(SmallModel):
         """Return the reconstructed images; with hidden patches also the mean squared error of their pixels.
 
         Args:
-            pixel_values: (images, channels, image_size, image_size).
             bool_masked_pos: which patches are hidden (images, patches), row by row; None for none.
         """
         size, patch_size = self.config["image_size"], self.config["patch_size"]
         if pixel_values.shape[-2:] != (size, size):
-            raise DataError(f"the model was made for images of {size} x {size}, got {tuple(pixel_values.shape[-2:])}")
+            raise DataError(f"the model takes images of {size} x {size}, got {tuple(pixel_values.shape[-2:])}")
         patches = F.unfold(pixel_values, patch_size, stride=patch_size).transpose(1, 2)  # (images, patches, values)
         embedded = self.embed(patches)
         if bool_masked_pos is not None:

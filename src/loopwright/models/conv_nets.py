@@ -1,16 +1,46 @@
-"""A U-shaped net that classifies each pixel (after Ronneberger et al. 2015)."""
+"""Convolutional nets that classify images (`ConvNet`) and pixels (`UNet`, after Ronneberger et al. 2015)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwright.errors import ConfigError
 from loopwright.models.base import ModelOutput, SmallModel
-from loopwright.models.blocks import Encoder, Merge
+from loopwright.models.blocks import Encoder, Merge, conv_block
 from loopwright.models.losses import create_loss
+
+
+class ConvNet(SmallModel):
+    """Three convolution blocks, the first two followed by pooling, then the mean and the maximum of each feature.
+
+    Args:
+        width: channels after the first block; doubled by each of the next.
+        loss: "ce" or "focal".
+    """
+
+    name = "conv_net"
+
+    def __init__(self, *, num_labels: int, num_channels: int = 3, width: int = 32, loss: str = "ce") -> None:
+        super().__init__(num_labels=num_labels, num_channels=num_channels, width=width, loss=loss)
+        self.blocks = nn.Sequential(
+            conv_block(num_channels, width),
+            nn.MaxPool2d(2, ceil_mode=True),
+            conv_block(width, 2 * width),
+            nn.MaxPool2d(2, ceil_mode=True),
+            conv_block(2 * width, 4 * width),
+        )
+        self.head = nn.Linear(8 * width, num_labels)
+        self._loss = create_loss(loss)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ModelOutput:
+        """Return the class scores, and with labels (samples,) the loss; -100 is ignored."""
+        features = self.blocks(pixel_values)
+        logits = self.head(torch.cat([features.mean(dim=(2, 3)), features.amax(dim=(2, 3))], dim=1))
+        return ModelOutput.of(logits, labels, self._loss)
 
 
 class UNet(SmallModel):
@@ -20,10 +50,8 @@ class UNet(SmallModel):
 
     Args:
         num_labels: the number of classes, the background included.
-        num_channels: of the images.
         width: channels after the first halving; doubled by each of the next.
         loss: a name of `loopwright.models.losses`.
-        ignore_index: the label of ignored pixels.
         class_weights: the weight of each class in the loss; give a common background a small one.
     """
 
@@ -57,17 +85,9 @@ class UNet(SmallModel):
         self._loss = create_loss(loss, ignore_index, class_weights)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ModelOutput:
-        """Return scores (images, classes, height, width), and with labels (images, height, width) the loss.
-
-        Args:
-            pixel_values: images of any size (images, channels, height, width).
-            labels: the class of each pixel.
-        """
+        """Return scores (images, classes, height, width) of images of any size, and with labels the loss."""
         height, width = pixel_values.shape[-2:]
         half, quarter, eighth = self.encoder(pixel_values)
         features = self.merge_half(self.merge_quarter(eighth, quarter), half)
         logits = F.pixel_shuffle(self.head(features), 2)[..., :height, :width]
-        if labels is None:
-            return ModelOutput(logits=logits)
-        loss, num_items = self._loss(logits, labels.long())
-        return ModelOutput(loss=loss, num_items=num_items, logits=logits)
+        return ModelOutput.of(logits, None if labels is None else labels.long(), self._loss)
