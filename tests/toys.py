@@ -6,7 +6,11 @@ assert trainer.result.updates == 3 and trainer.seen[0] == [5, 0, 9, 2]
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +77,19 @@ def network(width: int = 0, dropout: float = 0.0) -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 1)))
 
 
+class NanFrom(nn.Module):
+    """A mean squared error that is nan from its n-th call on (counted from 1)."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.calls_left = call
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls_left -= 1
+        loss = nn.functional.mse_loss(outputs, targets)
+        return loss * torch.nan if self.calls_left <= 0 else loss
+
+
 def weights(of: Any) -> torch.Tensor:
     """A copy of all weights of a model, or of a trainer's model, in one row."""
     return row(parameter.detach() for parameter in getattr(of, "model", of).parameters())
@@ -91,6 +108,13 @@ def state_of(of: Any) -> dict[str, torch.Tensor]:
 def assert_same_weights(found: Any, expected: Any) -> None:
     """Two models, or the models of two trainers, have the same bits in weights and buffers."""
     assert_same(state_of(found), state_of(expected))
+
+
+def assert_resumed(resumed: Any, whole: Any, micro_batches: int) -> None:
+    """A recording trainer went on after so many micro-batches of the whole run, and ended as that did."""
+    assert resumed.seen == whole.seen[micro_batches:]
+    assert_same_weights(resumed, whole)
+    assert resumed.run_history.latest() == whole.run_history.latest()
 
 
 def assert_same(found: Any, expected: Any, path: str = "") -> None:
@@ -113,14 +137,16 @@ def assert_same(found: Any, expected: Any, path: str = "") -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same without tensors, so that == compares it and a message shows it."""
+    """The same structure without tensors, so that == compares it to the last bit."""
     if isinstance(value, torch.Tensor):
-        return value.tolist()
+        return str(value.dtype), value.tolist()
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(vars(value))
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return type(value).__name__, plain(vars(value))
+    return value
 
 
 # --------------------------------------------------------------------------------------------------- callbacks
@@ -129,6 +155,17 @@ def plain(value: Any) -> Any:
 def callback(base: type = TrainerCallback, **events: Callable[..., Any]) -> Any:
     """A callback made of functions: callback(on_update_end=lambda trainer, **kwargs: ...)."""
     return type("Functions", (base,), {name: staticmethod(function) for name, function in events.items()})()
+
+
+def watch(**events: Callable[..., Any]) -> Any:
+    """A callback that keeps in its list `seen` what the functions return at their events."""
+
+    def kept(function: Callable[..., Any]) -> Callable[..., None]:
+        return lambda trainer, **kwargs: watching.seen.append(function(trainer, **kwargs))
+
+    watching = callback(**{name: kept(function) for name, function in events.items()})
+    watching.seen = []
+    return watching
 
 
 def at_update(update: int | None, act: Callable[[Any], Any]) -> TrainerCallback:
@@ -240,3 +277,19 @@ def numbers(folder: Path, *events: str) -> list[dict[str, Any]]:
     """What a record says of the training, without clock times; by default without starts, saves and ends too."""
     found = records(folder, *(events or ("log", "training", "evaluation", "epoch", "skipped_update")))
     return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in found]
+
+
+def imported_by(files: Iterable[Path]) -> set[str]:
+    """The packages that these sources import at their top level or inside of functions, less Python's own."""
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def python(*arguments: Any, timeout: float = 100, cwd: Path | None = None, **environment: str) -> Any:
+    """Run Python in a process of its own that can import what this one can; return what `subprocess.run` does."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=timeout)

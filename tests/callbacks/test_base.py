@@ -213,8 +213,7 @@ def test_a_trainer_subclass_can_call_an_event_of_its_own_inside_a_run():
             super().optimizer_step()
             self.callback_handler.call_event("on_my_event", trainer=self, lr=self.lrs[-1])
 
-    trainer = toys.trainer_of([Recorder()], cls=WithEvent)
-    toys.fit(trainer, toys.data(8))
+    trainer = toys.trained([Recorder()], toys.data(8), cls=WithEvent)
     assert [call for call in Recorder.calls if call[1] == "on_my_event"] == [
         ("first", "on_my_event", (), {"trainer": trainer, "lr": 0.05})
     ] * 2
@@ -236,7 +235,7 @@ def test_an_attribute_error_inside_a_callback_raises():
     with pytest.raises(AttributeError, match="nor_this"):
         handler.call_event("on_my_event", trainer=object())
     with pytest.raises(AttributeError, match="no_such_attribute"):
-        toys.fit(toys.trainer_of([Misspelt]), toys.data(8))
+        toys.trained([Misspelt], toys.data(8))
 
 
 def test_a_callback_that_says_not_implemented_is_skipped_and_the_others_are_called():
@@ -244,8 +243,7 @@ def test_a_callback_that_says_not_implemented_is_skipped_and_the_others_are_call
         def on_train_epoch_start(self, trainer, **kwargs):
             raise CallbackMethodNotImplementedError
 
-    trainer = toys.trainer_of([Recorder("before"), NotHere, Recorder("after")])
-    result = toys.fit(trainer, toys.data(8))
+    result = toys.trained([Recorder("before"), NotHere, Recorder("after")], toys.data(8)).result
     assert result.stop_reason is None
     assert [name for name, *_ in Recorder.calls] == ["before", "after"]
 
@@ -294,8 +292,7 @@ def test_a_method_replaced_between_two_runs_is_called_in_the_second():
     calls = []
     callback = toys.callback(on_train_epoch_start=lambda trainer, **kwargs: calls.append("old"))
     silent = Silent()
-    trainer = toys.trainer_of([callback, silent])
-    toys.fit(trainer, toys.data(8))
+    trainer = toys.trained([callback, silent], toys.data(8))
 
     type(callback).on_train_epoch_start = staticmethod(lambda trainer, **kwargs: calls.append("new"))
     silent.on_train_epoch_start = lambda trainer, **kwargs: calls.append("no longer silent")
@@ -319,8 +316,7 @@ def test_an_object_that_is_no_trainer_callback_gets_its_events_and_nothing_else(
             self.seen += 1
 
     duck = Duck()
-    trainer = toys.trainer_of([duck])
-    toys.fit(trainer, toys.data(8), num_epochs=2)
+    trainer = toys.trained([duck], toys.data(8), num_epochs=2)
     assert duck.seen == 2
     assert trainer.callback_handler.state_dict() == []
     assert trainer.callback_handler.batch_limit(trainer, training=True) is None

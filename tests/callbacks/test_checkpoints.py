@@ -24,6 +24,7 @@ from loopwright.callbacks import (
 from loopwright.checkpoint import Checkpointing, read
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.schedulers import WSDLrScheduler
+from toys import names_in
 
 
 class Scored(toys.RecordingTrainer):
@@ -46,11 +47,7 @@ def saved_file(path):
 
 
 def row(model_state):
-    return torch.cat([model_state[name].reshape(-1) for name in ("weight", "bias")])
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    return toys.row(model_state[name] for name in ("weight", "bias"))
 
 
 # The best model
@@ -118,21 +115,16 @@ def test_optimizer_and_scheduler_are_saved_from_the_first_file_on_as_asked(tmp_p
         both = SaveBestModelCallback(tmp_path / "both.pt", "score")
         neither = SaveBestModelCallback(tmp_path / "neither.pt", "score", save_optimizer=False, save_scheduler=False)
         trainer = run_with_scores(scores, [both, neither], create_scheduler_fn=schedule)
-        assert set(saved_file(tmp_path / "both.pt")) == {
-            "model_state_dict",
-            "optimizer_state_dict",
-            "scheduler_state_dict",
-            "score",
-        }
+        states = {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"}
+        assert set(saved_file(tmp_path / "both.pt")) == {*states, "score"}
         assert set(saved_file(tmp_path / "neither.pt")) == {"model_state_dict", "score"}
         assert saved_file(tmp_path / "both.pt")["scheduler_state_dict"]["last_epoch"] == 2 * len(scores)
         assert trainer.scheduler.last_epoch == 2 * len(scores)
 
 
 def test_without_loading_the_last_weights_stay_in_the_trainer(tmp_path):
-    trainer = run_with_scores(
-        [1.0, 2.0], [SaveBestModelCallback(tmp_path / "best.pt", "score", load_saved_checkpoint=False)]
-    )
+    best = SaveBestModelCallback(tmp_path / "best.pt", "score", load_saved_checkpoint=False)
+    trainer = run_with_scores([1.0, 2.0], [best])
     assert torch.equal(toys.weights(trainer), trainer.weights_after[1])
     assert torch.equal(row(saved_file(tmp_path / "best.pt")["model_state_dict"]), trainer.weights_after[0])
 
@@ -217,8 +209,7 @@ def test_states_of_which_none_would_be_kept_or_asked_for_are_refused(name, tmp_p
 def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):
     # 20 samples: five micro-batches and three updates per epoch, the last one short.
     saver = SaveTrainingStateCallback(tmp_path / "new" / "folder", save_every_n_epochs=2, save_every_n_steps=3)
-    trainer = toys.trainer_of([saver])
-    toys.fit(trainer, toys.data(20), num_epochs=2, gradient_accumulation_steps=2)
+    toys.trained([saver], toys.data(20), num_epochs=2, gradient_accumulation_steps=2)
     # Every third micro-batch, or the boundary after it: 3 -> 4, 6 -> 7, 9 -> 9.
     folder = tmp_path / "new" / "folder"
     assert names_in(folder) == {"step_4", "step_7", "step_9", "epoch_2", "final"}
@@ -242,8 +233,7 @@ def test_states_are_named_by_epochs_and_by_micro_batches_seen(tmp_path, capsys):
 
 def test_a_state_of_an_epoch_holds_the_metrics_of_its_evaluation(tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_at_end=False)
-    trainer = toys.trainer_of([saver])
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
+    trainer = toys.trained([saver], toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
     assert names_in(tmp_path) == {"epoch_1", "epoch_2"}
     metrics = read(tmp_path / "epoch_1").state["history"]["metrics"]
     for name in ("train_loss_epoch", "eval_loss_epoch"):
@@ -251,9 +241,9 @@ def test_a_state_of_an_epoch_holds_the_metrics_of_its_evaluation(tmp_path):
 
 
 def test_nothing_is_saved_that_was_not_asked_for(tmp_path):
-    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path, save_at_end=False)]), toys.data(8))
+    toys.trained([SaveTrainingStateCallback(tmp_path, save_at_end=False)], toys.data(8))
     assert names_in(tmp_path) == set()
-    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path)]), toys.data(8))
+    toys.trained([SaveTrainingStateCallback(tmp_path)], toys.data(8))
     assert names_in(tmp_path) == {"final"}
 
 
@@ -261,9 +251,9 @@ def test_only_the_newest_states_are_kept_across_a_resume_too(tmp_path):
     def saver():
         return SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, save_at_end=False, max_checkpoints=2)
 
-    toys.fit(toys.trainer_of([saver()]), toys.data(12))
+    toys.trained([saver()], toys.data(12))
     assert names_in(tmp_path) == {"step_2", "step_3"}
-    toys.fit(toys.trainer_of([saver()]), toys.data(12), num_epochs=2, resume_from=tmp_path / "step_3")
+    toys.trained([saver()], toys.data(12), num_epochs=2, resume_from=tmp_path / "step_3")
     assert names_in(tmp_path) == {"step_5", "step_6"}
 
 
@@ -272,7 +262,7 @@ def test_states_of_others_are_not_counted_and_not_removed(tmp_path):
         on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / f"mine_{trainer.progress.update}")
     )
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=1)
-    toys.fit(toys.trainer_of([saver, ask]), toys.data(8))
+    toys.trained([saver, ask], toys.data(8))
     assert names_in(tmp_path) == {"mine_1", "mine_2", "final"}
 
 
@@ -282,16 +272,10 @@ def test_a_stopped_run_saves_its_final_state_at_its_last_finished_update(tmp_pat
             raise StopTrainingError("enough")
 
     stopper = toys.callback(on_train_step_end=stop_in_the_second_window)
-    stopped = toys.trainer_of([SaveTrainingStateCallback(tmp_path), stopper])
-    result = toys.fit(stopped, toys.data(32), gradient_accumulation_steps=2)
+    train = partial(toys.trained, dataset=toys.data(32), gradient_accumulation_steps=2)
+    result = train([SaveTrainingStateCallback(tmp_path), stopper]).result
     assert result.stop_reason == "enough" and result.updates == 1
-
-    whole, resumed = toys.trainer_of(), toys.trainer_of()
-    toys.fit(whole, toys.data(32), gradient_accumulation_steps=2)
-    toys.fit(resumed, toys.data(32), gradient_accumulation_steps=2, resume_from=tmp_path / "final")
-    assert resumed.seen == whole.seen[2:]
-    assert torch.equal(toys.weights(resumed), toys.weights(whole))
-    assert resumed.run_history.latest() == whole.run_history.latest()
+    toys.assert_resumed(train(resume_from=tmp_path / "final"), train(), 2)
 
 
 def test_a_stop_between_gradients_and_update_loses_and_repeats_nothing(tmp_path):
@@ -300,16 +284,9 @@ def test_a_stop_between_gradients_and_update_loses_and_repeats_nothing(tmp_path)
             raise StopTrainingError("enough")
 
     for event in ("on_before_optimizer_step", "on_update_end"):
-        folder = tmp_path / event
-        stopped = toys.trainer_of([SaveTrainingStateCallback(folder), toys.callback(**{event: stop})])
-        assert toys.fit(stopped, toys.data(16)).updates == 1
-
-        whole, resumed = toys.trainer_of(), toys.trainer_of()
-        toys.fit(whole, toys.data(16))
-        toys.fit(resumed, toys.data(16), resume_from=folder / "final")
-        assert resumed.seen == whole.seen[1:], event
-        assert torch.equal(toys.weights(resumed), toys.weights(whole)), event
-        assert resumed.run_history.latest() == whole.run_history.latest(), event
+        stopped = toys.trained([SaveTrainingStateCallback(tmp_path / event), toys.callback(**{event: stop})])
+        assert stopped.result.updates == 1
+        toys.assert_resumed(toys.trained(resume_from=tmp_path / event / "final"), toys.trained(), 1)
 
 
 def test_a_stop_inside_an_update_saves_no_state_that_is_neither_before_nor_after_it(tmp_path):
@@ -319,16 +296,14 @@ def test_a_stop_inside_an_update_saves_no_state_that_is_neither_before_nor_after
         if trainer.progress.update == 2:
             raise StopTrainingError("enough")
 
-    stopped = toys.trainer_of([saver, toys.callback(on_optimizer_step_end=stop)])
-    toys.fit(stopped, toys.data(16))
+    toys.trained([saver, toys.callback(on_optimizer_step_end=stop)])
     assert names_in(tmp_path) == {"step_1", "step_2"}
 
 
 def test_every_state_resumes_to_the_end_of_the_run(tmp_path):
     model = partial(toys.network, 6, dropout=0.3)
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, save_every_n_epochs=1)
-    whole = toys.trainer_of([saver], model())
-    toys.fit(whole, toys.data(12), num_epochs=2, eval_dataset=toys.data(8))
+    whole = toys.trained([saver], toys.data(12), model=model(), num_epochs=2, eval_dataset=toys.data(8))
     assert names_in(tmp_path) == {"step_2", "step_4", "step_6", "epoch_1", "epoch_2", "final"}
     for name in sorted(names_in(tmp_path)):
         resumed = toys.trainer_of([SaveTrainingStateCallback(tmp_path / "again")], model())
@@ -366,14 +341,14 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
     """As an export at the end of the run needs it; a state of the run's end cannot be had any more then."""
     seen = []
 
-    class Export(TrainerCallback):
-        def on_training_run_end(self, trainer, **kwargs):
-            seen.append(toys.weights(trainer))
-            trainer.request_save(tmp_path / "too_late")
+    def export(trainer, **kwargs):
+        seen.append(toys.weights(trainer))
+        trainer.request_save(tmp_path / "too_late")
 
     best = SaveBestModelCallback(tmp_path / "best.pt", "score")
     savers = [SaveTrainingStateCallback(tmp_path / name) for name in ("before", "after")] if is_saved_too else []
-    trainer = run_with_scores([1.0, 2.0], [Export(), *savers[:1], best, *savers[1:], Export()])
+    exports = [toys.callback(on_training_run_end=export) for _ in range(2)]
+    trainer = run_with_scores([1.0, 2.0], [exports[0], *savers[:1], best, *savers[1:], exports[1]])
     last, first = trainer.weights_after[1], trainer.weights_after[0]
     assert [torch.equal(seen[0], last), torch.equal(seen[1], first)] == [True, True]
     assert torch.equal(row(read(tmp_path / "too_late").model), last), "asked for before, it was saved before"
@@ -385,25 +360,21 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
 
 
 def test_a_best_model_that_is_gone_at_the_end_is_told_when_the_run_is_over_and_saved(tmp_path):
-    class Remove(TrainerCallback):
-        def on_training_run_epoch_end(self, trainer, **kwargs):
-            (tmp_path / "best.pt").unlink()
-
+    remove = toys.callback(on_training_run_epoch_end=lambda trainer, **kwargs: (tmp_path / "best.pt").unlink())
     best, save = SaveBestModelCallback(tmp_path / "best.pt", "score"), SaveTrainingStateCallback(tmp_path / "states")
     with pytest.raises(CheckpointError, match="there is no checkpoint file"):
-        run_with_scores([1.0], [best, Remove(), save])
+        run_with_scores([1.0], [best, remove, save])
     assert names_in(tmp_path / "states") == {"final"}
 
 
 def test_the_folder_is_written_when_the_event_says_so(tmp_path):
-    seen = []
+    def look(trainer, path, **kwargs):
+        assert (path / "MANIFEST.json").exists()
+        return path.name, trainer.progress.update
 
-    class Witness(TrainerCallback):
-        def on_checkpoint_saved(self, trainer, path=None, **kwargs):
-            seen.append((path, (path / "MANIFEST.json").exists(), trainer.progress.update))
-
-    toys.fit(toys.trainer_of([SaveTrainingStateCallback(tmp_path, None, 1), Witness()]), toys.data(8))
-    assert seen == [(tmp_path / "step_1", True, 1), (tmp_path / "step_2", True, 2), (tmp_path / "final", True, 2)]
+    watch = toys.watch(on_checkpoint_saved=look)
+    toys.trained([SaveTrainingStateCallback(tmp_path, None, 1), watch], toys.data(8))
+    assert watch.seen == [("step_1", 1), ("step_2", 2), ("final", 2)]
 
 
 # Warmup, stable, decay
@@ -416,10 +387,8 @@ def wsd(**kwargs):
 def run_wsd(folder, num_epochs=4, num_checkpoints=2, callbacks=(), initial_checkpoint=None, scheduler=None, **kwargs):
     """Four updates per epoch; two checkpoints of 16 updates end at 8 and 16 and decay from 6 and 14 on."""
     callback = WSDCheckpointCallback(folder, initial_checkpoint=initial_checkpoint)
-    trainer = toys.trainer_of([callback, *callbacks])
     schedule = scheduler or wsd(num_checkpoints=num_checkpoints)
-    toys.fit(trainer, toys.data(16), num_epochs=num_epochs, create_scheduler_fn=schedule, **kwargs)
-    return trainer, callback
+    return toys.trained([callback, *callbacks], num_epochs=num_epochs, create_scheduler_fn=schedule, **kwargs), callback
 
 
 def test_wsd_checkpoints_have_the_documented_arguments_and_attributes(tmp_path, monkeypatch):
@@ -463,7 +432,7 @@ def test_wsd_saves_a_state_before_each_decay_and_the_model_after_it(tmp_path):
 
 def test_wsd_leaves_out_optimizer_and_scheduler_when_asked(tmp_path):
     callback = WSDCheckpointCallback(tmp_path, save_optimizer=False, save_scheduler=False)
-    toys.fit(toys.trainer_of([callback]), toys.data(16), create_scheduler_fn=wsd())
+    toys.trained([callback], create_scheduler_fn=wsd())
     exported = saved_file(tmp_path / "checkpoint_4_wsd_post_decay.pt")
     assert "model_state_dict" in exported
     assert "optimizer_state_dict" not in exported and "scheduler_state_dict" not in exported
@@ -489,20 +458,14 @@ def test_a_state_before_a_decay_resumes_to_the_same_end(tmp_path):
 def test_a_new_run_starts_from_an_initial_checkpoint_folder_or_file(source, tmp_path):
     first, _ = run_wsd(tmp_path / "first")
     step = int(source.split("_")[1])
-    seen = []
-    witness = toys.callback(
-        on_training_run_start=lambda trainer, **kwargs: seen.append(
-            (toys.weights(trainer), trainer.callback_handler.callbacks[0].last_checkpoint_step)
-        )
-    )
-    second, callback = run_wsd(
-        tmp_path / "second",
-        num_epochs=2,
-        callbacks=[witness],
-        initial_checkpoint=tmp_path / "first" / source,
-        scheduler=wsd(is_continuation_from_checkpoint=True),
-    )
-    [(weights, last_step)] = seen
+
+    def start(trainer, **kwargs):
+        return toys.weights(trainer), trainer.callback_handler.callbacks[0].last_checkpoint_step
+
+    watch, schedule = toys.watch(on_training_run_start=start), wsd(is_continuation_from_checkpoint=True)
+    initial = {"initial_checkpoint": tmp_path / "first" / source, "scheduler": schedule}
+    second, callback = run_wsd(tmp_path / "second", num_epochs=2, callbacks=[watch], **initial)
+    [(weights, last_step)] = watch.seen
     assert torch.equal(weights, first.weights_before[step])
     assert last_step == step
     # A run of its own: eight updates in two epochs, with a stable phase at the full lr, and a history of its own.
@@ -548,7 +511,7 @@ def test_a_state_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
     (tmp_path / "in_the_way").write_text("a file where a folder is needed")
     ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "in_the_way" / "state"))
     with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
-        toys.fit(toys.trainer_of([ask]), toys.data(8))
+        toys.trained([ask], toys.data(8))
 
 
 def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
@@ -558,7 +521,7 @@ def test_a_callback_whose_state_cannot_be_saved_is_named(tmp_path):
 
     ask = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state"))
     with pytest.raises(CheckpointError, match=r"state\.callbacks\.1\.state\.when is a datetime\.datetime"):
-        toys.fit(toys.trainer_of([ask, Stubborn()]), toys.data(8))
+        toys.trained([ask, Stubborn()], toys.data(8))
     assert names_in(tmp_path) == set()
 
 
@@ -566,7 +529,6 @@ def test_metadata_given_with_a_request_comes_back_with_the_state(tmp_path):
     ask = toys.callback(
         on_update_end=lambda trainer, **kwargs: trainer.request_save(tmp_path / "state", {"note": "hello"})
     )
-    trainer = toys.trainer_of([ask])
-    toys.fit(trainer, toys.data(4))
+    trainer = toys.trained([ask], toys.data(4))
     assert json.loads((tmp_path / "state" / "MANIFEST.json").read_text())["identity"]["update"] == "1"
     assert trainer.load_training_state(tmp_path / "state") == {"current_epoch": 1, "note": "hello"}

@@ -31,8 +31,7 @@ from loopwright.checkpoint.fingerprint import TIERS
 
 
 def test_progress_is_printed_in_these_words(capsys):
-    trainer = toys.trainer_of([PrintProgressCallback])
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
+    trainer = toys.trained([PrintProgressCallback], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == (
         "\nStarting training run\n"
         "\nStarting epoch 1\n\nStarting eval epoch\n"
@@ -55,9 +54,9 @@ def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
 
 def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
-    toys.fit(toys.trainer_of([saver]), toys.data(8), num_epochs=2)
+    toys.trained([saver], toys.data(8), num_epochs=2)
     capsys.readouterr()
-    toys.fit(toys.trainer_of([PrintProgressCallback]), toys.data(8), 2, resume_from=tmp_path / "step_3")
+    toys.trained([PrintProgressCallback], toys.data(8), 2, resume_from=tmp_path / "step_3")
     assert capsys.readouterr().out == (
         "Resuming without the saved state of 1 SaveTrainingStateCallback\n"
         f"Resumed training state from {tmp_path / 'step_3'} (epoch 2)\n"
@@ -77,8 +76,7 @@ class Measured(Trainer):
 
 
 def test_metrics_are_printed_after_each_epoch_training_apart_from_the_rest(capsys):
-    trainer = toys.trainer_of([LogMetricsCallback], cls=Measured)
-    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
+    trainer = toys.trained([LogMetricsCallback], toys.data(8), cls=Measured, eval_dataset=toys.data(4))
     latest = trainer.run_history.latest()
     assert capsys.readouterr().out == (
         f"\na_train_metric: 1\n\ntrain_loss_epoch: {latest['train_loss_epoch']}\n"
@@ -110,8 +108,7 @@ class LogNames(LogMetricsCallback):
 
 def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_once():
     log = LogNames()
-    trainer = toys.trainer_of([log, CountEvaluations()])
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
+    trainer = toys.trained([log, CountEvaluations()], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
     train, evaluation = (
         trainer.run_history.get_metric_values(name) for name in ("train_loss_epoch", "eval_loss_epoch")
     )
@@ -129,8 +126,7 @@ def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_o
 
 def test_metrics_of_an_earlier_run_are_not_logged_again_and_equal_ones_of_a_new_run_are():
     log = LogNames()
-    trainer = toys.trainer_of([log])
-    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
+    trainer = toys.trained([log], toys.data(8), eval_dataset=toys.data(4))
     toys.fit(trainer, toys.data(8), reset_run_history=False)
     assert [list(metrics) for metrics in log.logged] == [
         ["train_loss_epoch"],
@@ -149,8 +145,7 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
         def log_metrics(self, trainer, metrics):
             logged.append((trainer, metrics))
 
-    trainer = toys.trainer_of([LogToList], cls=Measured)
-    toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
+    trainer = toys.trained([LogToList], toys.data(8), cls=Measured, num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == ""
     assert [set(metrics) for _, metrics in logged] == [
         {"a_train_metric", "train_loss_epoch"},
@@ -234,8 +229,8 @@ def test_a_bar_knows_of_the_limits(bars):
 
 def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
-    toys.fit(toys.trainer_of([saver]), toys.data(20), num_epochs=2)
-    toys.fit(toys.trainer_of([ProgressBarCallback]), toys.data(20), 2, resume_from=tmp_path / "step_8")
+    toys.trained([saver], toys.data(20), num_epochs=2)
+    toys.trained([ProgressBarCallback], toys.data(20), 2, resume_from=tmp_path / "step_8")
     assert [bar.summary for bar in bars] == [(5, 3, 2)]
 
 
@@ -244,7 +239,7 @@ def test_a_bar_without_a_known_length_has_no_total(bars):
         def __iter__(self):
             return iter(toys.data(10))
 
-    toys.fit(toys.trainer_of([ProgressBarCallback]), Stream())
+    toys.trained([ProgressBarCallback], Stream())
     assert [bar.summary for bar in bars] == [(None, 0, 3)]
 
 
@@ -271,13 +266,12 @@ def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
 
 
 def test_the_real_bar_is_drawn_to_the_end(capsys):
-    toys.fit(toys.trainer_of([ProgressBarCallback]), toys.data(20))
+    toys.trained([ProgressBarCallback], toys.data(20))
     assert "5/5" in capsys.readouterr().err
 
 
 def test_a_trainer_with_the_default_callbacks_prints_all_of_it(capsys):
-    trainer = toys.trainer_of(DEFAULT_CALLBACKS)
-    toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
+    trainer = toys.trained(DEFAULT_CALLBACKS, toys.data(8), eval_dataset=toys.data(8))
     captured = capsys.readouterr()
     metrics = trainer.run_history.latest()
     assert captured.out == (
@@ -331,14 +325,13 @@ def test_the_model_itself_is_left_to_the_engine():
             MoveModulesToDeviceCallback().on_training_run_start(trainer)
             del trainer.model.to
 
-    toys.fit(toys.trainer_of([Witness]), toys.data(4))
+    toys.trained([Witness], toys.data(4))
     assert moved_by_callback == []
 
 
 def test_batch_norms_are_left_alone_where_there_is_one_process():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    trainer = toys.trainer_of([ConvertSyncBatchNormCallback], model)
-    toys.fit(trainer, toys.data(8))
+    trainer = toys.trained([ConvertSyncBatchNormCallback], toys.data(8), model=model)
     assert trainer.model is model and type(model[1]) is nn.BatchNorm1d
 
 

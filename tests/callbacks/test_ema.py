@@ -252,8 +252,7 @@ def test_the_best_average_is_saved_without_the_optimizer(tmp_path):
     witness = toys.callback(
         on_training_run_epoch_end=lambda trainer, **kwargs: averages.append(state(ema.ema_model.module))
     )
-    trainer = toys.trainer_of([ema, witness], WithBuffers(), cls=Scored)
-    toys.fit(trainer, toys.data(16), num_epochs=3, eval_dataset=toys.data(8))
+    toys.trained([ema, witness], model=WithBuffers(), cls=Scored, num_epochs=3, eval_dataset=toys.data(8))
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)
     assert set(saved) == {"model_state_dict", "ema_model_score"}
     assert saved["ema_model_score"] == ema.best_metric == 1.0
@@ -331,16 +330,14 @@ def test_a_rule_of_the_users_own_is_used(tmp_path):
             return updated_model_weights
 
     ema = no_save(tmp_path, decay=0.8, model_ema=Latest)
-    trainer = toys.trainer_of([ema], WithBuffers(), cls=Trainer)
-    toys.fit(trainer, toys.data(16), num_epochs=2)
+    trainer = toys.trained([ema], model=WithBuffers(), cls=Trainer, num_epochs=2)
     assert isinstance(ema.ema_model, Latest) and ema.ema_model.decay == 0.8
     assert_equal_states(ema.ema_model.module.state_dict(), trainer.model.state_dict())
 
 
 def test_a_second_run_starts_from_the_model_and_remembers_the_best_value(tmp_path):
     ema = ModelEmaCallback(0.999, save_path=tmp_path / "ema.pt")
-    trainer = toys.trainer_of([ema])
-    toys.fit(trainer, toys.data(16), num_epochs=2, eval_dataset=toys.data(8))
+    trainer = toys.trained([ema], num_epochs=2, eval_dataset=toys.data(8))
     first_average, best = ema.ema_model, ema.best_metric
     toys.fit(trainer, toys.data(16), num_epochs=1, eval_dataset=toys.data(8))
     assert ema.ema_model is not first_average
@@ -362,8 +359,7 @@ def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_sta
     def run(folder, **kwargs):
         ema = no_save(tmp_path, decay=0.8)
         saver = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
-        trainer = toys.trainer_of([ema, saver], Tied())
-        toys.fit(trainer, toys.data(16), **kwargs)
+        trainer = toys.trained([ema, saver], model=Tied(), **kwargs)
         return state(ema.ema_model.module), trainer
 
     whole, trainer = run("whole")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 import toys
 from loopwright import Trainer, TrainerPlaceholderValues
@@ -60,26 +62,14 @@ def test_a_limit_may_be_a_number_of_numpy():
 
 def test_limited_epochs_have_so_many_batches_and_everybody_knows(capsys):
     counter = Counter()
-    updates_seen_by_scheduler = []
-
-    def schedule(optimizer, num_updates):
-        updates_seen_by_scheduler.append(num_updates)
-        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=100)
-
-    trainer = toys.trainer_of([LimitBatchesCallback(3), counter])
-    result = toys.fit(
-        trainer,
-        toys.data(32),
-        num_epochs=2,
-        eval_dataset=toys.data(32),
-        gradient_accumulation_steps=2,
-        create_scheduler_fn=partial(schedule, num_updates=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH),
-    )
+    schedule = partial(StepLR, step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH)
+    options = {"eval_dataset": toys.data(32), "gradient_accumulation_steps": 2, "create_scheduler_fn": schedule}
+    trainer = toys.trained([LimitBatchesCallback(3), counter], toys.data(32), num_epochs=2, **options)
     assert counter.train_batches == 6
     assert counter.evaluations == [(False, 3)] * 2
-    assert result.updates == 4  # each epoch has a window of two and one of one
+    assert trainer.result.updates == 4  # each epoch has a window of two and one of one
     assert trainer.run_config.num_local_update_steps_per_epoch == 2
-    assert updates_seen_by_scheduler == [2]
+    assert trainer.scheduler.step_size == 2
     assert "Limiting epochs to 3 batches\n" in capsys.readouterr().out
 
 
@@ -108,10 +98,8 @@ def test_an_evaluation_run_is_limited_too():
 
 def test_a_limited_run_resumes_inside_its_short_epoch(tmp_path):
     saver = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
-    whole = toys.trainer_of([LimitBatchesCallback(3), saver])
-    toys.fit(whole, toys.data(32), num_epochs=2)
-    resumed = toys.trainer_of([LimitBatchesCallback(3)])
-    toys.fit(resumed, toys.data(32), num_epochs=2, resume_from=tmp_path / "step_2")
+    whole = toys.trained([LimitBatchesCallback(3), saver], toys.data(32), num_epochs=2)
+    resumed = toys.trained([LimitBatchesCallback(3)], toys.data(32), num_epochs=2, resume_from=tmp_path / "step_2")
     assert resumed.seen == whole.seen[2:]
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
@@ -130,8 +118,7 @@ def test_the_average_of_a_model_is_evaluated_on_as_many_batches_as_the_model(tmp
     for limiter in (LimitBatchesCallback(2), LimitEvalStepsCallback(2, limit_intermediate_only=False)):
         counter, inside = Counter(), Counter()
         ema = ModelEmaCallback(decay=0.0, save_path=tmp_path / "ema.pt", callbacks=[inside])
-        trainer = toys.trainer_of([limiter, counter, ema])
-        toys.fit(trainer, toys.data(16), eval_dataset=toys.data(32))
+        trainer = toys.trained([limiter, counter, ema], eval_dataset=toys.data(32))
         assert counter.evaluations == inside.evaluations == [(False, 2)]
         # With a decay of 0 the average is the model itself.
         latest = trainer.run_history.latest()
@@ -182,18 +169,15 @@ def test_the_loss_of_a_limited_evaluation_is_that_of_its_batches():
 
 
 def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
-    places = []
-    witness = toys.callback(
-        on_eval_epoch_start=lambda trainer, is_intermediate, **kwargs: places.append(
-            (trainer.progress.update, is_intermediate)
-        )
-    )
+    def place(trainer, is_intermediate, **kwargs):
+        return trainer.progress.update, is_intermediate
+
+    watch = toys.watch(on_eval_epoch_start=place)
     callback = StepBasedEvaluationCallback(eval_every_n_steps=2)
     assert callback.eval_every_n_steps == 2
-    trainer = toys.trainer_of([callback, witness])
-    toys.fit(trainer, toys.data(24), num_epochs=2, eval_dataset=toys.data(8))
+    trainer = toys.trained([callback, watch], toys.data(24), num_epochs=2, eval_dataset=toys.data(8))
     # Steps 2 and 4 of each epoch, that is after its third and fifth update, and each epoch's own evaluation.
-    assert places == [(3, True), (5, True), (6, False), (9, True), (11, True), (12, False)]
+    assert watch.seen == [(3, True), (5, True), (6, False), (9, True), (11, True), (12, False)]
     said = capsys.readouterr().out
     assert said == "".join(
         f"\nRunning evaluation after {step} training steps\n\nResuming training...\n" for step in (2, 4, 2, 4)
@@ -203,16 +187,14 @@ def test_evaluation_comes_after_every_nth_micro_batch_but_the_first(capsys):
 
 
 def test_evaluation_waits_for_the_end_of_the_update():
-    updates = []
-    witness = toys.callback(
-        on_eval_epoch_start=lambda trainer, is_intermediate, **kwargs: (
-            updates.append((trainer.progress.update, trainer.progress.batch)) if is_intermediate else None
-        )
-    )
-    trainer = toys.trainer_of([StepBasedEvaluationCallback(3), witness])
+    def place(trainer, is_intermediate, **kwargs):
+        return (trainer.progress.update, trainer.progress.batch) if is_intermediate else None
+
+    watch = toys.watch(on_eval_epoch_start=place)
+    trainer = toys.trainer_of([StepBasedEvaluationCallback(3), watch])
     toys.fit(trainer, toys.data(32), eval_dataset=toys.data(8), gradient_accumulation_steps=2)
     # Asked for at step 3 (the end of the second window) and at step 6 (inside the fourth).
-    assert updates == [(2, 4), (4, 8)]
+    assert watch.seen == [(2, 4), (4, 8), None]
 
 
 def test_evaluation_inside_an_epoch_changes_nothing_of_the_training():
@@ -231,33 +213,23 @@ def test_every_module_is_put_back_into_the_mode_it_was_in():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
-    modes_in_evaluation, modes_in_training = [], []
 
-    def modes(into):
-        def note(trainer, **kwargs):
-            into.append([module.training for module in trainer.model])
+    def modes(trainer, **kwargs):
+        return [module.training for module in trainer.model]
 
-        return note
+    in_training, in_evaluation = toys.watch(on_train_step_start=modes), toys.watch(on_eval_step_end=modes)
 
     class WithFrozenNorm(Trainer):
         def train_epoch_start(self):
             super().train_epoch_start()
             self.model[0].eval()
 
-    trainer = toys.trainer_of(
-        [
-            StepBasedEvaluationCallback(1),
-            toys.callback(on_train_step_start=modes(modes_in_training), on_eval_step_end=modes(modes_in_evaluation)),
-        ],
-        model,
-        cls=WithFrozenNorm,
-    )
-    frozen = {name: tensor.clone() for name, tensor in model[0].named_buffers()}
-    toys.fit(trainer, toys.data(16), eval_dataset=toys.data(4))
-    assert modes_in_training == [[False, True, True, True, True]] * 4
-    assert modes_in_evaluation == [[False] * 5] * 4  # three inside the epoch and one after it
-    for name, tensor in model[0].named_buffers():
-        assert torch.equal(tensor, frozen[name]), name
+    frozen = dict(copy.deepcopy(model[0]).named_buffers())
+    callbacks = [StepBasedEvaluationCallback(1), in_training, in_evaluation]
+    toys.trained(callbacks, model=model, cls=WithFrozenNorm, eval_dataset=toys.data(4))
+    assert in_training.seen == [[False, True, True, True, True]] * 4
+    assert in_evaluation.seen == [[False] * 5] * 4  # three inside the epoch and one after it
+    toys.assert_same(dict(model[0].named_buffers()), frozen)
     assert int(model[2].num_batches_tracked) == 4
 
 
@@ -266,8 +238,7 @@ def test_what_the_hooks_record_in_it_is_kept():
         def eval_epoch_end(self):
             self.run_history.update_metric("answer", 42)
 
-    trainer = toys.trainer_of([StepBasedEvaluationCallback(1)], cls=Measured)
-    toys.fit(trainer, toys.data(12), eval_dataset=toys.data(8))
+    trainer = toys.trained([StepBasedEvaluationCallback(1)], toys.data(12), cls=Measured, eval_dataset=toys.data(8))
     assert trainer.run_history.get_metric_values("answer") == [42] * 3
     x, y, _ = toys.data(8).tensors
     with torch.no_grad():
@@ -279,9 +250,8 @@ def test_what_the_hooks_record_in_it_is_kept():
 
 def test_without_an_evaluation_dataset_it_asks_in_vain():
     counter = Counter()
-    trainer = toys.trainer_of([StepBasedEvaluationCallback(1), counter])
-    result = toys.fit(trainer, toys.data(16))
-    assert result.updates == 4 and counter.evaluations == []
+    trainer = toys.trained([StepBasedEvaluationCallback(1), counter])
+    assert trainer.result.updates == 4 and counter.evaluations == []
     assert "intermediate_eval_loss" not in trainer.run_history.get_metric_names()
 
 

@@ -210,11 +210,10 @@ def test_the_first_bad_update_is_counted_over_the_run_and_in_updates_not_micro_b
 
 def test_a_bad_evaluation_loss_stops_the_run():
     terminate = TerminateOnNaNCallback()
-    trainer = toys.trainer_of([terminate])
-    result = toys.fit(trainer, toys.data(8), num_epochs=3, eval_dataset=poisoned(8, [7]))
-    assert result.stop_reason == "Stopping training due to NaN loss in validation step"
+    trainer = toys.trained([terminate], toys.data(8), num_epochs=3, eval_dataset=poisoned(8, [7]))
+    assert trainer.result.stop_reason == "Stopping training due to NaN loss in validation step"
     assert terminate.triggered
-    assert result.updates == 2
+    assert trainer.result.updates == 2
     assert math.isnan(trainer.run_history.get_latest_metric("eval_loss_epoch"))
 
 

@@ -123,16 +123,14 @@ def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(kind,
 
 def fit(folder, cls=WithFiles, num_epochs=2, resume_from=None, **policy):
     policy = {"every_updates": 1, "keep_last": 10, "keep_best": None, **policy}
-    trainer = toys.trainer_of(cls=cls)
-    result = toys.fit(
-        trainer,
-        toys.data(16),
+    trainer = toys.trained(
+        cls=cls,
         num_epochs=num_epochs,
         eval_dataset=toys.data(8),
         checkpoints=Checkpointing(folder, **policy),
         resume_from=resume_from,
     )
-    return trainer, result
+    return trainer, trainer.result
 
 
 def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update(tmp_path):

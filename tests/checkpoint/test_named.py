@@ -387,11 +387,9 @@ def test_loading_a_training_state_restores_the_model_and_not_the_run(tmp_path):
 
 
 def test_tied_weights_of_a_training_state_stay_tied(tmp_path):
-    trainer = toys.trainer_of(model=Tied(), cls=Trainer)
-    toys.fit(trainer, toys.data(8))
+    trainer = toys.trained((), toys.data(8), model=Tied(), cls=Trainer)
     trainer.save_training_state(tmp_path / "state")
     assert "copy.weight" not in load_file(tmp_path / "state" / "model.safetensors")
-    other = toys.trainer_of(model=Tied(), cls=Trainer)
-    toys.fit(other, toys.data(8), num_epochs=1, resume_from=tmp_path / "state")
+    other = toys.trained((), toys.data(8), model=Tied(), cls=Trainer, num_epochs=1, resume_from=tmp_path / "state")
     assert other.model.copy.weight is other.model.inner.weight
     assert_same_weights(trainer, other)

@@ -5,66 +5,55 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+import toys
+from data import loaders
+from data.loaders import Noisy, seen
+from distributed.launcher import Results, run
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
-from loopwright.data import Share, adopt
 from loopwright.errors import CheckpointError, ConfigError, DataError, StopTrainingError
 from loopwright.training.run import run_of
 
-CPU = torch.device("cpu")
 SEED = 7
 
 
-class Noisy:
+class Unreliable(Noisy):
     """Samples with an augmentation; some raise, after they have drawn from the generators."""
 
     def __init__(self, size: int, bad: tuple[int, ...] = (), transient: tuple[int, ...] = ()) -> None:
-        self.size = size
+        super().__init__(size)
         self.bad = set(bad)
         self.transient = set(transient)  # raise only the first time that they are read
         self.tried: list[int] = []
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index):
         index = int(index)
         self.tried.append(index)
-        noise = [random.random(), float(np.random.rand()), torch.rand(()).item()]
+        sample = super().__getitem__(index)
         if index in self.bad or index in self.transient:
             self.transient.discard(index)
             raise ValueError(f"no picture in {index}")
-        return torch.tensor([index, *noise], dtype=torch.float64)
+        return sample
 
 
-class ManyAtOnce(Noisy):
+class ManyAtOnce(Unreliable):
     """The same, fetched many at once."""
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
-def adopted(dataset, batch_size=4, accumulation=1, bad_samples="skip", evaluation=False, rank=0, processes=1, **kwargs):
-    source = DataLoader(dataset, batch_size=batch_size, **kwargs)
-    share = Share(rank, processes, accumulation)
-    return adopt(source, seed=SEED, share=share, device=CPU, bad_samples=bad_samples, evaluation=evaluation)
+LOADER_NAMES = ("rank", "processes", "accumulation", "evaluation")
 
 
-def seen(windows) -> list:
-    return [
-        ([(piece.batch.tolist(), piece.key, piece.rows) for piece in window.pieces], window.samples)
-        for window in windows
-    ]
+def adopted(dataset, batch_size=4, bad_samples="skip", **kwargs):
+    share = {name: kwargs.pop(name) for name in LOADER_NAMES if name in kwargs}
+    return loaders.adopted(DataLoader(dataset, batch_size, **kwargs), seed=SEED, bad_samples=bad_samples, **share)
 
 
 def ids_of(window) -> list[list[int]]:
@@ -80,7 +69,7 @@ def warnings_of_loopwright(caplog):
 # An error that names the sample
 
 
-@pytest.mark.parametrize("kind", [Noisy, ManyAtOnce])
+@pytest.mark.parametrize("kind", [Unreliable, ManyAtOnce])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sample_that_raises_is_named_with_its_position(num_workers, kind):
     source = adopted(kind(20, bad=(17,)), bad_samples="raise", shuffle=True, num_workers=num_workers)
@@ -93,7 +82,7 @@ def test_a_sample_that_raises_is_named_with_its_position(num_workers, kind):
 
 
 def test_the_culprit_among_many_is_looked_for_under_the_same_seeds():
-    class Unlucky(Noisy):
+    class Unlucky(Unreliable):
         def __getitems__(self, indices):
             for index in indices:
                 self.tried.append(index)
@@ -110,7 +99,7 @@ def test_the_culprit_among_many_is_looked_for_under_the_same_seeds():
 
 
 def test_samples_that_raise_only_together_are_named_together():
-    class NotTogether(Noisy):
+    class NotTogether(Unreliable):
         def __getitems__(self, indices):
             if len(indices) > 1:
                 raise ValueError("too many")
@@ -126,12 +115,12 @@ def test_samples_that_raise_only_together_are_named_together():
 @pytest.mark.parametrize("bad_samples", ["raise", "skip"])
 @pytest.mark.parametrize("error", [CheckpointError("mine"), StopTrainingError("enough")], ids=["ours", "a stop"])
 def test_errors_that_speak_for_themselves_pass_unchanged(bad_samples, error):
-    class Raises(Noisy):
+    class Raises(Unreliable):
         def __getitem__(self, index):
             raise error
 
     for kwargs in ({}, {"collate_fn": lambda samples: Raises(1)[0]}):
-        dataset = Noisy(4) if kwargs else Raises(4)
+        dataset = Unreliable(4) if kwargs else Raises(4)
         with pytest.raises(type(error)) as raised:
             list(adopted(dataset, bad_samples=bad_samples, **kwargs).windows())
         assert raised.value is error
@@ -140,7 +129,7 @@ def test_errors_that_speak_for_themselves_pass_unchanged(bad_samples, error):
 @pytest.mark.parametrize("bad_samples", ["raise", "skip"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_samples_that_are_no_batch_together_are_named(num_workers, bad_samples):
-    class Ragged(Noisy):
+    class Ragged(Unreliable):
         def __getitem__(self, index):
             return torch.zeros(index // 5 + 1)
 
@@ -157,33 +146,32 @@ def test_of_a_large_batch_only_the_first_ids_are_named():
         raise TypeError("no")
 
     with pytest.raises(DataError, match=r"the samples 0, 1, .*, 18, 19, ... \(64 in all\) \(from position 0"):
-        list(adopted(Noisy(64), batch_size=64, bad_samples="raise", collate_fn=fail).windows())
+        list(adopted(Unreliable(64), batch_size=64, bad_samples="raise", collate_fn=fail).windows())
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(10)
-        raise ValueError("the file ends here")
+def stream():
+    yield from range(10)
+    raise ValueError("the file ends here")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_of_a_stream_the_batch_is_named(num_workers):
-    loader = adopted(Stream(), bad_samples="raise", num_workers=num_workers)
+    loader = adopted(toys.Stream(stream()), bad_samples="raise", num_workers=num_workers)
     with pytest.raises(DataError, match=r"batch 2 of epoch 1 could not be read: ValueError: (?s:.)*the file ends here"):
         list(loader.windows(1))
 
 
 def test_samples_of_a_stream_cannot_be_skipped_and_other_words_are_refused():
     with pytest.raises(ConfigError, match="bad_samples='skip' needs to know which sample is which"):
-        adopted(Stream())
+        adopted(toys.Stream([]))
     with pytest.raises(ConfigError, match="bad_samples must be 'raise' or 'skip', got 'ignore'"):
-        adopted(Noisy(4), bad_samples="ignore")
+        adopted(Unreliable(4), bad_samples="ignore")
 
 
 # A run that goes on without them
 
 
-@pytest.mark.parametrize("kind", [Noisy, ManyAtOnce])
+@pytest.mark.parametrize("kind", [Unreliable, ManyAtOnce])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bad_samples_are_left_out_and_the_rest_counts_what_is_there(num_workers, kind, caplog):
     loader = adopted(kind(16, bad=(1, 2, 9)), accumulation=2, num_workers=num_workers)
@@ -199,7 +187,10 @@ def test_bad_samples_are_left_out_and_the_rest_counts_what_is_there(num_workers,
 
 
 def test_without_bad_samples_the_batches_are_the_same_and_are_not_counted_unless_asked():
-    skipping, raising = adopted(Noisy(16), shuffle=True), adopted(Noisy(16), shuffle=True, bad_samples="raise")
+    skipping, raising = (
+        adopted(Unreliable(16), shuffle=True),
+        adopted(Unreliable(16), shuffle=True, bad_samples="raise"),
+    )
     assert seen(skipping.windows()) == seen(raising.windows())
     assert not any(window.is_counted for window in raising.windows())
     assert skipping.skipped == {}
@@ -207,7 +198,7 @@ def test_without_bad_samples_the_batches_are_the_same_and_are_not_counted_unless
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_micro_batch_without_a_readable_sample_becomes_a_pad(num_workers):
-    loader = adopted(Noisy(12, bad=(4, 5, 6, 7, 8)), num_workers=num_workers)
+    loader = adopted(Unreliable(12, bad=(4, 5, 6, 7, 8)), num_workers=num_workers)
     first, second, third = loader.windows()
     (pad,) = second.pieces
     assert (pad.rows, pad.batch[:, 0].tolist(), second.samples) == (0, [9], 4)
@@ -216,35 +207,35 @@ def test_a_micro_batch_without_a_readable_sample_becomes_a_pad(num_workers):
 
 
 def test_a_stand_in_is_looked_for_from_the_beginning_again():
-    *_, last = adopted(Noisy(8, bad=(4, 5, 6, 7, 0))).windows()
+    *_, last = adopted(Unreliable(8, bad=(4, 5, 6, 7, 0))).windows()
     assert last.pieces[0].batch[:, 0].tolist() == [1]
 
 
 def test_it_is_an_error_if_nothing_stands_in():
-    dataset = Noisy(100, bad=tuple(range(4, 18)))
+    dataset = Unreliable(100, bad=tuple(range(4, 18)))
     with pytest.raises(DataError, match="none of the samples 4, 5, 6, 7 .* nor any of the 10 that follow.*picture in"):
         list(adopted(dataset).windows())
     assert dataset.tried[-10:] == list(range(8, 18))
     by_name = DataLoader({"a": 1}, sampler=["b"], batch_size=1)
     with pytest.raises(DataError, match="none of the samples b .*: its ids are no integers"):
-        list(adopt(by_name, seed=SEED, share=Share(), device=CPU, bad_samples="skip").windows())
+        list(loaders.adopted(by_name, seed=SEED, bad_samples="skip").windows())
 
 
 def test_bad_samples_of_an_evaluation_are_left_out_on_any_number_of_processes():
     counted = []
     for processes in (1, 3):
-        loaders = [
-            adopted(Noisy(17, bad=(3, 16)), evaluation=True, rank=rank, processes=processes)
+        parts = [
+            adopted(Unreliable(17, bad=(3, 16)), evaluation=True, rank=rank, processes=processes)
             for rank in range(processes)
         ]
-        windows = zip(*(loader.windows() for loader in loaders), strict=True)
+        windows = zip(*(loader.windows() for loader in parts), strict=True)
         counted.append([index for each in windows for window in each for ids in ids_of(window) for index in ids])
-        assert {index for loader in loaders for index in loader.skipped} == {3, 16}
+        assert {index for loader in parts for index in loader.skipped} == {3, 16}
     assert counted == [[index for index in range(17) if index not in (3, 16)]] * 2
 
 
 def test_memory_that_has_run_out_is_no_matter_of_the_sample():
-    class Greedy(Noisy):
+    class Greedy(Unreliable):
         def __getitem__(self, index):
             raise MemoryError
 
@@ -256,7 +247,7 @@ def test_memory_that_has_run_out_is_no_matter_of_the_sample():
 
 
 def test_a_sample_that_was_skipped_in_an_earlier_epoch_is_not_tried_again(caplog):
-    dataset = Noisy(16, bad=(5,), transient=(9,))
+    dataset = Unreliable(16, bad=(5,), transient=(9,))
     loader = adopted(dataset, shuffle=True)
     first = [ids_of(window)[0] for window in loader.windows(0)]
     assert sorted(index for ids in first for index in ids) == [index for index in range(16) if index not in (5, 9)]
@@ -269,7 +260,7 @@ def test_a_sample_that_was_skipped_in_an_earlier_epoch_is_not_tried_again(caplog
 
 
 def test_one_that_was_skipped_in_this_epoch_is_tried_again_if_it_comes_again():
-    dataset = Noisy(16, bad=(5,), transient=(9,))
+    dataset = Unreliable(16, bad=(5,), transient=(9,))
     loader = adopted(dataset, batch_size=2, sampler=torch.tensor([5, 9, 9, 5, 1, 2]))
     assert [ids_of(window)[0] for window in loader.windows(0)] == [[], [9], [1, 2]]
     dataset.tried.clear()
@@ -278,11 +269,11 @@ def test_one_that_was_skipped_in_this_epoch_is_tried_again_if_it_comes_again():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [Noisy, ManyAtOnce])
+@pytest.mark.parametrize("kind", [Unreliable, ManyAtOnce])
 def test_a_run_that_is_resumed_after_any_update_sees_what_an_uninterrupted_one_sees(num_workers, kind):
     def started(skipped):
         # Those of many at once are read again one by one, so that there is nothing to remember of a transient error.
-        dataset = kind(24, bad=(3, 20), transient=(7, 11, 12) if kind is Noisy else ())
+        dataset = kind(24, bad=(3, 20), transient=(7, 11, 12) if kind is Unreliable else ())
         loader = adopted(dataset, accumulation=2, shuffle=True, num_workers=num_workers)
         loader.skipped = dict(skipped)
         return loader
@@ -297,7 +288,7 @@ def test_a_run_that_is_resumed_after_any_update_sees_what_an_uninterrupted_one_s
 
     whole = list(go_on(started({}), 0, 0))
     assert len(whole) == 9
-    assert len(whole[-1][2]) == (5 if kind is Noisy else 2)
+    assert len(whole[-1][2]) == (5 if kind is Unreliable else 2)
     for index, (_, (epoch, position), skipped) in enumerate(whole):
         assert list(go_on(started(skipped), epoch, position)) == whole[index + 1 :]
 
@@ -306,7 +297,7 @@ def test_a_run_that_is_resumed_after_any_update_sees_what_an_uninterrupted_one_s
 
 
 def test_more_than_ten_skipped_samples_of_a_small_dataset_are_an_error():
-    dataset = Noisy(900, bad=tuple(range(10)))
+    dataset = Unreliable(900, bad=tuple(range(10)))
     assert len(list(adopted(dataset, batch_size=30).windows())) == 30
     dataset.bad.add(700)
     expected = (
@@ -317,7 +308,7 @@ def test_more_than_ten_skipped_samples_of_a_small_dataset_are_an_error():
 
 
 def test_one_in_a_hundred_of_a_large_dataset_may_be_skipped():
-    dataset = Noisy(1200, bad=tuple(range(0, 1200, 100)))
+    dataset = Unreliable(1200, bad=tuple(range(0, 1200, 100)))
     loader = adopted(dataset, batch_size=50)
     assert len(list(loader.windows())) == 24
     assert len(loader.skipped) == 12
@@ -329,7 +320,7 @@ def test_one_in_a_hundred_of_a_large_dataset_may_be_skipped():
 # The loss
 
 
-class Pairs(Noisy):
+class Pairs(Unreliable):
     """Inputs and targets."""
 
     def __getitem__(self, index):
@@ -341,17 +332,8 @@ class SkippingTrainer(Trainer):
     """A trainer whose loader leaves bad samples out."""
 
     def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
-        share = Share(0, 1, run_of(self).settings.gradient_accumulation_steps)
-        source = DataLoader(self.train_dataset, batch_size=batch_size, shuffle=True)
-        return adopt(source, seed=SEED, share=share, device=CPU, bad_samples="skip")
-
-
-class Losses(TrainerCallback):
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_log(self, trainer, logs, **kwargs):
-        self.losses.append(logs["loss"])
+        accumulation = run_of(self).settings.gradient_accumulation_steps
+        return adopted(self.train_dataset, batch_size, accumulation=accumulation, shuffle=True)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -383,50 +365,36 @@ def test_the_loss_is_the_mean_over_the_samples_that_could_be_read(accumulation):
     assert pads >= 1
 
     trained, optimizer = model_and_optimizer()
-    callback = Losses()
-    trainer = SkippingTrainer(trained, nn.MSELoss(), optimizer, callbacks=[callback])
+    watch = toys.watch(on_log=lambda trainer, logs, **kwargs: logs["loss"])
+    trainer = SkippingTrainer(trained, nn.MSELoss(), optimizer, callbacks=[watch])
     result = trainer.train(
         dataset(), 1, per_device_batch_size=2, gradient_accumulation_steps=accumulation, log_every=1, seed=SEED
     )
-    assert callback.losses == pytest.approx(expected, rel=1e-5)
+    assert watch.seen == pytest.approx(expected, rel=1e-5)
     assert torch.allclose(trained.weight.cpu(), model.weight, rtol=1e-5)
     assert len(trainer.train_loader.skipped) == 7
     assert result.updates == -(-15 // accumulation)
 
 
-# Two processes; this module is their program
+# Two processes
 
 
-def run_of_two_processes(rank: int) -> None:
-    """Read two epochs as one of two processes, and print what was skipped and tried."""
+def read_two_epochs(results: Results) -> None:
+    rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    dataset = Noisy(24, bad=(1, 2, 3, 4, 5))
+    dataset = Unreliable(24, bad=(1, 2, 3, 4, 5))
     loader = adopted(dataset, shuffle=True, rank=rank, processes=2)
     for epoch in range(2):
         dataset.tried.clear()
         list(loader.windows(epoch))
-        print(epoch, sorted(set(dataset.tried) & dataset.bad))
-    print(sorted(loader.agree_on_skipped()))
-    torch.distributed.destroy_process_group()
+        results[f"tried in {epoch}"] = sorted(set(dataset.tried) & dataset.bad)
+    results["skipped"] = sorted(loader.agree_on_skipped())
 
 
 @pytest.mark.distributed
-def test_what_one_process_skipped_no_process_tries_again():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    path = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    first, second = (process.communicate(timeout=60)[0].splitlines() for process in processes)
-    tried = [eval(lines[0].removeprefix("0 ")) for lines in (first, second)]
-    assert sorted(tried[0] + tried[1]) == [1, 2, 3, 4, 5]
-    assert tried[0]
-    assert tried[1]
-    assert first[1:] == second[1:] == ["1 []", "[1, 2, 3, 4, 5]"]
-
-
-if __name__ == "__main__":
-    run_of_two_processes(int(sys.argv[1]))
+def test_what_one_process_skipped_no_process_tries_again(tmp_path):
+    first, second = run(read_two_epochs, tmp_path)
+    tried = [rank["tried in 0"] for rank in (first, second)]
+    assert all(tried) and sorted(tried[0] + tried[1]) == [1, 2, 3, 4, 5]
+    for rank in (first, second):
+        assert rank["tried in 1"] == [] and rank["skipped"] == [1, 2, 3, 4, 5]

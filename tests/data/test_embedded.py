@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import datetime
 import hashlib
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright.demos import DemoData, find_minilm, load_demo, minilm, stdlib_docs, write_demo
 from loopwright.demos.dates import FORMS, written_dates
 from loopwright.demos.stdlib_docs import Doc, Parameter, StdlibDocs
@@ -147,15 +147,8 @@ def test_other_sources_have_another_fingerprint(tmp_path):
 
 def test_the_package_imports_neither_torch_nor_a_model_library():
     files = sorted(PACKAGE.glob("*.py"))
-    imported = {
-        name.partition(".")[0]
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    }
     assert len(files) >= 8
-    assert imported - set(sys.stdlib_module_names) == {"loopwright"}
+    assert toys.imported_by(files) == {"loopwright"}
 
 
 # ------------------------------------------------------------------------------------------------------ the cache

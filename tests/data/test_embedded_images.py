@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import json
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import toys
 from loopwright import demos as embedded
 from loopwright.data.pictures import color_of
 from loopwright.demos import load_demo, write_demo
@@ -25,6 +25,7 @@ from loopwright.demos.images.image_files import run_lengths
 from loopwright.demos.images.scenes import NAMES, DigitScene, SceneParts, digit_scenes, load_parts
 from loopwright.errors import ConfigError, DataError, InputError
 from loopwright.sources import SCHEMAS, preflight
+from toys import contents
 
 PACKAGE = Path(embedded.__file__).parent
 SIZES = {
@@ -55,10 +56,6 @@ def scenes(split: str, num_scenes: int) -> list[DigitScene]:
 def read_png(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # ----------------------------------------------------------------------------------------------------------- digits
@@ -315,15 +312,8 @@ print(json.dumps([light, "torch" in sys.modules, json.loads(paths["notes"].read_
 
 def test_the_modules_of_images_import_numpy_and_nothing_heavier():
     files = sorted((PACKAGE / "images").glob("*.py"))
-    imported = {
-        name.partition(".")[0]
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    }
     assert len(files) >= 6
-    assert imported - set(sys.stdlib_module_names) == {"loopwright", "numpy"}
+    assert toys.imported_by(files) == {"loopwright", "numpy"}
 
 
 # ---------------------------------------------------------------------------------------- what may not be installed

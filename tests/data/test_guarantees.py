@@ -26,7 +26,7 @@ from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, Shuffled, adopt
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data_order.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "data_order.md").read_text(encoding="utf-8")
 SIZE, BATCH_SIZE, ACCUMULATION, EPOCHS = 22, 4, 2, 3
 UPDATES_PER_EPOCH = 3  # 6 micro-batches, 2 to an update
 

@@ -17,7 +17,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -28,73 +27,18 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from loopwright.data import OrderedLoader, ReplayLoader, Share, Shuffled, adopt
+from data.loaders import Indices, LazySampler, Noisy, NoisyStream, OwnLoader, adopted, seen
+from loopwright.data import OrderedLoader, ReplayLoader, Shuffled
 from loopwright.data.collate import collate
 from loopwright.data.defaults import DataLoaderSlice
 from loopwright.data.samples import Reader, SeededDataset
 from loopwright.errors import DataError
 from loopwright.keys import key
-
-CPU = torch.device("cpu")
-
-
-# What is loaded, and how it is compared
-
-
-class Indices:
-    """A dataset whose samples are their own indices."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Noisy(Indices):
-    """Samples with an augmentation from each of the three libraries."""
-
-    def __getitem__(self, index):
-        noise = [random.random(), float(np.random.rand()), torch.rand(()).item()]
-        return torch.tensor([index, *noise], dtype=torch.float64)
-
-
-class NoisyStream(IterableDataset):
-    """The same as a stream, with another order in every epoch."""
-
-    def __init__(self, size: int) -> None:
-        self.samples = Noisy(size)
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        for index in range(first, len(self.samples), step):
-            yield self.samples[(index + self.epoch) % len(self.samples)]
+from toys import plain
 
 
 def noisy_collate(samples):
     return torch.stack(samples), random.random(), float(np.random.rand()), torch.rand(2)
-
-
-class LazySampler(Sampler):
-    """Draws every id when it is asked for it, from python's generator."""
-
-    def __init__(self, size: int, num_samples: int) -> None:
-        self.size, self.num_samples = size, num_samples
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __iter__(self):
-        for _ in range(self.num_samples):
-            yield random.randrange(self.size)
 
 
 class BatchesOfAnySize(Sampler):
@@ -111,14 +55,6 @@ class BatchesOfAnySize(Sampler):
             yield [ids.pop() for _ in range(min(count, len(ids)))]
 
 
-class OwnLoader(DataLoader):
-    """A DataLoader that may do anything when it is iterated."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch + torch.rand(())
-
-
 class ListedBatches:
     """Ready batches, each changed by what is drawn when it is read."""
 
@@ -131,30 +67,6 @@ class ListedBatches:
     def __iter__(self):
         for ids in torch.arange(self.size).split(4):
             yield ids.double() + random.random()
-
-
-def adopted(source, seed=7, rank=0, processes=1, accumulation=1, **kwargs):
-    return adopt(source, seed=seed, share=Share(rank, processes, accumulation), device=CPU, **kwargs)
-
-
-def plain(value):
-    """The same structure without tensors, so that == compares it to the last bit."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), value.tolist()
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return type(value).__name__, plain(vars(value))
-    return value
-
-
-def seen(windows) -> list:
-    """Everything that a training loop gets to see of these windows."""
-    return [
-        ([(plain(piece.batch), piece.key, piece.rows) for piece in window.pieces], window.samples) for window in windows
-    ]
 
 
 def batches_of(loader, epoch=0) -> list:
@@ -380,13 +292,8 @@ def test_starting_later_fetches_nothing_of_what_lies_before(kind):
 
     source = SOURCES[kind]()
     samples = [window.samples for window in adopted(source).windows()]
-    source = DataLoader(
-        Recorded(31),
-        collate_fn=source.collate_fn,
-        **{"batch_sampler": source.batch_sampler}
-        if kind == "batch sampler"
-        else {"sampler": source.sampler, "batch_size": 4},
-    )
+    how = {"batch_sampler": source.batch_sampler} if kind == "batch sampler" else {"sampler": source.sampler}
+    source = DataLoader(Recorded(31), 1 if "batch_sampler" in how else 4, collate_fn=source.collate_fn, **how)
     assert len(list(adopted(source).windows(0, sum(samples[:3])))) == len(samples) - 3
     assert len(Recorded.fetched) == sum(samples[3:])
 
@@ -433,17 +340,8 @@ def test_a_long_sampler_is_drawn_in_parts_without_a_seam():
 
 
 def with_workers(num_workers, persistent=False, **kwargs):
-    return adopted(
-        DataLoader(
-            Noisy(26),
-            batch_size=4,
-            collate_fn=noisy_collate,
-            num_workers=num_workers,
-            persistent_workers=persistent,
-            **kwargs,
-        ),
-        accumulation=2,
-    )
+    kwargs = {"collate_fn": noisy_collate, "num_workers": num_workers, "persistent_workers": persistent, **kwargs}
+    return adopted(DataLoader(Noisy(26), batch_size=4, **kwargs), accumulation=2)
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (2, False), (2, True), (4, False), (4, True)])
@@ -562,8 +460,7 @@ MAKERS = {
 @pytest.mark.parametrize("kind", MAKERS)
 def test_batches_are_those_that_the_data_loader_itself_makes(kind, pin_memory):
     source = DataLoader(Samples(MAKERS[kind]), batch_size=4, pin_memory=pin_memory)
-    assert [plain(batch) for batch in batches_of(adopted(source))] == [plain(batch) for batch in source]
-    assert [plain(batch) for batch in adopted(source)] == [plain(batch) for batch in source]
+    assert plain(batches_of(adopted(source))) == plain(list(adopted(source))) == plain(list(source))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -605,6 +502,9 @@ def test_ids_may_be_whatever_the_dataset_understands():
     assert ids_of(adopted(source)) == [3, 1]
 
 
+PAIR = (torch.ones(2), torch.ones(1))
+
+
 @given(st.integers(1, 3), st.integers(1, 5), st.lists(st.integers(1, 3), max_size=2))
 def test_collating_tuples_of_tensors_gives_what_torch_gives(num_columns, num_samples, shape):
     samples = [tuple(torch.rand(shape) for _ in range(num_columns)) for _ in range(num_samples)]
@@ -614,7 +514,7 @@ def test_collating_tuples_of_tensors_gives_what_torch_gives(num_columns, num_sam
 @pytest.mark.parametrize(
     "samples",
     [
-        [(torch.ones(2), torch.ones(1)), [torch.ones(2), torch.ones(1)]],
+        [PAIR, list(PAIR)],
         [(torch.ones(2), 1), (torch.ones(2), 2)],
         [(torch.ones(2), "a"), (torch.ones(2), "b")],
         [Pair(torch.ones(2), 1), Pair(torch.ones(2), 2)],
@@ -631,12 +531,12 @@ def test_collating_anything_else_gives_what_torch_gives(samples):
 @pytest.mark.parametrize(
     "samples",
     [
-        [(torch.ones(2), torch.ones(1)), (torch.ones(3), torch.ones(1))],
-        [(torch.ones(2), torch.ones(1)), (torch.ones(2),)],
-        [(torch.ones(2),), (torch.ones(2), torch.ones(1))],
-        [(torch.ones(2),), (1,)],
-        [(torch.ones(2),), 1],
-        [(torch.ones(2),), None],
+        [PAIR, (torch.ones(3), torch.ones(1))],
+        [PAIR, PAIR[:1]],
+        [PAIR[:1], PAIR],
+        [PAIR[:1], (1,)],
+        [PAIR[:1], 1],
+        [PAIR[:1], None],
         [(object(),), (object(),)],
     ],
 )
@@ -667,39 +567,26 @@ def test_an_error_of_the_dataset_reaches_the_caller_with_the_sample_that_it_is_a
 
 def test_a_ready_data_loader_keeps_its_parts():
     sampler = WeightedRandomSampler(torch.ones(10), 10)
-    source = DataLoader(
-        Indices(10),
-        batch_size=3,
-        sampler=sampler,
-        collate_fn=noisy_collate,
-        num_workers=2,
-        drop_last=True,
-        timeout=9,
-        prefetch_factor=5,
-        persistent_workers=True,
-        worker_init_fn=open_dataset,
-    )
+    workers = {"num_workers": 2, "timeout": 9, "prefetch_factor": 5, "persistent_workers": True}
+    options = {**workers, "worker_init_fn": open_dataset, "collate_fn": noisy_collate}
+    source = DataLoader(Indices(10), batch_size=3, sampler=sampler, drop_last=True, **options)
     loader = adopted(source)
     assert isinstance(loader, OrderedLoader)
     assert (loader.dataset, loader.sampler, loader.source) == (source.dataset, sampler, source)
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (3, 2, True)
-    for name in ("num_workers", "timeout", "prefetch_factor", "persistent_workers", "worker_init_fn"):
+    for name in (*workers, "worker_init_fn"):
         assert getattr(loader._loader, name) == getattr(source, name)
     assert loader._reader.make_batch is noisy_collate
 
 
-def test_the_batches_of_a_sequential_loader_are_those_of_the_data_loader():
-    for drop_last in (False, True):
-        source = DataLoader(Indices(10), batch_size=4, drop_last=drop_last)
-        assert [batch.tolist() for batch in batches_of(adopted(source))] == [batch.tolist() for batch in source]
-        assert len(adopted(source)) == len(source)
-
-
-def test_a_batch_sampler_gives_the_same_batches_as_in_the_data_loader():
-    source = DataLoader(Indices(10), batch_sampler=[[3, 1], [2], [9, 8, 7]])
+@pytest.mark.parametrize(
+    "how", [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_sampler": [[3, 1], [2]]}]
+)
+def test_batches_in_a_given_order_are_those_of_the_data_loader(how):
+    source = DataLoader(Indices(10), **how)
     loader = adopted(source)
-    assert [batch.tolist() for batch in batches_of(loader)] == [batch.tolist() for batch in source]
-    assert (len(loader), loader.batch_size) == (3, None)
+    assert plain(batches_of(loader)) == plain(list(source))
+    assert (len(loader), loader.batch_size) == (len(source), how.get("batch_size"))
 
 
 def test_a_sampler_over_less_than_the_dataset_gives_what_it_says():
@@ -760,17 +647,17 @@ def test_what_can_be_taken_apart_is_ordered_and_the_rest_is_replayed(kind, expec
 
 def test_iterating_a_loader_gives_the_batches_of_epoch_0_or_the_one_it_was_told():
     loader = adopted(DataLoader(Indices(10), batch_size=4, shuffle=True), accumulation=2)
-    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in batches_of(loader, 0)]
+    assert plain(list(loader)) == plain(batches_of(loader, 0))
     loader.set_epoch(3)
-    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in batches_of(loader, 3)]
-    assert [batch.tolist() for batch in batches_of(loader)] == [batch.tolist() for batch in batches_of(loader, 0)]
+    assert plain(list(loader)) == plain(batches_of(loader, 3))
+    assert plain(batches_of(loader)) == plain(batches_of(loader, 0))
 
 
 def test_a_slice_of_a_loader_is_not_shared_out_a_second_time():
     share = {"rank": 1, "processes": 2}
     whole = adopted(DataLoader(Indices(24), batch_size=2, shuffle=True), **share)
     part = adopted(DataLoaderSlice(whole, 4), **share)
-    assert [batch.tolist() for batch in batches_of(part, 1)] == [batch.tolist() for batch in batches_of(whole, 1)[:4]]
+    assert plain(batches_of(part, 1)) == plain(batches_of(whole, 1)[:4])
 
 
 # Which samples an update had

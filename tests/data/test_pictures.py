@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import toys
 from loopwright.data import pictures
 from loopwright.data.pictures import (
     NUM_COLORS,
@@ -125,15 +125,8 @@ def test_an_unknown_kind_of_file_and_a_missing_pillow_are_told(monkeypatch):
 
 def test_the_package_imports_numpy_and_pillow_only_when_something_is_drawn():
     files = sorted(Path(pictures.__file__).parent.glob("*.py"))
-    imported = {
-        name.partition(".")[0]
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    }
     assert len(files) >= 6
-    assert imported - set(sys.stdlib_module_names) == {"loopwright", "numpy"}
+    assert toys.imported_by(files) == {"loopwright", "numpy"}
 
 
 # ----------------------------------------------------------------------------------------------------- the palette

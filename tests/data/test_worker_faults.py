@@ -13,35 +13,17 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
+from torch.utils.data import DataLoader, _utils, get_worker_info
 
+from data import loaders
+from data.loaders import Noisy, NoisyStream, OwnLoader, seen
 from loopwright import Trainer
 from loopwright.callbacks import TrainerCallback
-from loopwright.data import Share, adopt, workers
+from loopwright.data import workers
 from loopwright.errors import DataError
-
-CPU = torch.device("cpu")
-
-
-# What is loaded, and how it is compared
-
-
-class Noisy:
-    """Samples with an augmentation from each of the three libraries."""
-
-    def __init__(self, size: int = 48) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index):
-        noise = [random.random(), float(np.random.rand()), torch.rand(()).item()]
-        return torch.tensor([index, *noise], dtype=torch.float64)
 
 
 class Large(Noisy):
@@ -51,42 +33,10 @@ class Large(Noisy):
         return bytes([index]) * 300_000
 
 
-class NoisyStream(IterableDataset):
-    """The same as a stream, divided among the workers."""
-
-    def __iter__(self):
-        worker = get_worker_info()
-        samples = Noisy()
-        for index in range(worker.id if worker else 0, len(samples), worker.num_workers if worker else 1):
-            yield samples[index]
-
-
-class OwnLoader(DataLoader):
-    """A DataLoader that starts its workers when its first batch is asked for, and changes every batch."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch + torch.rand(())
-
-
 def adopted(dataset, num_workers: int, evaluation: bool = False, loader=DataLoader, **kwargs):
     kwargs = kwargs if num_workers else {name: kwargs[name] for name in kwargs if name in ("shuffle", "collate_fn")}
     source = loader(dataset, batch_size=4, num_workers=num_workers, **kwargs)
-    return adopt(source, seed=7, share=Share(0, 1, 2), device=CPU, evaluation=evaluation)
-
-
-def plain(batch):
-    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
-
-
-def seen(windows, disturb=None) -> list:
-    """Everything that a training loop gets to see of these windows; `disturb` is called after the second."""
-    pieces = []
-    for index, window in enumerate(windows):
-        pieces.append([(plain(piece.batch), piece.key, piece.rows) for piece in window.pieces])
-        if disturb is not None and index == 1:
-            disturb()
-    return pieces
+    return loaders.adopted(source, accumulation=2, evaluation=evaluation)
 
 
 def pids() -> list[int]:
@@ -361,7 +311,7 @@ def test_a_worker_leaves_signals_to_the_main_process_and_ends_with_it(loader):
     source = loader(Witness(4), batch_size=2, num_workers=2, worker_init_fn=note_id, collate_fn=list)
     if loader is OwnLoader:
         source.collate_fn = torch.stack
-    windows = adopt(source, seed=0, share=Share(), device=CPU).windows()
+    windows = loaders.adopted(source, seed=0).windows()
     death_signal = signal.SIGKILL if sys.platform == "linux" else 0
     for worker_id, window in enumerate(windows):
         for sample in window.pieces[0].batch:
@@ -442,14 +392,8 @@ def end_by_a_kill() -> None:
 
 def run_as_program(name: str) -> tuple[subprocess.CompletedProcess, list[int]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, __file__, name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        start_new_session=True,
-    )
+    command = [sys.executable, __file__, name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, start_new_session=True)
     return done, [int(pid) for pid in done.stdout.split()]
 
 
@@ -506,16 +450,9 @@ def test_a_run_whose_workers_are_killed_ends_with_the_weights_of_an_undisturbed_
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[callback])
-        kwargs = {"num_workers": 2, "persistent_workers": persistent}
-        result = trainer.train(
-            Augmented(48),
-            2,
-            eval_dataset=Augmented(24),
-            per_device_batch_size=4,
-            gradient_accumulation_steps=2,
-            train_dataloader_kwargs=kwargs,
-            eval_dataloader_kwargs=kwargs,
-        )
+        loading = {"num_workers": 2, "persistent_workers": persistent}
+        options = {"train_dataloader_kwargs": loading, "eval_dataloader_kwargs": loading}
+        result = trainer.train(Augmented(48), 2, Augmented(24), 4, gradient_accumulation_steps=2, **options)
         return [parameter.tolist() for parameter in model.parameters()], result.metrics
 
     killer = KillAt((3, 8))

@@ -137,6 +137,34 @@ def run(
     return ranks
 
 
+def exit_code(function, *args, seconds: float = 60) -> int:
+    """Run a function in one process and return its exit code: `EXIT_CODES` for errors, negative for a signal."""
+    process = SERVER.Process(target=_coded, args=(function, args))
+    process.start()
+    process.join(seconds)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        raise AssertionError("the process hangs")
+    return code
+
+
+EXIT_CODES = {"Preempted": 75, "KeyboardInterrupt": 130, "CheckpointError": 74}
+
+
+def _coded(function, args) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        function(*args)
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - told by the exit code
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(EXIT_CODES.get(type(error).__name__, 1))
+
+
 def free_port() -> int:
     """Return a port that nobody listens on."""
     with socket.socket() as probe:

@@ -75,15 +75,11 @@ class AsksAfterwards(Asks):
         self._maybe(trainer)
 
 
-class AsksAlike(TrainerCallback):
-    asks_alike = True
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == 3:
-            trainer.request_save(self.folder)
+def asks_alike(folder):
+    """A callback that asks for a save on all processes, and says so."""
+    asking = toys.at_update(3, lambda trainer: trainer.request_save(folder))
+    asking.asks_alike = True
+    return asking
 
 
 class StopsInLoss(Trainer):
@@ -93,10 +89,10 @@ class StopsInLoss(Trainer):
         return super().calculate_train_batch_loss(batch)
 
 
-def fit(*callbacks, cls=Trainer, **kwargs) -> dict:
-    trainer = toys.trainer_of([*callbacks], cls=cls)
-    result = trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=1, log_every=4, **kwargs)
-    return {"updates": result.updates, "why": result.stop_reason}
+def fit(*callbacks, cls=Trainer) -> dict:
+    trainer = toys.trained(callbacks, toys.data(48), cls=cls, seed=1, log_every=4)
+    result = trainer.result
+    return {"updates": result.updates, "why": result.stop_reason, "weights": toys.weights(trainer).tolist()}
 
 
 def saved_at(folder: Path) -> int:
@@ -112,7 +108,7 @@ def agree(results: Results) -> None:
         results[f"{channel}: stop after an update"] = fit(AsksAfterwards(stop))
         results[f"{channel}: stop in the loss"] = fit(cls=StopsInLoss)
         one, all_of_them = folder / f"{channel}-one", folder / f"{channel}-all"
-        fit(AsksInStep(lambda trainer, path=one: trainer.request_save(path)), AsksAlike(all_of_them))
+        fit(AsksInStep(lambda trainer, path=one: trainer.request_save(path)), asks_alike(all_of_them))
         results[f"{channel}: saves"] = [saved_at(one), saved_at(all_of_them)]
         results[f"{channel}: messages"] = count_messages()
 
@@ -138,15 +134,16 @@ def ranks(tmp_path_factory):
 @pytest.mark.distributed
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_all_processes_stop_and_save_at_the_update_in_which_one_asks(channel, ranks):
-    for number, rank in enumerate(ranks):
-        for when, updates, why in (
-            ("in a step", 3, "one has had enough"),
-            ("after an update", 2, "one has had enough"),
-            ("in the loss", 3, "in the loss"),
-        ):
-            told = why if number == 1 else "Stopped by another process"
-            assert rank[f"{channel}: stop {when}"] == {"updates": updates, "why": told}
-        assert rank[f"{channel}: saves"] == [3, 3]
+    for when, updates, why in (
+        ("in a step", 3, "one has had enough"),
+        ("after an update", 2, "one has had enough"),
+        ("in the loss", 3, "in the loss"),
+    ):
+        first, second = (rank[f"{channel}: stop {when}"] for rank in ranks)
+        assert first["updates"] == second["updates"] == updates
+        assert (first["why"], second["why"]) == ("Stopped by another process", why)
+        assert first["weights"] == second["weights"]
+    assert [rank[f"{channel}: saves"] for rank in ranks] == [[3, 3]] * 2
 
 
 @pytest.mark.distributed
@@ -173,7 +170,7 @@ def test_who_may_ask_late_is_known_by_name(tmp_path):
 
     assert askers(*DEFAULT_CALLBACKS) == []
     average = ModelEmaCallback(save_path=tmp_path / "average.pt", evaluate_during_training=False)
-    assert askers(average, AsksAlike(tmp_path / "state")) == []
+    assert askers(average, asks_alike(tmp_path / "state")) == []
     own = OwnAverage(save_path=tmp_path / "average.pt", evaluate_during_training=False)
     saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=3)
     assert askers(own, saving) == ["OwnAverage.on_update_end", "SaveTrainingStateCallback.on_update_end"]

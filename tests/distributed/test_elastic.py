@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import toys
 from distributed.launcher import Results, launch, run
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, adopt
 from loopwright.errors import ConfigError
 
@@ -77,17 +77,6 @@ class Halves(nn.Module):
         return outputs + self.sometimes(x) if float(x[0, 0].detach()) > 0.3 else outputs
 
 
-class Shared(TrainerCallback):
-    def __init__(self):
-        self.updates, self.logs = 0, []
-
-    def on_update_end(self, trainer, **kwargs):
-        self.updates += 1
-
-    def on_log(self, trainer, logs=None, **kwargs):
-        self.logs.append(logs["update"])
-
-
 class PerItem(Trainer):
     """Items that are known only after the forward pass."""
 
@@ -100,13 +89,12 @@ def fit(accumulation: int, *, cls=Trainer, reduction: str = "exact", limit: int 
     """Two epochs of 11 micro-batches: two full updates of four and a short one."""
     torch.manual_seed(int(os.environ.get("RANK", "0")))  # the first process's weights count
     model = Halves()
-    shared = Shared()
-    trainer = cls(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=[shared])
-    result = trainer.train(
-        Numbers(31), 2, per_device_batch_size=3, gradient_accumulation_steps=accumulation, seed=4, log_every=2,
-        gradient_clip_norm=0.5, train_dataloader_kwargs={"num_workers": 0}, reduction=reduction,
-        max_num_train_steps=limit, **kwargs,
-    )  # fmt: skip
+    ends = toys.watch(on_update_end=lambda trainer, **kwargs: trainer.progress.update)
+    logs = toys.watch(on_log=lambda trainer, logs, **kwargs: logs["update"])
+    trainer = cls(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=[ends, logs])
+    options = {"per_device_batch_size": 3, "gradient_accumulation_steps": accumulation, "max_num_train_steps": limit}
+    options |= {"gradient_clip_norm": 0.5, "reduction": reduction, "log_every": 2, "seed": 4, **kwargs}
+    result = toys.fit(trainer, Numbers(31), 2, torch_seed=None, **options)
     tensors = [*model.parameters()]
     for parameter in model.parameters():
         state = trainer.optimizer.state.get(parameter, {})
@@ -115,9 +103,9 @@ def fit(accumulation: int, *, cls=Trainer, reduction: str = "exact", limit: int 
     return {
         "updates": result.updates,
         "bits": digest,
-        "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist(),
-        "counted": shared.updates,
-        "logs": shared.logs,
+        "weights": toys.weights(model).tolist(),
+        "counted": len(ends.seen),
+        "logs": logs.seen,
         "accumulation": trainer.run_config.gradient_accumulation_steps,
         "has_unused": model.never.weight.grad is None and not trainer.optimizer.state.get(model.never.weight),
         "batches": [trainer.progress.epoch, trainer.progress.total_batches],
@@ -196,11 +184,9 @@ def test_processes_that_cannot_share_an_update_evenly_are_refused_with_those_tha
 
 
 def resume_on_three(results: Results) -> str:
-    try:
+    with pytest.raises(ConfigError) as refused:
         fit(1, reduction="fast", resume_from=(results.path.parent / "state").read_text())
-    except ConfigError as error:
-        return str(error)
-    return "went on"
+    return str(refused.value)
 
 
 # What is refused before anything begins
@@ -212,16 +198,14 @@ def test_an_exact_sum_needs_a_power_of_two_of_micro_batches_on_each_process(tmp_
 
 
 def start_with_three_each() -> str:
-    try:
+    with pytest.raises(ConfigError) as refused:
         fit(3)
-    except ConfigError as error:
-        return str(error)
-    return "started"
+    return str(refused.value)
 
 
 def test_an_exact_sum_is_refused_for_batch_norm_and_unknown_names():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    trainer = toys.trainer_of((), model, cls=Trainer)
     with pytest.raises(ConfigError, match=r"batch norm.*GroupNorm"):
         trainer.train(Numbers(4), 1, reduction="exact")
     with pytest.raises(ConfigError, match='reduction must be "fast" or "exact", got "slow"|got \'slow\''):

@@ -7,14 +7,11 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import toys
 from distributed.launcher import SERVER, Results, run
@@ -45,12 +42,20 @@ class Interrupted(Trainer):
 
 
 def fit(function=lambda: None, at: int = 3, **kwargs) -> Interrupted:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    model = toys.network(8, dropout=0.2)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    trainer = Interrupted(model, nn.MSELoss(), optimizer, callbacks=(), at=at, function=function)
-    trainer.train(toys.data(8 * UPDATES // 2), 2, per_device_batch_size=4, seed=2, **kwargs)
+    trainer = toys.trainer_of((), model, cls=Interrupted, optimizer=optimizer, at=at, function=function)
+    toys.fit(trainer, toys.data(8 * UPDATES // 2), 2, seed=2, **kwargs)
     return trainer
+
+
+def fit_on(number: int, function, **kwargs) -> Interrupted:
+    """Call the function in the middle of an update of one process."""
+    return fit(lambda: rank() == number and function(), **kwargs)
+
+
+def raise_(error: BaseException) -> None:
+    raise error
 
 
 def rank() -> int:
@@ -62,12 +67,11 @@ def rank() -> int:
 
 def raise_on_one(results: Results) -> None:
     def boom():
-        if rank() == 1:
-            results["raised at"] = time.time()
-            raise ValueError("boom on one\nwith a second line")
+        results["raised at"] = time.time()
+        raise ValueError("boom on one\nwith a second line")
 
     try:
-        fit(boom)
+        fit_on(1, boom)
     finally:
         results["left at"] = time.time()
 
@@ -112,7 +116,7 @@ class Unsavable(TrainerCallback):
 
 
 def fail_and_live_on(results: Results) -> None:
-    trainer = Trainer(*subject_parts(), callbacks=[Unsavable()])
+    trainer = toys.trainer_of([Unsavable()], cls=Trainer)
     try:
         trainer.train(toys.data(16), 1, checkpoints=Checkpointing(results.path.parent / "run"))
     finally:
@@ -140,12 +144,7 @@ class Unreadable(torch.utils.data.Dataset):
 
 
 def raise_in_a_worker() -> None:
-    Trainer(*subject_parts(), callbacks=()).train(Unreadable(), 1, train_dataloader_kwargs={"num_workers": 1})
-
-
-def subject_parts():
-    model = toys.network()
-    return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01)
+    toys.trained((), Unreadable(), cls=Trainer, train_dataloader_kwargs={"num_workers": 1})
 
 
 def test_what_a_worker_of_the_first_process_raised_is_told_by_all(tmp_path):
@@ -157,11 +156,7 @@ def test_what_a_worker_of_the_first_process_raised_is_told_by_all(tmp_path):
 
 
 def interrupt_one() -> None:
-    def interrupt():
-        if rank() == 1:
-            raise KeyboardInterrupt  # of a handler of the user's own
-
-    fit(interrupt)
+    fit_on(1, lambda: raise_(KeyboardInterrupt()))  # of a handler of the user's own
 
 
 def test_an_interruption_of_one_process_alone_does_not_leave_the_others_waiting(tmp_path):
@@ -172,11 +167,7 @@ def test_an_interruption_of_one_process_alone_does_not_leave_the_others_waiting(
 
 
 def lose_one() -> None:
-    def die():
-        if rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    fit(die)
+    fit_on(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
@@ -187,12 +178,11 @@ def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
 
 
 def fill_the_disk() -> None:
-    def fill():
-        if rank() == 0:  # also what its standard error is written to
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            raise OSError("no space left")
+    def fill():  # also what its standard error is written to
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        raise OSError("no space left")
 
-    fit(fill)
+    fit_on(0, fill)
 
 
 def test_a_failure_is_told_to_the_others_where_it_cannot_be_printed(tmp_path):
@@ -220,13 +210,9 @@ def test_a_stop_in_a_function_that_one_process_runs_is_no_failure_of_the_others(
 
 
 def signal_to_one(results: Results) -> None:
-    def ask():
-        if rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     folder = results.path.parent / "run"
     with pytest.raises(Preempted, match="SIGTERM"):
-        fit(ask, at=5, checkpoints=Checkpointing(folder))
+        fit_on(1, lambda: os.kill(os.getpid(), signal.SIGTERM), at=5, checkpoints=Checkpointing(folder))
     results["checkpoints"] = [finding.update for finding in verify_all(folder)]
     results["updates"] = fit(checkpoints=Checkpointing(folder), resume_from="auto").progress.update
     results["bits"] = bits(folder)
@@ -270,13 +256,11 @@ class EndedInEvaluation(Trainer):
 
 def signal_in_an_evaluation(results: Results) -> None:
     for name, cls in (("asked", EndedInEvaluation), ("resumed", Trainer), ("whole", Trainer)):
-        trainer = cls(*subject_parts(), callbacks=())
+        trainer = toys.trainer_of(cls=cls)
         folder = results.path.parent / ("whole" if name == "whole" else "asked")
+        saved = {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
         try:
-            result = trainer.train(
-                toys.data(16), 2, toys.data(60), per_device_batch_size=2, seed=1,
-                checkpoints=Checkpointing(folder), resume_from="auto",
-            )  # fmt: skip
+            result = trainer.train(toys.data(16), 2, toys.data(60), per_device_batch_size=2, seed=1, **saved)
             results[name] = [result.metrics, toys.weights(trainer).tolist()]
         except Preempted:
             results[name] = [trainer.num_evaluated, [finding.update for finding in verify_all(folder)]]
@@ -319,9 +303,8 @@ def agent(folder: str) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.setsid()
-    config = LaunchConfig(
-        1, 1, 2, run_id="agent", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", start_method="fork"
-    )
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0"}
+    config = LaunchConfig(1, 1, 2, run_id="agent", start_method="fork", **meeting)
     elastic_launch(config, work_on)(folder)
 
 
@@ -401,17 +384,8 @@ fit(kill, at=KILLED_AT, checkpoints=Checkpointing(Path(sys.argv[1]), every_updat
 @pytest.mark.slow
 def test_a_killed_process_is_replaced_by_the_launcher_and_the_run_ends_with_the_same_bits(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "loopwright", "launch", "-n", "2", "--max-restarts", "3", "--"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "killed")],
-        env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    command = ["-m", "loopwright", "launch", "-n", "2", "--max-restarts", "3", "--"]
+    done = toys.python(*command, tmp_path / "script.py", tmp_path / "killed", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout + done.stderr
     # Told once, by one of the two processes.
     assert done.stdout.count(f"killed/step-{35:010d} (epoch 2)") == 1, done.stdout + done.stderr

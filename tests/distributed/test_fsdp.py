@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,21 +66,7 @@ class Network(nn.Module):
         return self.last(self.blocks(self.norm(self.first(x)))) + self.frozen.mean()
 
 
-def network(**kwargs) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Network(**kwargs)
-
-
-class Halt(TrainerCallback):
-    """Ends the run after an update, as if it had been stopped from outside."""
-
-    def __init__(self, update: int):
-        self.update = update
-
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == self.update:
-            trainer.request_stop("enough for now")
+network = partial(toys.seeded, Network)
 
 
 class Witness(TrainerCallback):
@@ -127,11 +114,9 @@ def fit(folder=None, num_epochs=EPOCHS, callbacks=(), accumulation=2, model=None
     ema = ModelEmaCallback(decay=0.5, save_path=Path(os.environ["FOLDER"]) / "ema.pt")
     trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=[ema, *callbacks])
     checkpoints = None if folder is None else Checkpointing(Path(os.environ["FOLDER"]) / folder, every_updates=3)
-    result = trainer.train(
-        toys.data(SAMPLES), num_epochs, toys.data(6), per_device_batch_size=4, seed=3,
-        gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5, log_every=1, sharding=sharding,
-        checkpoints=checkpoints, resume_from=None if folder is None else "auto", **kwargs,
-    )  # fmt: skip
+    options = {"gradient_accumulation_steps": accumulation, "gradient_clip_norm": 0.5, "seed": 3, "sharding": sharding}
+    options |= {"checkpoints": checkpoints, "resume_from": None if folder is None else "auto", **kwargs}
+    result = trainer.train(toys.data(SAMPLES), num_epochs, toys.data(6), 4, log_every=1, **options)
     trainer.average = ema.ema_model.module
     return trainer, result
 
@@ -160,7 +145,7 @@ def two(results) -> None:
     results["is sharded"] = is_sharded(trainer.model) and is_sharded(trainer.average)
 
     witness = Witness()
-    fit("parts", callbacks=[witness, Halt(SAVED)])
+    fit("parts", callbacks=[witness, toys.stop_at(SAVED)])
     results["saved"] = witness.saved
     if os.environ["RANK"] == "0":
         shutil.copytree(folder / "parts", folder / "halted")
@@ -266,9 +251,8 @@ def test_model_files_hold_the_whole_and_are_read_by_shards(first, folder):
     assert first[0]["from model.pt"] and first[0]["moments from model.pt"] == first[0]["saved as"]
     assert first[0]["whole weights"] == sorted(model.state_dict()) and first[1]["whole weights"] == []
     average = torch.load(folder / "ema.pt", weights_only=True)["model_state_dict"]
-    assert {name: tensor.shape for name, tensor in average.items()} == {
-        name: tensor.shape for name, tensor in model.state_dict().items()
-    }
+    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in (average, model.state_dict())]
+    assert shapes[0] == shapes[1]
     assert first[0]["best"] == first[1]["best"] and (folder / "best.pt").exists()
 
 
@@ -283,11 +267,8 @@ def test_each_process_wrote_its_share_and_nothing_is_pickled(first, folder):
     parts = [load_file(saved / f"shard-0000{rank}.safetensors") for rank in range(2)]
     sizes = [sum(tensor.nbytes for tensor in part.values()) for part in parts]
     state = read(saved)
-    split = [
-        tensor
-        for tensor in iter_tensors([state.model, state.state["optimizer"], state.state["callbacks"]])
-        if tensor.dim()
-    ]
+    parts_of_state = [state.model, state.state["optimizer"], state.state["callbacks"]]
+    split = [tensor for tensor in iter_tensors(parts_of_state) if tensor.dim()]
     # The tied weight is in the model twice, and stored once; buffers are not split.
     assert 0.9 * sum(sizes) <= sum(tensor.nbytes for tensor in split) <= 1.4 * sum(sizes)
     assert max(sizes) <= 0.62 * sum(sizes)
@@ -322,9 +303,8 @@ def test_one_process_reads_what_two_wrote_and_goes_on(first, folder, monkeypatch
     trainer, result = fit(callbacks=[witness], accumulation=4, folder=copy_of(folder, "halted", "on_one"))
     assert witness.restored == digest_of_checkpoint(saved)
     assert result.updates == first[0]["whole"]["updates"] and not is_sharded(trainer.model)
-    assert result.metrics["train_loss_epoch"] == pytest.approx(
-        first[0]["whole"]["history"]["train_loss_epoch"][-1], rel=2e-3
-    )
+    expected = first[0]["whole"]["history"]["train_loss_epoch"][-1]
+    assert result.metrics["train_loss_epoch"] == pytest.approx(expected, rel=2e-3)
 
 
 def copy_of(folder: Path, source: str, name: str) -> str:
@@ -342,7 +322,7 @@ def test_other_numbers_of_processes_read_the_same_bits(first, folder, monkeypatc
     assert digest_of_checkpoint(newest) == on_four["state"]
 
     monkeypatch.setenv("FOLDER", str(folder))
-    fit("of_one", accumulation=4, callbacks=[Halt(SAVED)], sharding=None)
+    fit("of_one", accumulation=4, callbacks=[toys.stop_at(SAVED)], sharding=None)
     back_on_two = continued(folder, "on_four", "of_one", num_processes=2, accumulation=2)
     assert back_on_two["on_four"]["restored"] == on_four["state"]
     assert back_on_two["of_one"]["restored"] == digest_of_checkpoint(folder / "of_one" / f"step-{SAVED:010d}")
@@ -375,13 +355,11 @@ def precisions(results) -> None:
     plain, _ = fit(num_epochs=2, model=network(norm=nn.LayerNorm))
     recomputing, _ = fit(num_epochs=2, model=network(norm=nn.LayerNorm, is_recomputed=True))
     results["recomputed"] = digest(plain) == digest(recomputing)
-    half, result = fit("half", 2, model=network(norm=nn.LayerNorm), mixed_precision="bf16", callbacks=[Halt(2)])
+    half, result = fit("half", 2, model=network(norm=nn.LayerNorm), mixed_precision="bf16", callbacks=[toys.stop_at(2)])
     resumed, _ = fit("half", 2, model=network(norm=nn.LayerNorm), mixed_precision="bf16")
     through, _ = fit(num_epochs=2, model=network(norm=nn.LayerNorm), mixed_precision="bf16")
     results["half"] = digest(resumed) == digest(through)
-    results["is float32"] = {str(local(parameter).dtype) for parameter in through.model.parameters()} == {
-        "torch.float32"
-    }
+    results["is float32"] = {local(parameter).dtype for parameter in through.model.parameters()} == {torch.float32}
     results["differs"] = digest(through) != digest(plain)
     pairs = zip(through.model.parameters(), plain.model.parameters(), strict=True)
     results["distance"] = max(float((whole(one) - whole(two)).abs().max()) for one, two in pairs)

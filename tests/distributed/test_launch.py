@@ -143,7 +143,7 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
 def test_one_process_never_spreads_its_model_over_several_devices():
     kinds = []
     witness = toys.callback(on_train_step_end=lambda trainer, **kwargs: kinds.append(type(trainer.model)))
-    toys.fit(toys.trainer_of([witness], cls=Trainer), toys.data(8))
+    toys.trained([witness], toys.data(8), cls=Trainer)
     assert set(kinds) == {nn.Linear}
     names = [
         f"{path.name}:{node.lineno}"

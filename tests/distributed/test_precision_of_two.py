@@ -36,15 +36,12 @@ class Recomputed(nn.Module):
 
 
 def fit(precision: str, is_recomputed: bool = False, reduction: str = "fast", epochs: int = 2, **kwargs) -> dict:
-    torch.manual_seed(0)
-    model = Recomputed(is_recomputed)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks=())
-    accumulation = 2 // int(os.environ.get("WORLD_SIZE", "1"))
-    result = trainer.train(
-        toys.data(14), epochs, per_device_batch_size=4, gradient_accumulation_steps=accumulation, seed=3,
-        gradient_clip_norm=1.0, mixed_precision=precision, reduction=reduction, **kwargs,
-    )  # fmt: skip
-    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    model = toys.seeded(Recomputed, is_recomputed)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    options = {"mixed_precision": precision, "reduction": reduction, "gradient_clip_norm": 1.0, "seed": 3, **kwargs}
+    options["gradient_accumulation_steps"] = 2 // int(os.environ.get("WORLD_SIZE", "1"))
+    result = toys.trained((), toys.data(14), epochs, model=model, optimizer=optimizer, cls=Trainer, **options).result
+    weights = toys.weights(model)
     assert weights.dtype == torch.float32 and bool(weights.isfinite().all())
     return {"weights": weights.tolist(), "updates": result.updates, "loss": result.metrics["train_loss_epoch"]}
 

@@ -7,13 +7,12 @@ import os
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import toys
 from distributed.launcher import Results, run
 from loop.preparation import OwnPreparation
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.errors import ConfigError, LoopwrightError
 from loopwright.utils import local_process_zero_first, local_process_zero_only, world_process_zero_only
 
@@ -23,22 +22,13 @@ NUM_PROCESSES = 3
 SIZES = (1, 2, 7, 20)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([tuple(tensor[index] for tensor in toys.data(20).tensors) for index in range(20)])
-
-
 class Interleaved(DistributedSampler):
     """A way of sharing out of the user's own."""
 
 
-class Seen(TrainerCallback):
-    def __init__(self):
-        self.ids = []
-
-    def on_train_step_end(self, trainer, batch=None, **kwargs):
-        if trainer.current_rows:
-            self.ids.append([trainer.progress.update, batch[2].tolist()])
+def samples(trainer, batch, **kwargs):
+    """The update and the samples of a micro-batch; none for a pad."""
+    return [trainer.progress.update, batch[2].tolist() if trainer.current_rows else []]
 
 
 class Ragged(Trainer):
@@ -56,13 +46,13 @@ def share_out(results: Results) -> None:
     loaders = {
         "sampler": DataLoader(dataset, 2, sampler=sharing),
         "batch sampler": DataLoader(dataset, batch_sampler=BatchSampler(sharing, 2, False)),
-        "stream": DataLoader(Stream(), 2),
+        "stream": DataLoader(toys.Stream(list(dataset)), 2),
     }
     for name, loader in {**loaders, "own preparation": DataLoader(dataset, 2)}.items():
-        seen = Seen()
-        trainer = toys.trainer_of([seen], cls=OwnPreparation if name == "own preparation" else Trainer)
+        watch = toys.watch(on_train_step_end=samples)
+        trainer = toys.trainer_of([watch], cls=OwnPreparation if name == "own preparation" else Trainer)
         trainer.train(loader, 2, loader, seed=1, gradient_clip_value=0.01)
-        results[name] = seen.ids
+        results[name] = watch.seen
     with pytest.raises(ConfigError, match="Interleaved shares samples out among 3 processes"):
         own = Interleaved(dataset, NUM_PROCESSES, rank)
         toys.trainer_of(cls=Trainer).train(DataLoader(dataset, 2, sampler=own), 1)
@@ -76,14 +66,11 @@ def share_out(results: Results) -> None:
         ]}  # fmt: skip
         results[f"evaluate {size}"] = trainer.evaluate(toys.data(size), 2).metrics["evaluation_loss"]
 
-    means = []
-    witness = toys.callback(
-        on_eval_step_end=lambda trainer, **kwargs: means.append(trainer.get_model()[1].running_mean.tolist())
-    )
+    watch = toys.watch(on_eval_step_end=lambda trainer, **kwargs: trainer.get_model()[1].running_mean.tolist())
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    trainer = toys.trainer_of([witness], model=model, cls=Trainer)
+    trainer = toys.trainer_of([watch], model=model, cls=Trainer)
     trainer.train(dataset, 2, toys.data(7), per_device_batch_size=2, seed=1)
-    results["running means"] = means
+    results["running means"] = watch.seen
 
     rows = trainer.gather(torch.full((rank, 2), rank))
     results["gather"] = rows.tolist()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import random
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import toys
@@ -93,27 +93,16 @@ def fit(num_samples: int, accumulation: int, folder: Path, callbacks=(), seed: i
     early_stopping = EarlyStoppingCallback(100, early_stopping_threshold=100.0)
     model = toys.network(6, dropout=0.3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[witness, ema, early_stopping, *callbacks])
-    result = trainer.train(
-        Augmented(num_samples),
-        num_epochs=2,
-        eval_dataset=Augmented(EVAL_SAMPLES),
-        per_device_batch_size=2,
-        gradient_accumulation_steps=accumulation,
-        train_dataloader_kwargs={"num_workers": 0},
-        eval_dataloader_kwargs={"num_workers": 0},
-        gradient_clip_norm=0.5,
-        seed=seed,
-        log_every=2,
-        evaluate_every=2,
-        **kwargs,
-    )
+    often = {"eval_dataset": Augmented(EVAL_SAMPLES), "log_every": 2, "evaluate_every": 2}
+    windows = {"per_device_batch_size": 2, "gradient_accumulation_steps": accumulation, "gradient_clip_norm": 0.5}
+    kwargs = {"model": model, "optimizer": optimizer, "cls": Trainer, "seed": seed, **often, **windows, **kwargs}
+    trainer = toys.trained([witness, ema, early_stopping, *callbacks], Augmented(num_samples), 2, **kwargs)
     history = trainer.run_history
     return {
-        "updates": result.updates,
-        "seed": result.seed,
+        "updates": trainer.result.updates,
+        "seed": trainer.result.seed,
         "weights": toys.weights(trainer).tolist(),
-        "ema": torch.cat([p.reshape(-1) for p in ema.ema_model.module.parameters()]).tolist(),
+        "ema": toys.weights(ema.ema_model.module).tolist(),
         "moments": [trainer.optimizer.state[p]["exp_avg_sq"].reshape(-1).tolist() for p in model.parameters()],
         "patience": early_stopping.early_stopping_patience_counter,
         "history": {name: list(history.get_metric_values(name)) for name in sorted(history.get_metric_names())},
@@ -140,10 +129,16 @@ def resumed(folder, measured) -> list[Rank]:
     return run(resume, folder)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process makes of a run, by its name."""
+    folder = tmp_path_factory.mktemp("alone")
+    return cache(lambda name: fit(RUNS[name][0], 2 * RUNS[name][1], folder))
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, tmp_path):
-    num_samples, accumulation = RUNS[name]
-    alone = fit(num_samples, 2 * accumulation, tmp_path)
+def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, alone):
+    alone = alone(name)
     first, second = (rank[name] for rank in measured)
     assert first["updates"] == second["updates"] == alone["updates"]
     for quantity in ("weights", "ema"):
@@ -154,10 +149,7 @@ def test_two_processes_train_as_one_with_twice_the_accumulation(name, measured, 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_each_update_sees_the_same_samples_on_one_process_or_two(name, measured, tmp_path):
-    num_samples, accumulation = RUNS[name]
-    alone = fit(num_samples, 2 * accumulation, tmp_path)
-
+def test_each_update_sees_the_same_samples_on_one_process_or_two(name, measured, alone):
     def by_update(*ids):
         samples = {}
         for entries in ids:
@@ -166,15 +158,14 @@ def test_each_update_sees_the_same_samples_on_one_process_or_two(name, measured,
         return samples
 
     # In order: the first process has the first micro-batches of each window.
-    assert by_update(*(rank[name]["ids"] for rank in measured)) == by_update(alone["ids"])
+    assert by_update(*(rank[name]["ids"] for rank in measured)) == by_update(alone(name)["ids"])
     seen = [sample for rank in measured for _, batch in rank[name]["ids"] for sample in batch]
-    assert sorted(seen) == sorted(list(range(num_samples)) * 2)
+    assert sorted(seen) == sorted(list(range(RUNS[name][0])) * 2)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_both_processes_report_the_losses_that_one_process_would(name, measured, tmp_path):
-    num_samples, accumulation = RUNS[name]
-    alone = fit(num_samples, 2 * accumulation, tmp_path)
+def test_both_processes_report_the_losses_that_one_process_would(name, measured, alone):
+    alone = alone(name)
     first, second = (rank[name] for rank in measured)
     assert first["history"] == second["history"]
     assert first["logs"] == second["logs"]
@@ -253,9 +244,8 @@ def test_a_state_of_two_processes_goes_on_in_one(measured, folder, tmp_path):
     num_samples, accumulation = RUNS[RESUMED_RUN]
     expected = measured[0][RESUMED_RUN]
     for update in (2, 4):
-        found = fit(
-            num_samples, 2 * accumulation, tmp_path, seed=None, resume_from=folder / "states" / f"update_{update}"
-        )
+        state = folder / "states" / f"update_{update}"
+        found = fit(num_samples, 2 * accumulation, tmp_path, seed=None, resume_from=state)
         assert found["seed"] == SEED
         assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5, abs=TOLERANCE)
         for metric, values in expected["history"].items():
@@ -328,22 +318,17 @@ def measure_writing(results: Results, rank: int, folder: Path) -> None:
     here.mkdir()
     os.chdir(here)
     best = SaveBestModelCallback("best.pt", load_saved_checkpoint=False)
-    trainer = toys.trainer_of([best, SaveTrainingStateCallback("states", save_every_n_epochs=1)], cls=Trainer)
-    toys.fit(trainer, toys.data(9), eval_dataset=toys.data(5))
+    callbacks = [best, SaveTrainingStateCallback("states", save_every_n_epochs=1)]
+    trainer = toys.trained(callbacks, toys.data(9), cls=Trainer, eval_dataset=toys.data(5))
     trainer.save_checkpoint("plain.pt", save_per_node=False)
     trainer.save_checkpoint("plain.safetensors")
     results["files"] = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
 
-    events = []
-
-    def ask(trainer, **kwargs):
-        if rank == 1 and trainer.progress.update == 1:
-            trainer.request_save(folder / "asked_by_one")
-
-    asking = toys.callback(on_update_end=ask, on_checkpoint_saved=lambda trainer, **kwargs: events.append("saved"))
-    toys.fit(toys.trainer_of([asking], cls=Trainer), toys.data(16))
+    asking = toys.at_update(1, lambda trainer: rank == 1 and trainer.request_save(folder / "asked_by_one"))
+    watch = toys.watch(on_checkpoint_saved=lambda trainer, **kwargs: "saved")
+    toys.trained([asking, watch], cls=Trainer)
     exists = (folder / "asked_by_one" / "MANIFEST.json").exists()
-    results["asked by one"] = {"exists": exists, "saved_events": len(events)}
+    results["asked by one"] = {"exists": exists, "saved_events": len(watch.seen)}
 
 
 def resume(results: Results) -> None:
@@ -361,39 +346,25 @@ def measure_stops(results: Results, rank: int) -> None:
         if rank == 1 and trainer.progress.update == 3:
             raise StopTrainingError("process 1 has had enough")
 
-    def ask_on_one(trainer, **kwargs):
-        if rank == 0 and trainer.progress.update == 3:
-            trainer.request_stop("process 0 has had enough")
-
     x, y, ids = toys.data(40).tensors
     # In this order the second process has samples 2, 3, 6, 7, ..: sample 14 is in its fourth micro-batch.
     poisoned = TensorDataset(x, torch.where(ids.unsqueeze(1) == 14, torch.nan, y), ids)
     ways = {
         "error in a callback": (toys.callback(on_train_step_end=raise_on_one), toys.data(40)),
-        "request": (toys.callback(on_update_end=ask_on_one), toys.data(40)),
+        "request": (toys.stop_at(3 if rank == 0 else None), toys.data(40)),
         "nan": (TerminateOnNaNCallback(), poisoned),
         "error in an evaluation": (toys.callback(on_eval_step_end=raise_on_one), toys.data(40)),
     }
+    options = {"per_device_batch_size": 2, "train_dataloader_kwargs": {"shuffle": False}, "lr": 0.001, "cls": Trainer}
+    often = {"eval_dataset": toys.data(4), "evaluate_every": 1, "log_every": 5}
     for way, (stopper, dataset) in ways.items():
-        events = []
-        witness = toys.callback(
-            on_stop_training_error=lambda trainer, events=events, **kwargs: events.append("stop"),
-            on_training_run_end=lambda trainer, events=events, **kwargs: events.append("end"),
+        watch = toys.watch(
+            on_stop_training_error=lambda trainer, **kwargs: "stop", on_training_run_end=lambda trainer, **kwargs: "end"
         )
-        trainer = toys.trainer_of([stopper, witness], lr=0.001, cls=Trainer)
-        result = toys.fit(
-            trainer,
-            dataset,
-            num_epochs=2,
-            per_device_batch_size=2,
-            eval_dataset=toys.data(4),
-            evaluate_every=1,
-            train_dataloader_kwargs={"shuffle": False},
-            log_every=5,
-        )
+        trainer = toys.trained([stopper, watch], dataset, num_epochs=2, **options, **often)
         results[f"stop by {way}"] = {
-            "events": events,
-            "reason": result.stop_reason,
-            "updates": result.updates,
+            "events": watch.seen,
+            "reason": trainer.result.stop_reason,
+            "updates": trainer.result.updates,
             "weights": toys.weights(trainer).tolist(),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
@@ -37,12 +36,10 @@ class OwnLoss(Trainer):
 
 
 def trained(cls, freezes: bool = False) -> list[float]:
-    torch.manual_seed(0)
-    model = PartlyUsed()
+    model = toys.seeded(PartlyUsed)
     model.unused.requires_grad_(not freezes)
-    trainer = cls(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(toys.data(16), 1, per_device_batch_size=2, seed=1)
-    return [float(value) for value in model.used.weight.detach().flatten()]
+    toys.trained(model=model, cls=cls, per_device_batch_size=2, seed=1)
+    return toys.weights(model.used).tolist()
 
 
 def train_in_all_ways():

@@ -8,19 +8,15 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import EarlyStoppingCallback, SaveBestModelCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import BatchLossError, CheckpointError, ConfigError, ConfigTypeError, DataError
 from loopwright.schedulers import CosineLrScheduler
-
-
-def data(num_samples: int = 8) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_samples, 4, generator=generator)
-    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+from toys import Stream, pairs, plain
 
 
 class Started(TrainerCallback):
@@ -36,21 +32,15 @@ class Started(TrainerCallback):
         self.events.append("evaluation")
 
 
-def trainer_of(model=None, loss_func=None, optimizer=None, cls=Trainer):
-    """A trainer that has already trained once, so that there is something to lose."""
-    model = nn.Linear(4, 1) if model is None else model
-    if optimizer is None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return cls(model, nn.MSELoss() if loss_func is None else loss_func, optimizer, callbacks=[Started()])
+def trainer_of(model=None, cls=Trainer, **kwargs):
+    return toys.trainer_of([Started()], nn.Linear(4, 1) if model is None else model, 0.1, cls=cls, **kwargs)
 
 
-def plain(value):
-    """A copy that can be compared: tensors become lists."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def trained(**kwargs):
+    """A trainer that has already trained, so that there is something to lose."""
+    trainer = trainer_of()
+    trainer.train(pairs(), **{"num_epochs": 1, **kwargs})
+    return trainer
 
 
 def snapshot(trainer) -> dict:
@@ -96,11 +86,11 @@ class Empty(Dataset):
     [
         ({"train_dataset": Empty()}, DataError, ["train_dataset is empty", "no samples"]),
         ({"train_dataset": []}, DataError, ["train_dataset is empty"]),
-        ({"train_dataset": data(0)}, DataError, ["train_dataset is empty"]),
-        ({"train_dataset": DataLoader(data(3), batch_size=4, drop_last=True)}, DataError, ["without a batch"]),
+        ({"train_dataset": pairs(0)}, DataError, ["train_dataset is empty"]),
+        ({"train_dataset": DataLoader(pairs(3), batch_size=4, drop_last=True)}, DataError, ["without a batch"]),
         ({"eval_dataset": []}, DataError, ["eval_dataset is empty"]),
         (
-            {"train_dataset": data(7), "per_device_batch_size": 8, "train_dataloader_kwargs": {"drop_last": True}},
+            {"train_dataset": pairs(7), "per_device_batch_size": 8, "train_dataloader_kwargs": {"drop_last": True}},
             DataError,
             ["7 samples", "one batch of 8", "drop_last=True", "Lower the batch size or pass drop_last=False"],
         ),
@@ -110,7 +100,7 @@ class Empty(Dataset):
             ["8 samples", "one batch of 100"],
         ),
         (
-            {"eval_dataset": data(3), "eval_dataloader_kwargs": {"drop_last": True}},
+            {"eval_dataset": pairs(3), "eval_dataloader_kwargs": {"drop_last": True}},
             DataError,
             ["eval_dataset has 3 samples", "one batch of 4"],
         ),
@@ -141,25 +131,19 @@ class Empty(Dataset):
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_an_argument_that_cannot_work_is_refused(kwargs, error, texts):
-    trainer = trainer_of()
-    trainer.train(data(), 2, per_device_batch_size=4, seed=1)
-    arguments = {"train_dataset": data(), "num_epochs": 1, "per_device_batch_size": 4, **kwargs}
+    arguments = {"train_dataset": pairs(), "num_epochs": 1, "per_device_batch_size": 4, **kwargs}
+    trainer = trained(num_epochs=2, per_device_batch_size=4, seed=1)
     assert_refused(error, texts, trainer, lambda trainer: trainer.train(**arguments))
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    trainer = trainer_of()
-    trainer.train(data(), 1)
-    assert_refused(
-        ConfigError, [str(tmp_path), "holds no checkpoint"], trainer,
-        lambda trainer: trainer.train(data(), 1, resume_from=tmp_path),
-    )  # fmt: skip
+    texts = [str(tmp_path), "holds no checkpoint"]
+    assert_refused(ConfigError, texts, trained(), lambda trainer: trainer.train(pairs(), 1, resume_from=tmp_path))
 
 
 def test_auto_starts_anew_where_there_is_nothing_yet(tmp_path):
-    trainer = trainer_of()
-    result = trainer.train(data(), 1, checkpoints=Checkpointing(tmp_path / "none yet"), resume_from="auto")
-    assert result.updates == 1
+    checkpoints = Checkpointing(tmp_path / "none yet")
+    assert trainer_of().train(pairs(), 1, checkpoints=checkpoints, resume_from="auto").updates == 1
 
 
 @pytest.mark.parametrize("name", ["every_updates", "every_epochs", "keep_last"])
@@ -189,24 +173,19 @@ def test_errors_about_arguments_are_value_errors_so_that_old_handlers_catch_them
     ],
 )
 def test_a_scheduler_instead_of_a_factory_is_refused_and_told_how_to_make_one(make, name):
-    trainer = trainer_of()
-    trainer.train(data(), 1)
+    trainer = trained()
     scheduler = make(trainer.optimizer)
-    assert_refused(
-        ConfigTypeError, [f"got a {name}", "already made", f"functools.partial({name}, ...)"], trainer,
-        lambda trainer: trainer.train(data(), 1, create_scheduler_fn=scheduler),
-    )  # fmt: skip
+    texts = [f"got a {name}", "already made", f"functools.partial({name}, ...)"]
+    call = partial(Trainer.train, train_dataset=pairs(), num_epochs=1, create_scheduler_fn=scheduler)
+    assert_refused(ConfigTypeError, texts, trainer, call)
     with pytest.raises(TypeError):
-        trainer.train(data(), 1, create_scheduler_fn=scheduler)
+        call(trainer)
 
 
 def test_a_factory_that_cannot_be_called_is_refused():
-    trainer = trainer_of()
-    trainer.train(data(), 1)
-    assert_refused(
-        ConfigTypeError, ["create_scheduler_fn", "not callable", "'cosine'"], trainer,
-        lambda trainer: trainer.train(data(), 1, create_scheduler_fn="cosine"),
-    )  # fmt: skip
+    texts = ["create_scheduler_fn", "not callable", "'cosine'"]
+    call = partial(Trainer.train, train_dataset=pairs(), num_epochs=1, create_scheduler_fn="cosine")
+    assert_refused(ConfigTypeError, texts, trained(), call)
 
 
 # Models and optimizers
@@ -216,7 +195,7 @@ def test_a_model_without_parameters_is_refused():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     assert_refused(
         ConfigError, ["ReLU has no parameters", "nothing to train"], trainer_of(nn.ReLU(), optimizer=optimizer),
-        lambda trainer: trainer.train(data(), 1),
+        lambda trainer: trainer.train(pairs(), 1),
     )  # fmt: skip
 
 
@@ -226,9 +205,9 @@ def test_a_model_without_trainable_parameters_is_refused_but_may_be_evaluated():
     model.requires_grad_(False)
     assert_refused(
         ConfigError, ["Linear has no trainable parameters", "all 2", "Unfreeze some, or use evaluate()"], trainer,
-        lambda trainer: trainer.train(data(), 1),
+        lambda trainer: trainer.train(pairs(), 1),
     )  # fmt: skip
-    assert trainer.evaluate(data()).metrics["evaluation_loss"] > 0
+    assert trainer.evaluate(pairs()).metrics["evaluation_loss"] > 0
 
 
 def test_an_optimizer_that_holds_none_of_the_models_parameters_is_refused():
@@ -237,21 +216,21 @@ def test_an_optimizer_that_holds_none_of_the_models_parameters_is_refused():
         ConfigError,
         ["the optimizer holds none of the parameters of Linear", "another model", "model.parameters()"],
         trainer_of(optimizer=stranger),
-        lambda trainer: trainer.train(data(), 1),
+        lambda trainer: trainer.train(pairs(), 1),
     )
 
 
 def test_an_optimizer_that_holds_some_of_them_is_fine():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     trainer = trainer_of(model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1))
-    assert trainer.train(data(), 1).updates == 1
+    assert trainer.train(pairs(), 1).updates == 1
 
 
 # Batches and losses: found with the first batch, before the first update
 
 
 def train_once(trainer, dataset=None):
-    return trainer.train(data() if dataset is None else dataset, 1, train_dataloader_kwargs={"num_workers": 0})
+    return trainer.train(pairs() if dataset is None else dataset, 1, train_dataloader_kwargs={"num_workers": 0})
 
 
 def assert_refused_at_the_first_batch(error: type[Exception], texts, trainer, call=train_once) -> None:
@@ -325,7 +304,7 @@ def test_a_loss_function_without_reduction_is_refused():
 )
 def test_an_evaluation_batch_loss_that_cannot_be_used_is_refused(make_output, texts):
     assert_refused_at_the_first_batch(
-        BatchLossError, texts, returning(make_output), lambda trainer: trainer.evaluate(data())
+        BatchLossError, texts, returning(make_output), lambda trainer: trainer.evaluate(pairs())
     )
 
 
@@ -347,7 +326,7 @@ class Rows(Dataset):
         return {name: column[index] for name, column in self.columns.items()}
 
 
-X, Y = data().tensors
+X, Y = pairs().tensors
 
 
 class Named(nn.Linear):
@@ -390,33 +369,21 @@ class TwoInputsInTraining(Trainer):
 def test_a_tuple_batch_for_a_model_of_two_inputs_is_refused_with_what_to_do():
     said = ["forward takes left, right", "first entry alone", "a dict with the names of the forward", "override"]
     dataset = TensorDataset(X, X, Y)
-    model = TwoInputs()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = toys.trainer_of((), TwoInputs(), cls=Trainer)
     for run in (lambda: trainer.train(dataset, 1), lambda: trainer.evaluate(dataset), lambda: trainer.predict(dataset)):
         with pytest.raises(BatchLossError) as caught:
             run()
         assert all(part in str(caught.value) for part in said)
-    trainer = TwoInputsInTraining(model, nn.MSELoss(), trainer.optimizer, callbacks=[])
+    trainer = TwoInputsInTraining(trainer.model, nn.MSELoss(), trainer.optimizer, callbacks=[])
     with pytest.raises(BatchLossError, match="calculate_eval_batch_loss"):
         trainer.train(dataset, 1, dataset)
     rows = Rows(left=X, right=X, labels=Y)
-    Trainer(model, nn.MSELoss(), trainer.optimizer, callbacks=[]).train(rows, 1, rows)
+    Trainer(trainer.model, nn.MSELoss(), trainer.optimizer, callbacks=[]).train(rows, 1, rows)
 
 
 def test_a_mapping_batch_with_other_names_than_the_model_takes_is_refused_with_both():
-    model = TwoInputs()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(BatchLossError, match="forward takes left, right, and the batch has left, other, which"):
-        trainer.train(Rows(left=X, other=X, labels=Y), 1)
-
-
-def test_a_type_error_of_the_model_itself_stays_as_it_is():
-    model = TwoInputs()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(TypeError, match="an error of the model's own"):
-        trainer.train(
-            Rows(left=X, labels=Y), 1, collate_fn=lambda rows: {**torch.utils.data.default_collate(rows), "right": None}
-        )
+        trainer_of(TwoInputs()).train(Rows(left=X, other=X, labels=Y), 1)
 
 
 class Around(nn.Module):
@@ -430,11 +397,16 @@ class Around(nn.Module):
         return self.module(both, None)
 
 
-def test_a_type_error_of_a_model_with_another_one_inside_stays_as_it_is():
-    model = Around()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+@pytest.mark.parametrize(
+    ("model", "dataset", "collate_fn"),
+    [
+        (TwoInputs(), Rows(left=X, labels=Y), lambda rows: {**default_collate(rows), "right": None}),
+        (Around(), TensorDataset(X, Y), None),
+    ],
+)
+def test_a_type_error_of_the_model_itself_stays_as_it_is(model, dataset, collate_fn):
     with pytest.raises(TypeError, match="an error of the model's own"):
-        trainer.train(TensorDataset(X, Y), 1)
+        trainer_of(model).train(dataset, 1, collate_fn=collate_fn)
 
 
 def test_a_class_in_place_of_an_object_is_refused_with_how_to_make_one():
@@ -446,7 +418,7 @@ def test_a_class_in_place_of_an_object_is_refused_with_how_to_make_one():
         ((model, nn.MSELoss(), torch.optim.SGD), r"optimizer is the class SGD .* SGD\(model.parameters\(\), ...\)"),
     ):
         with pytest.raises(ConfigTypeError, match=told):
-            Trainer(*given, callbacks=[]).train(data(), 1)
+            Trainer(*given, callbacks=[]).train(pairs(), 1)
 
 
 def test_a_single_callback_in_place_of_a_list_is_refused():
@@ -457,7 +429,7 @@ def test_a_single_callback_in_place_of_a_list_is_refused():
 
 def test_a_resume_from_that_is_no_path_is_refused_with_what_it_may_be(tmp_path):
     with pytest.raises(ConfigTypeError, match='or "auto" for the newest of `checkpoints`, got True'):
-        trainer_of().train(data(), 1, checkpoints=Checkpointing(tmp_path), resume_from=True)
+        trainer_of().train(pairs(), 1, checkpoints=Checkpointing(tmp_path), resume_from=True)
 
 
 @pytest.mark.parametrize("kind", [EarlyStoppingCallback, SaveBestModelCallback])
@@ -465,20 +437,19 @@ def test_watching_the_evaluation_of_a_run_without_one_is_refused_before_the_firs
     trainer = trainer_of()
     trainer.callback_handler.add_callback(kind)
     with pytest.raises(ConfigError, match=f"{kind.__name__} watches eval_loss_epoch, and the run has no evaluation"):
-        trainer.train(data(), 1)
+        trainer.train(pairs(), 1)
     assert trainer.progress.update == 0
 
 
 def test_a_best_checkpoint_by_a_metric_that_no_evaluation_records_is_told_once(tmp_path, capsys):
     policy = Checkpointing(tmp_path, keep_best=("acuracy", "max"))
-    trainer_of().train(data(), 3, data(), checkpoints=policy)
+    trainer_of().train(pairs(), 3, pairs(), checkpoints=policy)
     told = "keep_best: the evaluation recorded no acuracy, so no checkpoint is kept as the best one; there are "
     assert capsys.readouterr().out.count(f"{told}eval_loss_epoch, train_loss_epoch\n") == 1
 
 
 def test_no_loss_function_is_refused_for_tuple_batches():
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(loss_func=None)
     assert_refused_at_the_first_batch(
         BatchLossError, ["loss_func is None", "mapping batch", "got a batch of type list", "Pass a loss_func"], trainer
     )
@@ -490,8 +461,7 @@ def test_no_loss_function_is_refused_for_a_model_without_a_loss(outputs):
         def forward(self, x):
             return outputs(super().forward(x))
 
-    model = Model(4, 1)
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(Model(4, 1), loss_func=None)
     assert_refused_at_the_first_batch(
         BatchLossError,
         ["outputs have no loss", "a batch with x", "when the batch has labels", "Pass a loss_func"],
@@ -504,25 +474,20 @@ def test_no_loss_function_is_refused_for_a_model_without_a_loss(outputs):
 
 
 def test_an_evaluation_of_nothing_is_refused():
-    trainer = trainer_of()
-    trainer.train(data(), 1)
-    assert_refused(
-        ConfigError, ["nothing to evaluate", "pass a dataset"], trainer, lambda trainer: trainer.evaluate()
-    )  # fmt: skip
+    texts = ["nothing to evaluate", "pass a dataset"]
+    assert_refused(ConfigError, texts, trained(), lambda trainer: trainer.evaluate())
 
 
 @pytest.mark.parametrize(
     ("kwargs", "error", "texts"),
     [
         ({"dataset": []}, DataError, ["dataset is empty"]),
-        ({"dataset": data(3), "dataloader_kwargs": {"drop_last": True}}, DataError, ["3 samples", "one batch of 8"]),
-        ({"dataset": data(), "per_device_batch_size": 0}, ConfigError, ["per_device_batch_size", WHOLE, "got 0"]),
+        ({"dataset": pairs(3), "dataloader_kwargs": {"drop_last": True}}, DataError, ["3 samples", "one batch of 8"]),
+        ({"dataset": pairs(), "per_device_batch_size": 0}, ConfigError, ["per_device_batch_size", WHOLE, "got 0"]),
     ],
 )
 def test_an_evaluation_that_cannot_work_is_refused(kwargs, error, texts):
-    trainer = trainer_of()
-    trainer.train(data(), 1)
-    assert_refused(error, texts, trainer, lambda trainer: trainer.evaluate(**kwargs))
+    assert_refused(error, texts, trained(), lambda trainer: trainer.evaluate(**kwargs))
 
 
 def test_states_cannot_be_saved_or_loaded_before_a_run(tmp_path):
@@ -544,20 +509,13 @@ def test_an_empty_loader_of_the_users_own_is_tolerated():
             return []
 
     result = trainer_of(cls=Own).train([], 2, [])
-    assert result.updates == 0
-    assert result.epochs == 2
-    assert {name: str(value) for name, value in result.metrics.items()} == {
-        "train_loss_epoch": "nan",
-        "eval_loss_epoch": "nan",
-    }
+    assert (result.updates, result.epochs) == (0, 2)
+    metrics = {name: str(value) for name, value in result.metrics.items()}
+    assert metrics == {"train_loss_epoch": "nan", "eval_loss_epoch": "nan"}
 
 
 def test_an_empty_stream_is_only_known_to_be_empty_when_it_is_read():
-    class Nothing(IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    assert trainer_of().train(Nothing(), 1).updates == 0
+    assert trainer_of().train(Stream([]), 1).updates == 0
 
 
 def test_a_run_after_a_refused_call_goes_as_if_it_had_not_been_made():
@@ -566,8 +524,8 @@ def test_a_run_after_a_refused_call_goes_as_if_it_had_not_been_made():
         trainer = trainer_of()
         for _ in range(refused_calls):
             with pytest.raises(ConfigError):
-                trainer.train(data(), 0)
-        trainer.train(data(), 2, per_device_batch_size=2)
+                trainer.train(pairs(), 0)
+        trainer.train(pairs(), 2, per_device_batch_size=2)
         return trainer.model.weight.detach().clone()
 
     assert torch.equal(weights(0), weights(3))

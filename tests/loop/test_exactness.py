@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
+import toys
 from loopwright import Trainer, TrainerPlaceholderValues
-from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback, TrainerCallback
+from loopwright.callbacks import DEFAULT_CALLBACKS, ModelEmaCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data.order import Shuffled
 from loopwright.keys import forward_key, key
@@ -29,18 +30,16 @@ BATCH_SIZE = 4
 NUM_SAMPLES = 22  # micro-batches of 4, 4, 4, 4, 4, 2
 
 
-def data(num_samples: int = NUM_SAMPLES) -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    return TensorDataset(
-        torch.randn(num_samples, 6, generator=generator), torch.randint(3, (num_samples,), generator=generator)
-    )
+def data(num_samples: int = NUM_SAMPLES):
+    return toys.labelled(num_samples, features=6, seed=5)
 
 
 def network(dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        layers = [nn.Linear(6, 16), nn.BatchNorm1d(16) if batch_norm else nn.Tanh(), nn.Dropout(dropout)]
-        return nn.Sequential(*layers, nn.Linear(16, 3))
+    def layers():
+        middle = nn.BatchNorm1d(16) if batch_norm else nn.Tanh()
+        return nn.Sequential(nn.Linear(6, 16), middle, nn.Dropout(dropout), nn.Linear(16, 3))
+
+    return toys.seeded(layers, seed=3)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -88,44 +87,26 @@ def written_by_hand(
     return lrs
 
 
-class LrWatch(TrainerCallback):
-    def __init__(self):
-        self.lrs = []
-
-    def on_before_optimizer_step(self, trainer, **kwargs):
-        self.lrs.append(trainer.optimizer.param_groups[0]["lr"])
-
-
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, callbacks=(), dataset=None, **kwargs) -> list[float]:
     """Train with the Trainer; return the learning rate that each update used."""
-    watch = LrWatch()
+    watch = toys.watch(on_before_optimizer_step=lambda trainer, **kwargs: trainer.optimizer.param_groups[0]["lr"])
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*callbacks, watch])
     dataset = data() if dataset is None else dataset
     kwargs = {"per_device_batch_size": BATCH_SIZE, "seed": SEED, **kwargs}
     result = trainer.train(dataset, NUM_EPOCHS, **kwargs)
-    assert result.updates == len(watch.lrs)
-    return watch.lrs
+    assert result.updates == len(watch.seen)
+    return watch.seen
 
 
 def assert_same_bits(ours: nn.Module, by_hand: nn.Module) -> None:
-    before, ours, by_hand = network_like(ours).state_dict(), ours.state_dict(), by_hand.state_dict()
-    assert ours.keys() == by_hand.keys()
-    for name, tensor in by_hand.items():
-        assert torch.equal(ours[name], tensor), name
-    assert any(not torch.equal(before[name], tensor) for name, tensor in by_hand.items()), "nothing was trained"
-
-
-def network_like(model: nn.Module) -> nn.Module:
-    return network(batch_norm=any(isinstance(module, nn.BatchNorm1d) for module in model.modules()))
+    toys.assert_same_weights(ours, by_hand)
+    untrained = network(batch_norm=isinstance(ours[1], nn.BatchNorm1d))
+    assert not torch.equal(toys.weights(untrained), toys.weights(by_hand)), "nothing was trained"
 
 
 def assert_same_optimizer_state(ours: torch.optim.Optimizer, by_hand: torch.optim.Optimizer) -> None:
-    ours, by_hand = ours.state_dict(), by_hand.state_dict()
-    assert ours["param_groups"] == by_hand["param_groups"]
-    assert ours["state"].keys() == by_hand["state"].keys() != set()
-    for index, entries in by_hand["state"].items():
-        for name, value in entries.items():
-            assert torch.equal(torch.as_tensor(ours["state"][index][name]), torch.as_tensor(value)), (index, name)
+    assert by_hand.state
+    toys.assert_same(ours.state_dict(), by_hand.state_dict())
 
 
 def by_value(value: float):
@@ -191,17 +172,10 @@ UPDATES_PER_EPOCH = 3  # 6 micro-batches, two per update
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw])
 def test_one_cycle_with_placeholders_steps_once_per_update(make_optimizer):
     ours, theirs = network(), network()
-    our_lrs = trained(
-        ours,
-        make_optimizer(ours),
-        gradient_accumulation_steps=2,
-        create_scheduler_fn=partial(
-            OneCycleLR,
-            max_lr=0.2,
-            epochs=TrainerPlaceholderValues.NUM_EPOCHS,
-            steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
-        ),
-    )
+    placeholders = TrainerPlaceholderValues
+    epochs, steps = placeholders.NUM_EPOCHS, placeholders.NUM_UPDATE_STEPS_PER_EPOCH
+    schedule = partial(OneCycleLR, max_lr=0.2, epochs=epochs, steps_per_epoch=steps)
+    our_lrs = trained(ours, make_optimizer(ours), gradient_accumulation_steps=2, create_scheduler_fn=schedule)
     optimizer = make_optimizer(theirs)
     scheduler = OneCycleLR(optimizer, max_lr=0.2, epochs=NUM_EPOCHS, steps_per_epoch=UPDATES_PER_EPOCH)
     their_lrs = written_by_hand(theirs, optimizer, accumulation=2, scheduler=scheduler)
@@ -212,16 +186,11 @@ def test_one_cycle_with_placeholders_steps_once_per_update(make_optimizer):
 
 def test_a_scheduler_that_counts_itself_is_primed_so_that_update_1_uses_its_value_0():
     ours, theirs = network(), network()
-    our_lrs = trained(
-        ours,
-        sgd(ours),
-        gradient_accumulation_steps=2,
-        create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, warmup_starting_lr=0.02),
-    )
+    warmup = {"num_warmup_epochs": 1, "warmup_starting_lr": 0.02}
+    schedule = CosineLrScheduler.create_scheduler_fn(**warmup)
+    our_lrs = trained(ours, sgd(ours), gradient_accumulation_steps=2, create_scheduler_fn=schedule)
     optimizer = sgd(theirs)
-    scheduler = CosineLrScheduler(
-        optimizer, NUM_EPOCHS, UPDATES_PER_EPOCH, num_warmup_epochs=1, warmup_starting_lr=0.02
-    )  # fmt: skip
+    scheduler = CosineLrScheduler(optimizer, NUM_EPOCHS, UPDATES_PER_EPOCH, **warmup)
     scheduler.step()
     their_lrs = written_by_hand(theirs, optimizer, accumulation=2, scheduler=scheduler)
     assert our_lrs == their_lrs
@@ -267,32 +236,18 @@ def test_the_moving_average_is_that_of_a_hand_written_loop(tmp_path, update_ever
     assert_same_bits(ours, theirs)
     assert_same_bits(ema.ema_model.module, average)
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)["model_state_dict"]
-    assert all(torch.equal(saved[name], tensor) for name, tensor in average.state_dict().items())
+    toys.assert_same(dict(saved), toys.state_of(average))
 
 
 def test_everything_at_once_is_still_a_hand_written_loop():
     ours, theirs = network(dropout=0.3, batch_norm=True), network(dropout=0.3, batch_norm=True)
     schedule = partial(OneCycleLR, max_lr=0.05, total_steps=NUM_EPOCHS * UPDATES_PER_EPOCH)
-    our_lrs = trained(
-        ours, adamw(ours), DEFAULT_CALLBACKS, gradient_accumulation_steps=2, gradient_clip_norm=0.5,
-        create_scheduler_fn=schedule,
-    )  # fmt: skip
+    options = {"gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5, "create_scheduler_fn": schedule}
+    our_lrs = trained(ours, adamw(ours), DEFAULT_CALLBACKS, **options)
     optimizer = adamw(theirs)
-    their_lrs = written_by_hand(
-        theirs, optimizer, accumulation=2, clip=by_norm(0.5), scheduler=schedule(optimizer)
-    )  # fmt: skip
+    their_lrs = written_by_hand(theirs, optimizer, 2, by_norm(0.5), schedule(optimizer))
     assert our_lrs == their_lrs
     assert_same_bits(ours, theirs)
-
-
-class Drawing(TrainerCallback):
-    """Draws from the global generator between the forward passes."""
-
-    def on_update_end(self, trainer, **kwargs):
-        torch.randn(3)
-
-    def on_eval_step_end(self, trainer, **kwargs):
-        torch.randn(5)
 
 
 def test_looking_at_a_run_does_not_change_it(tmp_path):
@@ -300,10 +255,13 @@ def test_looking_at_a_run_does_not_change_it(tmp_path):
     plain, watched = network(dropout=0.5, batch_norm=True), network(dropout=0.5, batch_norm=True)
     trained(plain, adamw(plain))
     ema = ModelEmaCallback(save_path=tmp_path / "ema.pt")
-    trained(
-        watched, adamw(watched), [*DEFAULT_CALLBACKS, Drawing(), ema], eval_dataset=data(9), log_every=1,
-        evaluate_every=2, checkpoints=Checkpointing(tmp_path / "states", every_updates=3),
-    )  # fmt: skip
+    draws = toys.callback(
+        on_update_end=lambda trainer, **kwargs: torch.randn(3),
+        on_eval_step_end=lambda trainer, **kwargs: torch.randn(5),
+    )
+    checkpoints = Checkpointing(tmp_path / "states", every_updates=3)
+    options = {"eval_dataset": data(9), "log_every": 1, "evaluate_every": 2, "checkpoints": checkpoints}
+    trained(watched, adamw(watched), [*DEFAULT_CALLBACKS, draws, ema], **options)
     assert_same_bits(watched, plain)
 
 
@@ -332,7 +290,7 @@ def test_the_seed_alone_decides_and_torchs_own_is_taken_where_none_is_given():
         torch.manual_seed(torch_seed)
         result = trainer.train(data(), 1, per_device_batch_size=4, **kwargs)
         assert trainer.seed == result.seed
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), result.seed
+        return toys.weights(model), result.seed
 
     explicit, seed = weights(1, seed=7)
     assert seed == 7

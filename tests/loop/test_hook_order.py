@@ -1,7 +1,7 @@
 """The exact sequence of hooks and events, for every way a run can go.
 
-Written out in full, because it is what users' subclasses and callbacks are built on: a hook or event that
-moves, comes twice or stays away is a change of the API.
+One run is written out in full, because it is what users' subclasses and callbacks are built on: a hook or event that
+moves, comes twice or stays away is a change of the API. The others are made of the parts that they share with it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import (
     EVENTS,
@@ -24,50 +24,42 @@ from loopwright.callbacks import (
 )
 from loopwright.checkpoint import Checkpointing
 from loopwright.hooks import TrainerHooks
+from toys import pairs, raising
 
-HOOKS = (
-    "create_train_dataloader",
-    "create_eval_dataloader",
-    "create_scheduler",
-    "training_run_start",
-    "train_epoch_start",
-    "calculate_train_batch_loss",
-    "backward_step",
-    "_clip_gradients",
-    "optimizer_step",
-    "scheduler_step",
-    "optimizer_zero_grad",
-    "train_epoch_end",
-    "eval_epoch_start",
-    "calculate_eval_batch_loss",
-    "eval_epoch_end",
-    "training_run_epoch_end",
-    "training_run_end",
-    "evaluation_run_start",
-    "evaluation_run_end",
-    "calculate_prediction",
-)
+
+def names(*texts: str) -> list[str]:
+    """The names in texts, so that a golden list can be laid out as the run goes."""
+    return " ".join(texts).split()
+
+
+HOOKS = names("""
+    create_train_dataloader create_eval_dataloader create_scheduler training_run_start train_epoch_start
+    calculate_train_batch_loss backward_step _clip_gradients optimizer_step scheduler_step optimizer_zero_grad
+    train_epoch_end eval_epoch_start calculate_eval_batch_loss eval_epoch_end training_run_epoch_end training_run_end
+    evaluation_run_start evaluation_run_end calculate_prediction
+""")
 # Asked for a value, not told of a moment: their place is no promise.
-QUESTIONS = ("get_default_train_dl_kwargs", "get_default_eval_dl_kwargs", "count_batch_items", "get_model") + (
-    "cut_batch",
-    "why_not_cut",
-    "checkpoint_files",
-    "create_capturer",
-    "notify",
-    "print",
-    "remedy_of_policy",
-    "remedies_of_batch",
-    "remedies_of_evaluation",
-    "remedies_of_step",
-    "remedies_of_unused_parameters",
-)
-NEW_EVENTS = (
-    "on_before_optimizer_step",
-    "on_optimizer_step_end",
-    "on_update_end",
-    "on_log",
-    "on_checkpoint_saved",
-)
+QUESTIONS = names("""
+    get_default_train_dl_kwargs get_default_eval_dl_kwargs count_batch_items get_model cut_batch why_not_cut
+    checkpoint_files create_capturer notify print remedy_of_policy remedies_of_batch remedies_of_evaluation remedies_of_step
+    remedies_of_unused_parameters
+""")
+NEW_EVENTS = names("on_before_optimizer_step on_optimizer_step_end on_update_end on_log on_checkpoint_saved")
+
+# Parts of a run without a scheduler and clipping.
+STEP = "on_train_step_start calculate_train_batch_loss on_train_step_end backward_step"
+UPDATE = f"{STEP} on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end"
+LOADERS = "on_init_end create_train_dataloader create_eval_dataloader"
+EPOCH_START = "train_epoch_start on_train_epoch_start"
+START = f"training_run_start on_training_run_start {EPOCH_START}"
+TRAINED = "on_log train_epoch_end on_train_epoch_end"
+EVALUATION = """
+    eval_epoch_start on_eval_epoch_start on_eval_step_start calculate_eval_batch_loss on_eval_step_end
+    eval_epoch_end on_eval_epoch_end
+"""
+EPOCH_END = "training_run_epoch_end on_training_run_epoch_end"
+END = "training_run_end on_training_run_end"
+STOPPED = f"on_stop_training_error {END}"
 
 
 class Recording(Trainer):
@@ -112,34 +104,13 @@ for _event in EVENTS:
     setattr(Journal, _event, _written_down(_event))
 
 
-def callback(**events) -> TrainerCallback:
-    """A callback made of functions of the trainer and the event's keywords."""
-    return type("Functions", (TrainerCallback,), {name: staticmethod(f) for name, f in events.items()})()
-
-
-def raising(event: str, error: BaseException) -> TrainerCallback:
-    def method(trainer, **kwargs):
-        raise error
-
-    return callback(**{event: method})
-
-
-def data(num_samples: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_samples, 4, generator=generator)
-    return TensorDataset(x, x.sum(dim=1, keepdim=True))
-
-
 def recording(*callbacks: TrainerCallback, loss_func=None) -> Recording:
     """A trainer with a journal as its last callback; the journal is `trainer.callback_handler.callbacks[-1]`."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return Recording(model, loss_func or nn.MSELoss(), optimizer, callbacks=[*callbacks, Journal()])
+    return made(Recording, [*callbacks, Journal()], loss_func=loss_func or nn.MSELoss())
 
 
-def names(text: str) -> list[str]:
-    """The names in a text, so that a golden list can be laid out as the run goes."""
-    return text.split()
+def made(cls: type, callbacks=(), **kwargs) -> Recording:
+    return toys.trainer_of(callbacks, nn.Linear(4, 1), 0.01, 0.0, cls, **kwargs)
 
 
 def journal_of(trainer: Recording) -> Journal:
@@ -160,7 +131,7 @@ def test_every_hook_and_every_event_is_watched():
 def test_a_training_run_with_scheduler_evaluation_and_clipping():
     trainer = recording()
     trainer.train(
-        data(8), 2, data(4), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
+        pairs(8), 2, pairs(4), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
     )  # fmt: skip
     assert trainer.journal == names("""
         on_init_end
@@ -202,118 +173,52 @@ def test_a_training_run_with_scheduler_evaluation_and_clipping():
 def test_without_the_new_events_a_run_goes_as_pytorch_accelerated_documents_it():
     trainer = recording()
     trainer.train(
-        data(8), 1, data(8), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
+        pairs(8), 1, pairs(8), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
     )  # fmt: skip
-    assert [name for name in trainer.journal if name not in NEW_EVENTS] == [
-        "on_init_end",
-        "create_train_dataloader",
-        "create_eval_dataloader",
-        "create_scheduler",
-        "training_run_start",
-        "on_training_run_start",
-        "train_epoch_start",
-        "on_train_epoch_start",
-        "on_train_step_start",
-        "calculate_train_batch_loss",
-        "on_train_step_end",
-        "backward_step",
-        "_clip_gradients",
-        "optimizer_step",
-        "scheduler_step",
-        "optimizer_zero_grad",
-        "on_train_step_start",
-        "calculate_train_batch_loss",
-        "on_train_step_end",
-        "backward_step",
-        "_clip_gradients",
-        "optimizer_step",
-        "scheduler_step",
-        "optimizer_zero_grad",
-        "train_epoch_end",
-        "on_train_epoch_end",
-        "eval_epoch_start",
-        "on_eval_epoch_start",
-        "on_eval_step_start",
-        "calculate_eval_batch_loss",
-        "on_eval_step_end",
-        "on_eval_step_start",
-        "calculate_eval_batch_loss",
-        "on_eval_step_end",
-        "eval_epoch_end",
-        "on_eval_epoch_end",
-        "training_run_epoch_end",
-        "on_training_run_epoch_end",
-        "training_run_end",
-        "on_training_run_end",
-    ]
+    assert [name for name in trainer.journal if name not in NEW_EVENTS] == names("""
+        on_init_end
+        create_train_dataloader create_eval_dataloader create_scheduler
+        training_run_start on_training_run_start
+        train_epoch_start on_train_epoch_start
+        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
+        _clip_gradients optimizer_step scheduler_step optimizer_zero_grad
+        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
+        _clip_gradients optimizer_step scheduler_step optimizer_zero_grad
+        train_epoch_end on_train_epoch_end
+        eval_epoch_start on_eval_epoch_start
+        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
+        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
+        eval_epoch_end on_eval_epoch_end
+        training_run_epoch_end on_training_run_epoch_end
+        training_run_end on_training_run_end
+    """)
 
 
 def test_a_run_without_scheduler_evaluation_and_clipping_leaves_their_hooks_out():
     trainer = recording()
-    trainer.train(data(4), 1, per_device_batch_size=4)
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader
-        training_run_start on_training_run_start
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-        training_run_end on_training_run_end
-    """)
+    trainer.train(pairs(4), 1, per_device_batch_size=4)
+    assert trainer.journal == names("on_init_end create_train_dataloader", START, UPDATE, TRAINED, EPOCH_END, END)
 
 
 def test_accumulation_over_two_with_a_short_tail_clips_and_updates_once_per_window():
     trainer = recording()
     trainer.train(
-        data(10), 1, per_device_batch_size=4, gradient_accumulation_steps=2, gradient_clip_norm=1.0,
+        pairs(10), 1, per_device_batch_size=4, gradient_accumulation_steps=2, gradient_clip_norm=1.0,
         create_scheduler_fn=schedule,
     )  # fmt: skip
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_scheduler
-        training_run_start on_training_run_start
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
+    update = """
         _clip_gradients on_before_optimizer_step
         optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        _clip_gradients on_before_optimizer_step
-        optimizer_step on_optimizer_step_end scheduler_step optimizer_zero_grad on_update_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-        training_run_end on_training_run_end
-    """)
+    """
+    begin = names("on_init_end create_train_dataloader create_scheduler", START)
+    assert trainer.journal == [*begin, *names(STEP, STEP, update, STEP, update, TRAINED, EPOCH_END, END)]
     assert [kwargs["step"] for kwargs in journal_of(trainer).of("on_train_step_end")] == [0, 1, 2]
 
 
 def test_intermediate_evaluation_comes_after_the_update_whose_micro_batch_asked_for_it():
     trainer = recording(StepBasedEvaluationCallback(1))
-    trainer.train(data(8), 1, data(4), per_device_batch_size=4)
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_eval_dataloader
-        training_run_start on_training_run_start
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-        training_run_end on_training_run_end
-    """)
+    trainer.train(pairs(8), 1, pairs(4), per_device_batch_size=4)
+    assert trainer.journal == names(LOADERS, START, UPDATE, UPDATE, EVALUATION, TRAINED, EVALUATION, EPOCH_END, END)
     for event in ("on_eval_epoch_start", "on_eval_epoch_end"):
         assert [kwargs["is_intermediate"] for kwargs in journal_of(trainer).of(event)] == [True, False]
     assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == 1
@@ -322,27 +227,14 @@ def test_intermediate_evaluation_comes_after_the_update_whose_micro_batch_asked_
 
 def test_intermediate_evaluation_never_splits_an_accumulation_window():
     trainer = recording(StepBasedEvaluationCallback(1))
-    trainer.train(data(16), 1, data(4), per_device_batch_size=4, gradient_accumulation_steps=2)
+    trainer.train(pairs(16), 1, pairs(4), per_device_batch_size=4, gradient_accumulation_steps=2)
     start = trainer.journal.index("on_train_epoch_start") + 1
-    assert trainer.journal[start : trainer.journal.index("on_log")] == names("""
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-    """)
+    assert trainer.journal[start : trainer.journal.index("on_log")] == names(STEP, UPDATE, EVALUATION) * 2
 
 
 def test_an_evaluation_run():
     trainer = recording()
-    trainer.evaluate(data(6), per_device_batch_size=4)
+    trainer.evaluate(pairs(6), per_device_batch_size=4)
     assert trainer.journal == names("""
         on_init_end
         create_eval_dataloader
@@ -358,41 +250,16 @@ def test_an_evaluation_run():
 
 def test_a_prediction_run_has_no_events():
     trainer = recording()
-    trainer.predict(data(6), per_device_batch_size=4)
+    trainer.predict(pairs(6), per_device_batch_size=4)
     assert trainer.journal == names("on_init_end create_eval_dataloader calculate_prediction calculate_prediction")
 
 
 def test_early_stopping_ends_the_run_after_its_epoch_and_later_callbacks_miss_that_event():
     trainer = recording(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9))
-    result = trainer.train(data(4), 5, data(4), per_device_batch_size=4)
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_eval_dataloader
-        training_run_start on_training_run_start
-
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        train_epoch_end on_train_epoch_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        training_run_epoch_end
-
-        on_stop_training_error
-        training_run_end on_training_run_end
-    """)
+    result = trainer.train(pairs(4), 5, pairs(4), per_device_batch_size=4)
+    first_epoch = names(LOADERS, START, UPDATE, TRAINED, EVALUATION, EPOCH_END)
+    second_epoch = names(EPOCH_START, UPDATE, TRAINED, EVALUATION, "training_run_epoch_end", STOPPED)
+    assert trainer.journal == first_epoch + second_epoch
     assert result.stop_reason == "Stopping training due to no improvement after 1 epochs"
     # The metrics of the stopped epoch stay; it is not counted in the history, as the contract says.
     assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 2
@@ -403,16 +270,8 @@ def test_early_stopping_ends_the_run_after_its_epoch_and_later_callbacks_miss_th
 def test_a_stop_raised_in_a_step_drops_the_rest_of_it():
     stop = StopTrainingError("enough")
     trainer = recording(raising("on_train_step_end", stop))
-    result = trainer.train(data(8), 3, data(4), per_device_batch_size=4)
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_eval_dataloader
-        training_run_start on_training_run_start
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss
-        on_stop_training_error
-        training_run_end on_training_run_end
-    """)
+    result = trainer.train(pairs(8), 3, pairs(4), per_device_batch_size=4)
+    assert trainer.journal == names(LOADERS, START, "on_train_step_start calculate_train_batch_loss", STOPPED)
     assert journal_of(trainer).of("on_stop_training_error") == [{"error": stop}]
     assert result.stop_reason == "enough"
     assert (result.epochs, result.updates) == (0, 0)
@@ -421,7 +280,7 @@ def test_a_stop_raised_in_a_step_drops_the_rest_of_it():
 
 def test_a_stop_raised_in_an_evaluation_run_ends_it_with_its_closing_events():
     trainer = recording(raising("on_eval_step_end", StopTrainingError("enough")))
-    result = trainer.evaluate(data(8), per_device_batch_size=4)
+    result = trainer.evaluate(pairs(8), per_device_batch_size=4)
     assert trainer.journal == names("""
         on_init_end
         create_eval_dataloader
@@ -446,7 +305,7 @@ EVENTS_OF_A_TRAINING_RUN = [
 def test_a_stop_is_heard_wherever_an_event_raises_it(event, tmp_path):
     trainer = recording(raising(event, StopTrainingError(f"stopped in {event}")))
     result = trainer.train(
-        data(8), 2, data(4), per_device_batch_size=4,
+        pairs(8), 2, pairs(4), per_device_batch_size=4,
         checkpoints=Checkpointing(tmp_path, every_updates=1, asynchronous=False),
     )  # fmt: skip
     assert result.stop_reason == f"stopped in {event}"
@@ -470,11 +329,9 @@ def test_a_stop_is_heard_wherever_a_hook_raises_it(hook):
         raise StopTrainingError(f"stopped in {hook}")
 
     setattr(Stopping, hook, method)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = Stopping(model, nn.MSELoss(), optimizer, callbacks=[Journal()])
+    trainer = made(Stopping, [Journal()])
     result = trainer.train(
-        data(8), 2, data(4), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
+        pairs(8), 2, pairs(4), per_device_batch_size=4, gradient_clip_value=1.0, create_scheduler_fn=schedule
     )  # fmt: skip
     assert result.stop_reason == f"stopped in {hook}"
     if hook == "training_run_end":
@@ -483,41 +340,11 @@ def test_a_stop_is_heard_wherever_a_hook_raises_it(hook):
         assert trainer.journal[-4:] == [hook, "on_stop_training_error", "training_run_end", "on_training_run_end"]
 
 
-class NanFrom(nn.Module):
-    """A mean squared error that is nan from its n-th call on (counted from 1)."""
-
-    def __init__(self, call: int):
-        super().__init__()
-        self.call = call
-        self.calls = 0
-
-    def forward(self, outputs, targets):
-        self.calls += 1
-        loss = nn.functional.mse_loss(outputs, targets)
-        return loss * torch.nan if self.calls >= self.call else loss
-
-
 def test_a_nan_is_seen_at_the_next_log_and_names_the_first_bad_update(capsys):
-    trainer = recording(TerminateOnNaNCallback(), loss_func=NanFrom(3))
-    result = trainer.train(data(24), 2, data(4), per_device_batch_size=4, log_every=2)
+    trainer = recording(TerminateOnNaNCallback(), loss_func=toys.NanFrom(3))
+    result = trainer.train(pairs(24), 2, pairs(4), per_device_batch_size=4, log_every=2)
     # The callback is before the journal, so the journal misses the log that stopped the run.
-    assert trainer.journal == names("""
-        on_init_end
-        create_train_dataloader create_eval_dataloader
-        training_run_start on_training_run_start
-        train_epoch_start on_train_epoch_start
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_stop_training_error
-        training_run_end on_training_run_end
-    """)
+    assert trainer.journal == names(LOADERS, START, UPDATE, UPDATE, "on_log", UPDATE, UPDATE, STOPPED)
     assert "NaN loss in training step (first at update 3, samples " in result.stop_reason
     assert result.stop_reason in capsys.readouterr().out
     assert result.updates == 4
@@ -529,85 +356,58 @@ def test_a_nan_is_seen_at_the_next_log_and_names_the_first_bad_update(capsys):
     ("accumulation", "bad_call", "bad_update"), [(1, 9, 9), (2, 4, 2), (2, 5, 3), (2, 6, 4), (4, 5, 2), (4, 9, 3)]
 )
 def test_the_first_bad_update_is_counted_over_the_whole_run(accumulation, bad_call, bad_update):
-    trainer = recording(TerminateOnNaNCallback(), loss_func=NanFrom(bad_call))
-    result = trainer.train(data(20), 3, per_device_batch_size=4, gradient_accumulation_steps=accumulation)
+    trainer = recording(TerminateOnNaNCallback(), loss_func=toys.NanFrom(bad_call))
+    result = trainer.train(pairs(20), 3, per_device_batch_size=4, gradient_accumulation_steps=accumulation)
     assert result.stop_reason.startswith(
         f"Stopping training due to NaN loss in training step (first at update {bad_update}, samples "
     )
 
 
 def test_a_nan_in_evaluation_stops_the_run_too():
-    trainer = recording(TerminateOnNaNCallback(), loss_func=NanFrom(2))
-    result = trainer.train(data(4), 2, data(4), per_device_batch_size=4)
+    trainer = recording(TerminateOnNaNCallback(), loss_func=toys.NanFrom(2))
+    result = trainer.train(pairs(4), 2, pairs(4), per_device_batch_size=4)
     assert result.stop_reason == "Stopping training due to NaN loss in validation step"
-    assert trainer.journal[-5:] == names("""
-        on_eval_step_end eval_epoch_end
-        on_stop_training_error training_run_end on_training_run_end
-    """)
+    assert trainer.journal[-5:] == names("on_eval_step_end eval_epoch_end", STOPPED)
 
 
 @pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
 def test_an_interrupt_runs_the_closing_events_and_reaches_the_caller(event):
     trainer = recording(raising(event, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        trainer.train(data(4), 2, data(4), per_device_batch_size=4)
+        trainer.train(pairs(4), 2, pairs(4), per_device_batch_size=4)
     until_then = {
         "on_train_step_end": "on_train_step_start calculate_train_batch_loss",
-        "on_eval_step_end": """
-            on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-            on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-            on_log
-            train_epoch_end on_train_epoch_end
-            eval_epoch_start on_eval_epoch_start
-            on_eval_step_start calculate_eval_batch_loss
+        "on_eval_step_end": f"""
+            {UPDATE} {TRAINED} eval_epoch_start on_eval_epoch_start on_eval_step_start calculate_eval_batch_loss
         """,
     }
-    assert trainer.journal == [
-        *names("on_init_end create_train_dataloader create_eval_dataloader"),
-        *names("training_run_start on_training_run_start train_epoch_start on_train_epoch_start"),
-        *names(until_then[event]),
-        *names("training_run_end on_training_run_end"),
-    ]
+    assert trainer.journal == names(LOADERS, START, until_then[event], END)
 
 
 def test_any_other_error_leaves_at_once_without_closing_events():
     trainer = recording(raising("on_train_step_end", ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        trainer.train(data(4), 1, per_device_batch_size=4)
+        trainer.train(pairs(4), 1, per_device_batch_size=4)
     assert trainer.journal[-2:] == ["on_train_step_start", "calculate_train_batch_loss"]
 
 
 def test_logs_evaluations_and_saves_of_the_loop_itself_have_their_place(tmp_path):
     trainer = recording()
     trainer.train(
-        data(8), 1, data(4), per_device_batch_size=4, log_every=1, evaluate_every=2,
+        pairs(8), 1, pairs(4), per_device_batch_size=4, log_every=1, evaluate_every=2,
         checkpoints=Checkpointing(tmp_path, every_updates=2, keep_best=None, asynchronous=False),
     )  # fmt: skip
     # Nothing is new between the last log and the epoch's end, so there is no log there.
-    assert trainer.journal[trainer.journal.index("on_train_epoch_start") + 1 :] == names("""
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        on_train_step_start calculate_train_batch_loss on_train_step_end backward_step
-        on_before_optimizer_step optimizer_step on_optimizer_step_end optimizer_zero_grad on_update_end
-        on_log
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        on_checkpoint_saved
-        train_epoch_end on_train_epoch_end
-        eval_epoch_start on_eval_epoch_start
-        on_eval_step_start calculate_eval_batch_loss on_eval_step_end
-        eval_epoch_end on_eval_epoch_end
-        training_run_epoch_end on_training_run_epoch_end
-        on_checkpoint_saved
-        training_run_end on_training_run_end
-    """)
+    saved = "on_checkpoint_saved"
+    assert trainer.journal[trainer.journal.index("on_train_epoch_start") + 1 :] == [
+        *names(UPDATE, "on_log", UPDATE, "on_log", EVALUATION, saved, "train_epoch_end on_train_epoch_end"),
+        *names(EVALUATION, EPOCH_END, saved, END),
+    ]
 
 
 def test_events_get_the_trainer_first_and_their_details_by_keyword():
     trainer = recording()
-    trainer.train(data(10), 1, data(4), per_device_batch_size=4)
+    trainer.train(pairs(10), 1, pairs(4), per_device_batch_size=4)
     journal = journal_of(trainer)
     steps = journal.of("on_train_step_end")
     assert [kwargs["step"] for kwargs in steps] == [0, 1, 2]
@@ -625,11 +425,11 @@ def test_events_get_the_trainer_first_and_their_details_by_keyword():
 def test_callbacks_are_called_in_the_order_of_the_list():
     order = []
     first, second, third = (
-        callback(on_train_epoch_start=lambda trainer, name=name, **kwargs: order.append(name)) for name in "abc"
+        toys.callback(on_train_epoch_start=lambda trainer, name=name, **kwargs: order.append(name)) for name in "abc"
     )
     trainer = recording(first, second)
     trainer.callback_handler.add_callback(third)
-    trainer.train(data(4), 2, per_device_batch_size=4)
+    trainer.train(pairs(4), 2, per_device_batch_size=4)
     assert order == list("abcabc")
 
 
@@ -639,10 +439,8 @@ def test_items_are_counted_once_per_micro_batch_before_its_window_runs():
             self.journal.append("count_batch_items")
             return super().count_batch_items(batch)
 
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = Counting(model, nn.MSELoss(), optimizer, callbacks=[])
-    trainer.train(data(12), 1, per_device_batch_size=4, gradient_accumulation_steps=2)
+    trainer = made(Counting)
+    trainer.train(pairs(12), 1, per_device_batch_size=4, gradient_accumulation_steps=2)
     watched = ("count_batch_items", "calculate_train_batch_loss")
     assert [name for name in trainer.journal if name in watched] == names("""
         count_batch_items count_batch_items calculate_train_batch_loss calculate_train_batch_loss
@@ -664,8 +462,8 @@ def test_what_the_journal_shows_is_what_the_weights_feel():
         return method
 
     names = ("on_before_optimizer_step", "on_optimizer_step_end", "on_update_end")
-    trainer = recording(callback(**{name: look(name) for name in names}))
-    trainer.train(data(4), 1, per_device_batch_size=4, gradient_clip_norm=1e-3, create_scheduler_fn=schedule)
+    trainer = recording(toys.callback(**{name: look(name) for name in names}))
+    trainer.train(pairs(4), 1, per_device_batch_size=4, gradient_clip_norm=1e-3, create_scheduler_fn=schedule)
     before, stepped, after = seen
     assert before[2].norm() <= 1e-3
     assert torch.equal(before[2], stepped[2])

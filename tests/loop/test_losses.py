@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import DEFAULT_CALLBACKS, TerminateOnNaNCallback, TrainerCallback
+from loopwright.callbacks import DEFAULT_CALLBACKS, TerminateOnNaNCallback
 from loopwright.schedulers import CosineLrScheduler
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -32,75 +33,60 @@ def data(num_samples: int) -> TensorDataset:
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    return toys.seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double(), seed=1)
 
 
 class Watching(Trainer):
     """Keeps each update's gradient, and every log."""
 
     def __init__(self, *args, **kwargs):
-        self.gradients, self.logs = [], []
+        self.gradients = []
         super().__init__(*args, **kwargs)
-        self.callback_handler.add_callback(_Watch())
+        self.watch = toys.watch(on_log=lambda trainer, logs, **kwargs: logs)
+        self.callback_handler.add_callback(self.watch)
 
     def optimizer_step(self):
-        self.gradients.append(torch.cat([parameter.grad.flatten() for parameter in self.model.parameters()]))
+        self.gradients.append(toys.row(parameter.grad for parameter in self.model.parameters()))
         super().optimizer_step()
 
 
-class _Watch(TrainerCallback):
-    def on_log(self, trainer, logs=None, **kwargs):
-        trainer.logs.append(logs)
-
-
 def watched(cls=Watching, model=None, loss_func=None, lr: float = 0.0, callbacks=()):
-    model = network() if model is None else model
-    return cls(model, loss_func, torch.optim.SGD(model.parameters(), lr=lr), callbacks=callbacks)
+    loss_func = nn.MSELoss() if loss_func is None else loss_func
+    return toys.trainer_of(callbacks, network() if model is None else model, lr, 0.0, cls, loss_func=loss_func)
+
+
+def train(trainer, dataset, batch_size, accumulation=1, **kwargs):
+    """Train one epoch in the order of the dataset; return the trainer, with its result."""
+    kwargs = {"gradient_accumulation_steps": accumulation, "train_dataloader_kwargs": {"shuffle": False}, **kwargs}
+    trainer.result = toys.fit(trainer, dataset, per_device_batch_size=batch_size, **kwargs)
+    return trainer
+
+
+def assert_gradients(trainer, expected) -> None:
+    for got, wanted in zip(trainer.gradients, expected, strict=True):
+        torch.testing.assert_close(got, wanted, **TIGHT)
 
 
 def gradient_of(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+    return toys.row(torch.autograd.grad(loss, list(model.parameters())))
 
 
-UNSHUFFLED = {"shuffle": False}
+def true_mean(loss_func, model, inputs, targets) -> float:
+    with torch.no_grad():
+        return loss_func(model(inputs), targets).item()
 
 
-def test_a_mean_loss_has_the_same_gradients_however_its_update_is_cut():
-    x, y = data(16).tensors
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "accumulation"),
+    [(16, *shape) for shape in SHAPES] + [(9, 2, 2), (9, 2, 4), (10, 2, 4), (13, 2, 2), (15, 2, 3), (3, 2, 8)],
+)
+def test_a_mean_loss_has_the_same_gradients_however_its_update_is_cut(num_samples, batch_size, accumulation):
+    """A short tail is divided by what it holds."""
     model = network()
-    expected = [
-        gradient_of(model, nn.functional.mse_loss(model(x[part]), y[part])) for part in (slice(0, 8), slice(8, 16))
-    ]
-    for batch_size, accumulation in SHAPES:
-        trainer = watched(loss_func=nn.MSELoss())
-        trainer.train(
-            data(16), 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs=UNSHUFFLED,
-        )  # fmt: skip
-        assert len(trainer.gradients) == 2
-        for got, wanted in zip(trainer.gradients, expected, strict=True):
-            torch.testing.assert_close(got, wanted, **TIGHT)
-
-
-@pytest.mark.parametrize(("num_samples", "accumulation"), [(9, 2), (9, 4), (10, 4), (13, 2), (15, 3), (3, 8)])
-def test_a_short_tail_is_divided_by_what_it_holds(num_samples, accumulation):
-    x, y = data(num_samples).tensors
-    model = network()
-    per_update = 2 * accumulation
-    expected = [
-        gradient_of(model, nn.functional.mse_loss(model(x[start : start + per_update]), y[start : start + per_update]))
-        for start in range(0, num_samples, per_update)
-    ]
-    trainer = watched(loss_func=nn.MSELoss())
-    trainer.train(
-        data(num_samples), 1, per_device_batch_size=2, gradient_accumulation_steps=accumulation,
-        train_dataloader_kwargs=UNSHUFFLED,
-    )  # fmt: skip
-    assert len(trainer.gradients) == len(expected) == math.ceil(num_samples / per_update)
-    for got, wanted in zip(trainer.gradients, expected, strict=True):
-        torch.testing.assert_close(got, wanted, **TIGHT)
+    parts = [tensor.split(batch_size * accumulation) for tensor in data(num_samples).tensors]
+    expected = [gradient_of(model, nn.functional.mse_loss(model(x), y)) for x, y in zip(*parts, strict=True)]
+    assert len(expected) == math.ceil(num_samples / (batch_size * accumulation))
+    assert_gradients(train(watched(), data(num_samples), batch_size, accumulation), expected)
 
 
 # Losses per token: samples of different lengths, padded with labels that do not count
@@ -142,9 +128,7 @@ class KeywordTagger(Tagger):
 
 
 def tagger(cls=Tagger) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        return cls()
+    return toys.seeded(cls, seed=4)
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -191,95 +175,66 @@ def test_a_loss_per_token_has_the_same_gradients_however_its_update_is_cut(cls, 
         for part in (slice(0, 8), slice(8, 16), slice(16, 20))
     ]
     for batch_size, accumulation in SHAPES:
-        trainer = watched(cls, tagger(model_class), token_loss)
-        trainer.train(
-            tokens, 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs={"shuffle": False, "num_workers": 0},
-        )  # fmt: skip
-        assert len(trainer.gradients) == 3
-        for got, wanted in zip(trainer.gradients, expected, strict=True):
-            torch.testing.assert_close(got, wanted, **TIGHT)
+        trainer = train(watched(cls, tagger(model_class), token_loss), tokens, batch_size, accumulation)
+        assert_gradients(trainer, expected)
 
 
 def test_without_a_count_a_loss_per_token_depends_on_how_its_update_is_cut():
     """What the counts are for: the mean of means is another number."""
-    gradients = []
-    for batch_size, accumulation in ((8, 1), (1, 8)):
-        trainer = watched(Watching, tagger(), token_loss)
-        trainer.train(
-            Tokens(8), 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs={"num_workers": 0},
-        )  # fmt: skip
-        gradients.extend(trainer.gradients)
-    assert not torch.allclose(*gradients, rtol=1e-3)
+    one, other = (train(watched(Watching, tagger(), token_loss), Tokens(8), *shape) for shape in ((8, 1), (1, 8)))
+    assert not torch.allclose(*one.gradients, *other.gradients, rtol=1e-3)
 
 
 @pytest.mark.parametrize("cls", COUNTING)
 def test_the_recorded_and_logged_training_loss_is_the_true_mean_per_token(cls):
     tokens = Tokens(20)
-    with torch.no_grad():
-        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
-    for batch_size, accumulation in ((20, 1), (8, 1), (3, 2), (1, 8)):
-        trainer = watched(cls, tagger(), token_loss)
-        result = trainer.train(
-            tokens, 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs={"num_workers": 0},
-        )  # fmt: skip
-        assert result.metrics["train_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
-        assert [log["loss"] for log in trainer.logs] == [pytest.approx(true_mean, rel=1e-12)]
+    expected = pytest.approx(true_mean(token_loss, tagger(), tokens.inputs, tokens.labels), rel=1e-12)
+    for shape in ((20, 1), (8, 1), (3, 2), (1, 8)):
+        trainer = train(watched(cls, tagger(), token_loss), tokens, *shape)
+        assert trainer.result.metrics["train_loss_epoch"] == expected
+        assert [log["loss"] for log in trainer.watch.seen] == [expected]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8, 33])
 @pytest.mark.parametrize("cls", COUNTING)
 def test_an_evaluation_loss_per_token_is_the_same_number_for_every_batch_size(cls, batch_size):
     tokens = Tokens(33)
-    with torch.no_grad():
-        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
-    trainer = watched(cls, tagger(), token_loss)
-    result = trainer.evaluate(tokens, per_device_batch_size=batch_size, dataloader_kwargs={"num_workers": 0})
-    assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
+    expected = true_mean(token_loss, tagger(), tokens.inputs, tokens.labels)
+    result = watched(cls, tagger(), token_loss).evaluate(tokens, batch_size, dataloader_kwargs=toys.NO_WORKERS)
+    assert result.metrics["evaluation_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8, 33])
 def test_an_evaluation_loss_is_the_same_number_for_every_batch_size(batch_size):
-    x, y = data(33).tensors
-    with torch.no_grad():
-        true_mean = nn.functional.mse_loss(network()(x), y).item()
-    trainer = watched(loss_func=nn.MSELoss())
-    result = trainer.evaluate(data(33), per_device_batch_size=batch_size)
-    assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
+    expected = pytest.approx(true_mean(nn.MSELoss(), network(), *data(33).tensors), rel=1e-12)
+    trainer = watched()
+    assert trainer.evaluate(data(33), per_device_batch_size=batch_size).metrics["evaluation_loss"] == expected
     # The same inside a training run (the learning rate is 0).
     result = trainer.train(data(8), 1, data(33), per_device_batch_size=batch_size)
-    assert result.metrics["eval_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
+    assert result.metrics["eval_loss_epoch"] == expected
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(33, 1), (8, 1), (8, 4), (4, 3), (1, 8)])
 def test_the_recorded_training_loss_is_the_true_mean_and_not_divided_by_the_accumulation(batch_size, accumulation):
-    x, y = data(33).tensors
-    with torch.no_grad():
-        true_mean = nn.functional.mse_loss(network()(x), y).item()
-    trainer = watched(loss_func=nn.MSELoss())
-    result = trainer.train(
-        data(33), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation
-    )  # fmt: skip
+    trainer = train(watched(), data(33), batch_size, accumulation, num_epochs=2)
     recorded = trainer.run_history.get_metric_values("train_loss_epoch")
-    assert recorded == [pytest.approx(true_mean, rel=1e-12)] * 2
-    assert result.metrics["train_loss_epoch"] == recorded[-1]
+    assert recorded == [pytest.approx(true_mean(nn.MSELoss(), network(), *data(33).tensors), rel=1e-12)] * 2
+    assert trainer.result.metrics["train_loss_epoch"] == recorded[-1]
 
 
 def test_a_log_holds_the_mean_since_the_last_one():
-    x, y = data(22).tensors
-    with torch.no_grad():
-        squares = nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
-    trainer = watched(loss_func=nn.MSELoss())
-    trainer.train(
-        data(22), 1, per_device_batch_size=2, gradient_accumulation_steps=2, log_every=2,
-        train_dataloader_kwargs=UNSHUFFLED,
-    )  # fmt: skip
+    logs = train(watched(), data(22), 2, 2, log_every=2).watch.seen
     # Updates of 4 samples, a log every 8; the last update has 2.
-    assert [log["update"] for log in trainer.logs] == [2, 4, 6]
+    assert [log["update"] for log in logs] == [2, 4, 6]
+    squares = squared_errors(data(22))
     means = [squares[part].mean().item() for part in (slice(0, 8), slice(8, 16), slice(16, 22))]
-    assert [log["loss"] for log in trainer.logs] == [pytest.approx(mean, rel=1e-10) for mean in means]
+    assert [log["loss"] for log in logs] == [pytest.approx(mean, rel=1e-10) for mean in means]
+
+
+def squared_errors(dataset) -> torch.Tensor:
+    x, y = dataset.tensors
+    with torch.no_grad():
+        return nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
 
 
 # Counts that are not there, or zero
@@ -290,7 +245,7 @@ def test_a_count_of_none_means_samples():
         def count_batch_items(self, batch):
             return None
 
-    plain, undecided = watched(loss_func=nn.MSELoss(), lr=0.1), watched(Undecided, loss_func=nn.MSELoss(), lr=0.1)
+    plain, undecided = watched(lr=0.1), watched(Undecided, lr=0.1)
     losses = [
         trainer.train(data(10), 2, data(5), per_device_batch_size=4, gradient_accumulation_steps=2, seed=1).metrics
         for trainer in (plain, undecided)
@@ -316,52 +271,35 @@ def test_micro_batches_without_items_add_nothing_and_an_update_without_any_does_
     tokens.labels[4:8] = IGNORED  # the whole second window
     model = tagger()
     expected = gradient_of(model, token_loss(model(tokens.inputs[:2]), tokens.labels[:2]))
-    with torch.no_grad():
-        true_mean = token_loss(model(tokens.inputs[:2]), tokens.labels[:2]).item()
-
-    trainer = watched(cls, tagger(), loss_func, callbacks=[TerminateOnNaNCallback()])
-    result = trainer.train(
-        tokens, 1, per_device_batch_size=2, gradient_accumulation_steps=2,
-        train_dataloader_kwargs={"shuffle": False, "num_workers": 0},
-    )  # fmt: skip
+    mean = true_mean(token_loss, model, tokens.inputs[:2], tokens.labels[:2])
+    trainer = train(watched(cls, tagger(), loss_func, callbacks=[TerminateOnNaNCallback()]), tokens, 2, 2)
     first, second = trainer.gradients
     torch.testing.assert_close(first, expected, **TIGHT)
     assert torch.equal(second, torch.zeros_like(second))
-    assert result.metrics["train_loss_epoch"] == pytest.approx(true_mean, rel=1e-12)
-    assert result.stop_reason is None
+    assert trainer.result.metrics["train_loss_epoch"] == pytest.approx(mean, rel=1e-12)
+    assert trainer.result.stop_reason is None
 
 
 @pytest.mark.parametrize("cls", COUNTING)
 def test_evaluation_batches_without_items_add_nothing(cls):
     tokens = Tokens(9)
     tokens.labels[4] = IGNORED  # alone in its batch, its mean loss is nan
-    with torch.no_grad():
-        true_mean = token_loss(tagger()(tokens.inputs), tokens.labels).item()
+    expected = true_mean(token_loss, tagger(), tokens.inputs, tokens.labels)
     for batch_size in (1, 2, 9):
         trainer = watched(cls, tagger(), token_loss, callbacks=[TerminateOnNaNCallback()])
-        result = trainer.evaluate(tokens, per_device_batch_size=batch_size, dataloader_kwargs={"num_workers": 0})
+        result = trainer.evaluate(tokens, batch_size, dataloader_kwargs=toys.NO_WORKERS)
         assert result.stop_reason is None
-        assert result.metrics["evaluation_loss"] == pytest.approx(true_mean, rel=1e-12)
+        assert result.metrics["evaluation_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 # What a callback sees, and what the host waits for
 
 
 def test_callbacks_see_each_micro_batch_s_own_loss_whatever_the_accumulation():
-    x, y = data(8).tensors
-    with torch.no_grad():
-        squares = nn.functional.mse_loss(network()(x), y, reduction="none").flatten()
-    seen = []
-
-    class Losses(TrainerCallback):
-        def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
-            seen.append(batch_output["loss"].item())
-
-    trainer = watched(loss_func=nn.MSELoss(), callbacks=[Losses()])
-    trainer.train(
-        data(8), 1, per_device_batch_size=2, gradient_accumulation_steps=4, train_dataloader_kwargs=UNSHUFFLED
-    )  # fmt: skip
-    assert seen == [pytest.approx(squares[start : start + 2].mean().item(), rel=1e-12) for start in (0, 2, 4, 6)]
+    watch = toys.watch(on_train_step_end=lambda trainer, batch_output, **kwargs: batch_output["loss"].item())
+    train(watched(callbacks=[watch]), data(8), 2, 4)
+    means = [pair.mean().item() for pair in squared_errors(data(8)).split(2)]
+    assert watch.seen == pytest.approx(means, rel=1e-12)
 
 
 def test_backward_gets_a_lone_micro_batch_s_loss_itself_and_a_weighted_one_otherwise():
@@ -376,12 +314,10 @@ def test_backward_gets_a_lone_micro_batch_s_loss_itself_and_a_weighted_one_other
             passed.append((loss is self.output["loss"], (loss / self.output["loss"]).item()))
             super().backward_step(loss)
 
-    watched(Backward, loss_func=nn.MSELoss()).train(data(8), 1, per_device_batch_size=4)
+    train(watched(Backward), data(8), 4)
     assert [is_itself for is_itself, _ in passed] == [True, True]
     passed.clear()
-    watched(Backward, loss_func=nn.MSELoss()).train(
-        data(7), 1, per_device_batch_size=4, gradient_accumulation_steps=2
-    )  # fmt: skip
+    train(watched(Backward), data(7), 4, 2)
     assert [share for _, share in passed] == [pytest.approx(4 / 7), pytest.approx(3 / 7)]
 
 
@@ -409,21 +345,12 @@ class HostReads(TorchDispatchMode):
 )
 def test_the_host_waits_for_nothing_between_two_logs(cls, kwargs):
     reads = HostReads()
-    after_update = []
-
-    class Reads(TrainerCallback):
-        def on_update_end(self, trainer, **kwargs):
-            after_update.append(reads.count)
-
+    watch = toys.watch(on_update_end=lambda trainer, **kwargs: reads.count)
     per_update = 2 * kwargs.get("gradient_accumulation_steps", 1)
-    model = tagger()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    trainer = cls(model, token_loss, optimizer, callbacks=[*DEFAULT_CALLBACKS, Reads()])
+    trainer = toys.trainer_of([*DEFAULT_CALLBACKS, watch], tagger(), 0.01, cls=cls, loss_func=token_loss)
     with reads:
-        trainer.train(
-            Tokens(52 * per_update), 1, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0},
-            log_every=50, **kwargs,
-        )  # fmt: skip
+        train(trainer, Tokens(52 * per_update), 2, log_every=50, **kwargs)
+    after_update = watch.seen
     assert len(after_update) == 52
     assert after_update[49] - after_update[0] == 0, "reads during updates 2 to 50"
     assert after_update[51] - after_update[50] == 0, "reads during update 52, after the log of update 50"

@@ -20,7 +20,7 @@ from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TerminateOnNaNCallback
 from loopwright.checkpoint import find_newest, read
 from loopwright.errors import ConfigError
-from loopwright.run_folder import read_metrics, read_status
+from loopwright.run_folder import read_status
 
 NUM_SAMPLES = 22  # with micro-batches of four in windows of two: three updates per epoch, the last one short
 ACCUMULATION = 2
@@ -62,9 +62,7 @@ class BadGradient(Poisoned):
 
 
 def with_batch_norm() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+    return toys.seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)))
 
 
 def variant(cls=Poisoned, **attributes):
@@ -73,14 +71,11 @@ def variant(cls=Poisoned, **attributes):
 
 def fit(cls=Poisoned, folder: Path | None = None, callbacks=(), num_epochs=2, **kwargs):
     """Train a model with batch norm on shuffled data, with momentum and a scheduler, saving after every update."""
-    trainer = toys.trainer_of(callbacks, with_batch_norm(), cls=cls)
-    kwargs.setdefault("gradient_accumulation_steps", ACCUMULATION)
-    kwargs.setdefault("create_scheduler_fn", partial(lr_scheduler.StepLR, step_size=1, gamma=0.9))
-    if folder is not None:
-        policy = {"every_updates": 1, "keep_last": 99, "keep_best": None}
-        kwargs["checkpoints"] = Checkpointing(folder, **{**policy, **kwargs.pop("policy", {})})
-    result = toys.fit(trainer, toys.data(NUM_SAMPLES), num_epochs=num_epochs, log_every=1, **kwargs)
-    return trainer, result
+    schedule = partial(lr_scheduler.StepLR, step_size=1, gamma=0.9)
+    defaults = {"gradient_accumulation_steps": ACCUMULATION, "create_scheduler_fn": schedule, "log_every": 1}
+    kwargs = {**defaults, "checkpoints": None if folder is None else toys.saving(folder), **kwargs}
+    trainer = toys.trained(callbacks, toys.data(NUM_SAMPLES), num_epochs, model=with_batch_norm(), cls=cls, **kwargs)
+    return trainer, trainer.result
 
 
 def windows(seen: list[list[int]], accumulation: int = ACCUMULATION) -> list[list[list[int]]]:
@@ -92,14 +87,6 @@ def windows(seen: list[list[int]], accumulation: int = ACCUMULATION) -> list[lis
 
 def holds(window: list[list[int]], bad=(5,)) -> bool:
     return any(set(ids) & set(bad) for ids in window)
-
-
-def records(folder: Path, *events: str) -> list[dict]:
-    found = [record for record in read_metrics(folder / "metrics.jsonl") if record["event"] in events]
-    return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in found]
-
-
-NUMBERS = ("log", "training", "evaluation", "epoch", "skipped_update")
 
 
 # Stopping
@@ -182,21 +169,16 @@ def test_samples_of_a_sampler_of_ones_own_are_named_whatever_kind_of_numbers_it_
     assert [entry["samples"] for entry in written["micro_batches"]] == next(filter(holds, windows(trainer.seen)))
     trainer, result = fit(variant(), tmp_path / "skip", nan="skip", **kwargs)
     bad = next(filter(holds, windows(trainer.seen)))
-    assert [one["samples"] for one in records(tmp_path / "skip", "skipped_update")] == [bad[0] + bad[1]]
+    assert [one["samples"] for one in toys.numbers(tmp_path / "skip", "skipped_update")] == [bad[0] + bad[1]]
     assert result.stop_reason is None
 
 
 def test_a_source_without_ids_is_stopped_and_skipped_without_them(tmp_path, capsys):
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(toys.data(NUM_SAMPLES))
-
-    trainer = toys.trainer_of([TerminateOnNaNCallback], cls=Poisoned)
-    result = toys.fit(trainer, Stream(), checkpoints=Checkpointing(tmp_path))
+    stream = toys.Stream(toys.data(NUM_SAMPLES))
+    result = toys.trained([TerminateOnNaNCallback], stream, cls=Poisoned, checkpoints=Checkpointing(tmp_path)).result
     assert result.stop_reason == "Stopping training due to NaN loss in training step (first at update 2)"
     assert json.loads((tmp_path / "nan_batch.json").read_text())["micro_batches"] == []
-    trainer = toys.trainer_of(cls=Poisoned)
-    toys.fit(trainer, Stream(), nan="skip")
+    toys.trained((), stream, cls=Poisoned, nan="skip")
     assert "Skipping update 2: its loss or gradient is not finite\n" in capsys.readouterr().out
 
 
@@ -221,13 +203,6 @@ def by_hand(updates: list[list[list[int]]], is_left_out) -> nn.Module:
     return model
 
 
-def assert_same_model(found: nn.Module, expected: nn.Module) -> None:
-    found, expected = found.state_dict(), expected.state_dict()
-    assert found.keys() == expected.keys() and any("running" in name for name in expected)
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-
-
 BAD = {
     "nan": Poisoned,
     "inf": variant(value=math.inf),
@@ -242,7 +217,7 @@ def test_a_skipped_update_leaves_no_trace_in_weights_momentum_schedule_and_buffe
     updates = windows(trainer.seen)
     bad = [number for number, window in enumerate(updates, start=1) if holds(window)]
     assert len(updates) == 6 and len(bad) == 2
-    assert_same_model(trainer.model, by_hand(updates, holds))
+    toys.assert_same_weights(trainer.model, by_hand(updates, holds))
     assert result.updates == 6 and result.stop_reason is None
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**4)
     assert all(math.isfinite(value) for value in trainer.run_history.get_metric_values("train_loss_epoch"))
@@ -250,7 +225,7 @@ def test_a_skipped_update_leaves_no_trace_in_weights_momentum_schedule_and_buffe
     for number in bad:
         ids = [index for micro_batch in updates[number - 1] for index in micro_batch]
         assert f"Skipping update {number}: its loss or gradient is not finite (samples {ids[0]}, " in said
-    assert records(tmp_path, "skipped_update") == [
+    assert toys.numbers(tmp_path, "skipped_update") == [
         {
             "event": "skipped_update",
             "update": number,
@@ -265,7 +240,7 @@ def test_a_skipped_update_leaves_no_trace_in_weights_momentum_schedule_and_buffe
 def test_without_bad_updates_skipping_changes_no_bit():
     plain, _ = fit(variant(bad=()))
     guarded, _ = fit(variant(bad=()), nan="skip")
-    assert_same_model(guarded.model, plain.model)
+    toys.assert_same_weights(guarded.model, plain.model)
     assert guarded.run_history.state_dict() == plain.run_history.state_dict()
 
 
@@ -291,14 +266,11 @@ def test_the_loss_of_an_epoch_is_the_mean_of_the_updates_that_were_made():
 @pytest.mark.parametrize("update", range(1, 7))
 def test_a_run_with_skipped_updates_goes_on_exactly_after_any_update(update, tmp_path):
     whole, _ = fit(folder=tmp_path / "whole", nan="skip")
-    stop = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
-    )
-    fit(folder=tmp_path / "parts", callbacks=[stop], nan="skip")
+    fit(folder=tmp_path / "parts", callbacks=[toys.stop_at(update)], nan="skip")
     resumed, _ = fit(folder=tmp_path / "parts", nan="skip", torch_seed=99, resume_from="auto")
-    assert_same_model(resumed.model, whole.model)
+    toys.assert_same_weights(resumed.model, whole.model)
     assert resumed.run_history.state_dict() == whole.run_history.state_dict()
-    assert records(tmp_path / "parts", *NUMBERS) == records(tmp_path / "whole", *NUMBERS)
+    assert toys.numbers(tmp_path / "parts") == toys.numbers(tmp_path / "whole")
 
 
 def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_count_anew(tmp_path):
@@ -307,7 +279,7 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_co
     assert result.stop_reason == "Stopping training: 10 updates in a row were not finite"
     assert result.updates == 10
     assert read_status(tmp_path)["state"] == "stopped"
-    assert_same_model(trainer.model, with_batch_norm())
+    toys.assert_same_weights(trainer.model, with_batch_norm())
     # Nine in a row, one good, nine in a row.
     _, result = fit(variant(bad=everything, when=(1, 2, 3, 5, 6, 7)), nan="skip", num_epochs=7)
     assert result.stop_reason is None and result.updates == 21
@@ -315,18 +287,15 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_co
 
 def test_the_count_of_skipped_updates_in_a_row_goes_on_over_a_resume(tmp_path):
     cls = variant(bad=tuple(range(NUM_SAMPLES)), when=tuple(range(9)))
-    stop = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.progress.update == 7 and trainer.request_stop("enough")
-    )
-    fit(cls, tmp_path, [stop], nan="skip", num_epochs=8)
+    fit(cls, tmp_path, [toys.stop_at(7)], nan="skip", num_epochs=8)
     _, result = fit(cls, tmp_path, nan="skip", num_epochs=8, resume_from="auto")
     assert result.updates == 10 and "10 updates in a row" in result.stop_reason
-    assert [one["update"] for one in records(tmp_path, "skipped_update")] == list(range(1, 11))
+    assert [one["update"] for one in toys.numbers(tmp_path, "skipped_update")] == list(range(1, 11))
 
 
 def test_gradients_are_looked_at_before_they_are_clipped():
     trainer, _ = fit(BadGradient, nan="skip", gradient_clip_value=1e6, gradient_clip_norm=1e6)
-    assert_same_model(trainer.model, by_hand(windows(trainer.seen), holds))
+    toys.assert_same_weights(trainer.model, by_hand(windows(trainer.seen), holds))
 
 
 # Two processes
@@ -342,33 +311,24 @@ class PoisonedOnOne(Trainer):
 
 
 def skip_on_two() -> list:
-    torch.manual_seed(0)
-    model = with_batch_norm()
-    trainer = PoisonedOnOne(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.05), callbacks=())
-    checkpoints = Checkpointing(Path(os.environ["NONFINITE_FOLDER"]) / "run", every_updates=1, keep_last=9)
-    before = []
-    trainer.callback_handler.add_callback(
-        toys.callback(on_update_end=lambda trainer, **kwargs: before.append(flat(trainer.get_model())))
-    )
-    result = trainer.train(
-        toys.data(16), 1, per_device_batch_size=2, seed=3, nan="skip", checkpoints=checkpoints,
-        train_dataloader_kwargs={"num_workers": 0},
-    )  # fmt: skip
-    return [result.updates, before, flat(trainer.model)]
-
-
-def flat(model: nn.Module) -> list[float]:
-    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+    watch = toys.watch(on_update_end=lambda trainer, **kwargs: toys.weights(trainer.get_model()).tolist())
+    options = {
+        "per_device_batch_size": 2,
+        "seed": 3,
+        "nan": "skip",
+        "checkpoints": toys.saving(Path(os.environ["RUN"])),
+    }
+    trainer = toys.trained([watch], model=with_batch_norm(), momentum=0.0, cls=PoisonedOnOne, **options)
+    return [trainer.result.updates, watch.seen, toys.weights(trainer).tolist()]
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_skip_the_same_update_when_only_one_of_them_has_a_bad_loss(tmp_path, monkeypatch):
-    monkeypatch.setenv("NONFINITE_FOLDER", str(tmp_path))
-    first, second = launch(skip_on_two, tmp_path, timeout_seconds=60)
+def test_two_processes_skip_the_same_update_when_only_one_of_them_has_a_bad_loss(tmp_path):
+    first, second = launch(skip_on_two, tmp_path, RUN=str(tmp_path / "run"))
     assert first == second
     updates, after, final = first
     assert updates == 4 and all(map(math.isfinite, final))
     assert after[1] == after[0] and after[2] != after[1], "update 2 changed nothing, update 3 did"
-    skipped = records(tmp_path / "run", "skipped_update")
+    skipped = toys.numbers(tmp_path / "run", "skipped_update")
     assert [one["update"] for one in skipped] == [2] and len(skipped[0]["samples"]) == 4

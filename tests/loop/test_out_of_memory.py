@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from graphs.recorder import GraphedTrainer
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import ProgressBarCallback, TrainerCallback
@@ -19,9 +20,9 @@ from loopwright.checkpoint import read
 from loopwright.data.batch_parts import bounds_of, cut_rows
 from loopwright.engine.memory import SavedBytes, asked_bytes, is_out_of_memory
 from loopwright.errors import ConfigError, DataError, MemoryLimitError
-from loopwright.run_folder import read_metrics
 from loopwright.training.checkpoints import RunCheckpoints
 from loopwright.training.run import run_of
+from toys import weights
 
 ROWS, WIDTH, CLASSES = 22, 6, 3
 NO_ROOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.69 GiB"
@@ -46,9 +47,7 @@ class Limited(nn.Module):
 
 
 def data(rows: int = ROWS) -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
-    return TensorDataset(inputs, torch.randint(CLASSES, (rows,), generator=generator))
+    return toys.labelled(rows, WIDTH, CLASSES, seed=3, dtype=torch.float64)
 
 
 class Quiet(Trainer):
@@ -102,12 +101,12 @@ def make(room: int = 1000, eval_room: int = 1000, *layers: nn.Module, kind: type
 
 def fit(trainer: Trainer, **kwargs) -> Trainer:
     options = {"num_epochs": 2, "per_device_batch_size": 6, "gradient_accumulation_steps": 2, "seed": 5, "log_every": 1}
-    trainer.result = trainer.train(data(), **{**options, "oom": "split", **kwargs})
+    trainer.result = trainer.train(kwargs.pop("dataset", data()), **{**options, "oom": "split", **kwargs})
     return trainer
 
 
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
+def assert_close(split: Trainer, whole: Trainer, atol: float = 1e-12) -> None:
+    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=atol)
 
 
 # ------------------------------------------------------------------------------------------------------ training
@@ -120,7 +119,7 @@ def test_a_split_run_trains_the_same_weights_as_one_with_memory_enough(kind, roo
     whole = fit(make(kind=kind), gradient_accumulation_steps=accumulation)
     split = fit(make(room, kind=kind), gradient_accumulation_steps=accumulation)
     assert max(split.model.counts) == room and max(whole.model.counts) == 6
-    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    assert_close(split, whole)
     expected = whole.result.metrics["train_loss_epoch"]
     assert split.result.metrics["train_loss_epoch"] == pytest.approx(expected, rel=0, abs=1e-12)
     assert (split.progress.batch, split.progress.total_batches) == (whole.progress.batch, whole.progress.total_batches)
@@ -134,7 +133,7 @@ def test_the_factor_is_kept_and_said_once(tmp_path):
     assert said[0].startswith("Out of memory in update 1 (batch 6; 2.7 GB more did not fit, ")
     assert "run again in 2 parts of up to 3" in said[0]
     assert split.model.counts == [3, 3, 3, 3, 3, 3, 2, 2] * 2
-    events = [event for event in read_metrics(tmp_path / "metrics.jsonl") if event["event"] in ("oom_split", "tier")]
+    events = toys.records(tmp_path, "oom_split", "tier")
     told = {"update": 1, "epoch": 1, "parts": 2, "rows": 3, "asked_bytes": int(2.5 * 2**30)}
     assert events[0].items() >= told.items() and events[0]["free_bytes"] > 0
     assert events[1].items() >= {"event": "tier", "update": 1, "tier": "T2"}.items()
@@ -198,7 +197,7 @@ def test_memory_that_runs_out_late_makes_the_parts_smaller_still():
 
     whole = fit(make())
     split = fit(make(1000, callbacks=[Shrinking()]))
-    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    assert_close(split, whole)
     assert split.num_parts == 8 and split.model.counts[:2] == [6, 6]
 
 
@@ -220,7 +219,7 @@ def test_a_backward_pass_that_does_not_fit_is_run_again_too():
             return Hungry.apply(value)
 
     whole, split = fit(make()), fit(make(1000, 1000, Layer()))
-    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    assert_close(split, whole)
     assert split.num_parts == 4
 
 
@@ -242,26 +241,28 @@ def test_what_the_failed_attempt_kept_is_gone_before_the_next():
     assert len(kept) == 2  # the update, and as many rows as are compared with their parts
 
 
-def test_a_loss_that_is_not_finite_is_found_at_its_update_also_in_parts():
-    class Poisoned(Quiet):
-        def calculate_train_batch_loss(self, batch):
-            output = super().calculate_train_batch_loss(batch)
-            return {**output, "loss": output["loss"] * float("nan")} if self.progress.update == 2 else output
+def poisoned(kind: type) -> type:
+    """Make the loss of update 3 nan."""
 
-    trainer = fit(make(2, kind=Poisoned), num_epochs=3, log_every=100, gradient_accumulation_steps=1)
-    assert "the loss of update 3 is not finite" in trainer.result.stop_reason
-
-
-@pytest.mark.parametrize("kind", [Quiet, LateItems])
-def test_updates_that_are_not_finite_are_left_out_of_a_split_run_too(kind):
     class Poisoned(kind):
         def calculate_train_batch_loss(self, batch):
             output = super().calculate_train_batch_loss(batch)
             return {**output, "loss": output["loss"] * float("nan")} if self.progress.update == 2 else output
 
+    return Poisoned
+
+
+def test_a_loss_that_is_not_finite_is_found_at_its_update_also_in_parts():
+    trainer = fit(make(2, kind=poisoned(Quiet)), num_epochs=3, log_every=100, gradient_accumulation_steps=1)
+    assert "the loss of update 3 is not finite" in trainer.result.stop_reason
+
+
+@pytest.mark.parametrize("kind", [Quiet, LateItems])
+def test_updates_that_are_not_finite_are_left_out_of_a_split_run_too(kind):
     options = {"nan": "skip", "gradient_accumulation_steps": 1}
-    whole, split = fit(make(kind=Poisoned), **options), fit(make(1, kind=Poisoned), **options)
-    assert split.num_parts == 8 and torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    whole, split = (fit(make(room, kind=poisoned(kind)), **options) for room in (1000, 1))
+    assert split.num_parts == 8
+    assert_close(split, whole)
     for trainer in (whole, split):  # a part without items, whose mean is nan, is no reason
         assert [line.split(":")[0] for line in trainer.said if "Skipping" in line] == ["Skipping update 3"]
 
@@ -273,22 +274,10 @@ def test_a_micro_batch_of_bad_samples_alone_has_no_say_in_a_split_run():
                 raise ValueError("torn")
             return super().__getitem__(index)
 
-    found = []
-    for room in (1000, 3):
-        trainer = make(room)
-        trainer.train(
-            Torn(*data().tensors),
-            num_epochs=1,
-            per_device_batch_size=6,
-            gradient_accumulation_steps=2,
-            seed=5,
-            oom="split",
-            bad_samples="skip",
-            train_dataloader_kwargs={"shuffle": False},
-        )
-        found.append(trainer)
-    whole, split = found
-    assert split.num_parts == 2 and torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-12)
+    options = {"num_epochs": 1, "bad_samples": "skip", "train_dataloader_kwargs": {"shuffle": False}}
+    whole, split = (fit(make(room), dataset=Torn(*data().tensors), **options) for room in (1000, 3))
+    assert split.num_parts == 2
+    assert_close(split, whole)
 
 
 @pytest.mark.parametrize(("kind", "word"), [(Quiet, "samples"), (PerToken, "items"), (LateItems, "items")])
@@ -324,14 +313,7 @@ def test_the_same_maths_are_promised_only_where_parts_have_the_same_loss():
 
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end", "on_eval_step_start"])
 def test_memory_that_runs_out_in_a_callback_is_not_taken_for_a_batch_that_is_too_large(event):
-    class Greedy(TrainerCallback):
-        pass
-
-    def fail(self, trainer, **kwargs):
-        raise MemoryError("of the callback")
-
-    setattr(Greedy, event, fail)
-    trainer = make(callbacks=[Greedy()])
+    trainer = make(callbacks=[toys.raising(event, MemoryError("of the callback"))])
     with pytest.raises(MemoryError, match="^of the callback$"):
         fit(trainer, eval_dataset=data(6), num_epochs=1)
     assert trainer.num_parts == 1 and not any("Out of memory" in line for line in trainer.said)
@@ -353,8 +335,6 @@ def test_an_evaluation_batch_that_cannot_be_copied_to_the_device_is_copied_in_pa
 
 
 def test_the_bar_counts_each_micro_batch_once():
-    from loopwright.callbacks import ProgressBarCallback
-
     bar = ProgressBarCallback()
     fit(make(2, callbacks=[bar]), num_epochs=1)
     assert bar.pbar.n == 4
@@ -375,7 +355,7 @@ def test_by_default_it_stops_and_says_what_would_help(tmp_path):
     assert error.saw[2].startswith(f"the activations of a micro-batch need about {6 * 8 * (6 + 8 + 3 + 1) + 8} bytes")
     assert 'oom="split"' in error.fix and "per_device_batch_size=3 with twice" in error.fix
     assert all(each.grad is None for each in trainer.model.parameters())
-    assert not any(event["event"] == "oom_split" for event in read_metrics(tmp_path / "metrics.jsonl"))
+    assert toys.records(tmp_path, "oom_split") == []
 
 
 def test_what_a_change_would_save_is_measured_on_a_few_rows():
@@ -477,9 +457,7 @@ def test_an_evaluation_in_parts_sees_each_sample_once(room, tmp_path):
     assert torch.equal(weights(whole), weights(parts))
     expected = whole.result.metrics["eval_loss_epoch"]
     assert parts.result.metrics["eval_loss_epoch"] == pytest.approx(expected, rel=0, abs=1e-12)
-    events = [
-        event for event in read_metrics(tmp_path / "parts" / "metrics.jsonl") if event["event"] == "oom_eval_split"
-    ]
+    events = toys.records(tmp_path / "parts", "oom_eval_split")
     assert [event["parts"] for event in events] == {5: [2], 1: [2, 4, 8]}[room]
     assert "training is not touched" in " ".join(parts.said)
 
@@ -527,14 +505,12 @@ def test_an_evaluation_in_parts_leaves_buffers_and_modes_as_they_are():
     options = {"eval_dataset": data(17), "evaluate_every": 1}
     whole, parts = (fit(make(1000, room, nn.BatchNorm1d(8)), **options) for room in (1000, 5))
     assert run_of(parts).memory.parts.evaluation == 2
-    for one, other in zip(whole.model.state_dict().values(), parts.model.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    toys.assert_same_weights(parts, whole)
 
 
 def test_an_evaluation_in_parts_lowers_the_guarantee(tmp_path):
     trainer = fit(make(1000, 5), eval_dataset=data(17), checkpoints=Checkpointing(tmp_path))
-    events = [event for event in read_metrics(tmp_path / "metrics.jsonl") if event["event"] == "tier"]
-    assert [(event["update"], event["tier"]) for event in events] == [(2, "T2")]
+    assert [(event["update"], event["tier"]) for event in toys.records(tmp_path, "tier")] == [(2, "T2")]
     assert read(tmp_path / "step-0000000004").about["tier"] == "T2"
     assert sum("Resume guarantee T2 from here on" in line for line in trainer.said) == 1
 
@@ -669,4 +645,4 @@ def test_graphs_are_given_up_for_good_when_memory_runs_out():
     whole, split = fit(make(), **options), fit(make(kind=Graphed, callbacks=[Shrinking()]), **options)
     assert run_of(split).stepper.num_graphs == 0 and split.num_parts == 2
     assert any("not as CUDA graphs" in line for line in split.said)
-    assert torch.allclose(weights(split), weights(whole), rtol=0, atol=1e-7)  # a graph's learning rate is float32
+    assert_close(split, whole, 1e-7)  # a graph's learning rate is float32

@@ -8,12 +8,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import TensorDataset
 
+import toys
 from hf.tiny import HF_CONTRACT
 from loopwright import Trainer, hf
 from loopwright.collisions import CORE_CONTRACT, private_names
 from loopwright.training.run import TrainingRun, run_of
+from toys import pairs
 
 # Names that people give to their own attributes and methods; all of them were taken once.
 # fmt: off
@@ -32,20 +33,8 @@ EVERYDAY = [
 # fmt: on
 
 
-def data(rows: int = 24) -> TensorDataset:
-    inputs = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-
-
-class Rows(torch.utils.data.Dataset):
-    """The same data as a mapping, for `hf.Trainer`."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        inputs, labels = data()[index]
-        return {"inputs": inputs, "labels": labels}
+# The same data as mappings, for `hf.Trainer`.
+ROWS = [{"inputs": inputs, "labels": labels} for inputs, labels in pairs(24)]
 
 
 class Net(nn.Module):
@@ -60,24 +49,22 @@ class Net(nn.Module):
 
 
 def core_result(kind: type[Trainer], folder) -> tuple[dict, dict]:
-    model = Net()
-    trainer = kind(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=())
-    options = {"per_device_batch_size": 4, "gradient_clip_norm": 1.0, "gradient_accumulation_steps": 2, "seed": 7}
-    metrics = trainer.train(data(), 2, data(8), **options).metrics
+    options = {"gradient_clip_norm": 1.0, "gradient_accumulation_steps": 2, "eval_dataset": pairs(8)}
+    trainer = toys.trained((), pairs(24), 2, model=Net(), cls=kind, **options)
     trainer.save_training_state(folder / "state")
-    trainer.evaluate(data(8))
-    return metrics, {name: value.tolist() for name, value in model.state_dict().items()}
+    trainer.evaluate(pairs(8))
+    return trainer.result.metrics, toys.plain(toys.state_of(trainer))
 
 
 def hf_result(kind: type[hf.Trainer], folder) -> tuple[list, dict]:
     model = Net()
     args = hf.TrainingArguments(str(folder), num_train_epochs=2, logging_steps=2, report_to=[], disable_tqdm=True)
-    trainer = kind(model, args, train_dataset=Rows(), eval_dataset=Rows())
+    trainer = kind(model, args, train_dataset=ROWS, eval_dataset=ROWS)
     trainer.train()
     trainer.evaluate()
     logged = [{key: value for key, value in entry.items() if "second" not in key and "runtime" not in key}
               for entry in trainer.state.log_history]  # fmt: skip
-    return logged, {name: value.tolist() for name, value in model.state_dict().items()}
+    return logged, toys.plain(toys.state_of(model))
 
 
 RESULTS = {"core": (Trainer, core_result), "hf": (hf.Trainer, hf_result)}
@@ -115,21 +102,15 @@ def plain(request, tmp_path_factory):
     return base, result, result(base, tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("name", ["_run", "_losses", "_log", "_buffers", "_prepare", "_engine", "_settings"])
-@pytest.mark.parametrize("way", ["attribute", "attribute before", "method"])
-def test_an_everyday_name_of_a_subclass_changes_no_bit(plain, name, way, tmp_path):
-    base, result, expected = plain
-    kind = with_methods(base, [name]) if way == "method" else with_attributes(base, [name], way != "attribute")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert result(kind, tmp_path) == expected
+SOME = ["_run", "_losses", "_log", "_buffers", "_prepare", "_engine", "_settings"]
 
 
+@pytest.mark.parametrize("names", [*([name] for name in SOME), EVERYDAY], ids=[*SOME, "all together"])
 @pytest.mark.parametrize("way", ["attribute", "attribute before", "method"])
-def test_all_everyday_names_together_change_no_bit(plain, way, tmp_path):
+def test_everyday_names_of_a_subclass_change_no_bit(plain, names, way, tmp_path):
     base, result, expected = plain
-    assert len(EVERYDAY) >= 80
-    kind = with_methods(base, EVERYDAY) if way == "method" else with_attributes(base, EVERYDAY, way != "attribute")
+    assert len(EVERYDAY) >= 80 and set(SOME) < set(EVERYDAY)
+    kind = with_methods(base, names) if way == "method" else with_attributes(base, names, way != "attribute")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert result(kind, tmp_path) == expected
@@ -141,34 +122,35 @@ def test_few_private_names_are_ours():
     assert private_names(hf.Seq2SeqTrainer, HF_CONTRACT) == set()
 
 
+def trainer_of(kind: type[Trainer]) -> Trainer:
+    return toys.trainer_of((), Net(), cls=kind)
+
+
 def test_a_method_that_takes_a_private_name_of_ours_is_warned_of():
     class Own(Trainer):
         def _run_update(self, window):
             super()._run_update(window)
 
-    model = Net()
     with pytest.warns(UserWarning, match=r"Own\._run_update has the name of a private part"):
-        trainer = Own(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+        trainer = trainer_of(Own)
     with pytest.warns(UserWarning, match=r"Own\._run_update has the name of a private part"):
-        assert trainer.train(data(), 1).updates == 3
+        assert trainer.train(pairs(24), 1).updates == 3
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_an_attribute_that_takes_our_one_private_attribute_is_warned_of_and_the_run_is_made(before, tmp_path, plain):
     kind = with_attributes(Trainer, ["_current_run"], before)
     with pytest.warns(UserWarning, match=r"Own\(\)\._current_run has the name of a private part"):
-        model = Net()
-        trainer = kind(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
-        assert trainer.train(data(), 1).updates == 3
+        trainer = trainer_of(kind)
+        assert trainer.train(pairs(24), 1).updates == 3
     assert isinstance(run_of(trainer), TrainingRun)
 
 
 def test_an_instance_attribute_over_one_of_our_methods_is_warned_of_before_the_first_update():
-    model = Net()
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    trainer = trainer_of(Trainer)
     trainer._run_update = trainer._run_update
     with pytest.warns(UserWarning, match=r"Trainer\(\)\._run_update"):
-        trainer.train(data(), 1)
+        trainer.train(pairs(24), 1)
 
 
 def test_names_of_the_contract_may_be_assigned_before_our_constructor():
@@ -182,11 +164,10 @@ def test_names_of_the_contract_may_be_assigned_before_our_constructor():
         def _clip_gradients(self):
             self.gradient_norm = torch.tensor(2.0)
 
-    model = Net()
-    trainer = Early(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=())
+    trainer = trainer_of(Early)
     trainer._accelerator = None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer._accelerator = Accelerator(cpu=True)
-        assert trainer.train(data(), 1, gradient_clip_norm=1.0).updates == 3
+        assert trainer.train(pairs(24), 1, gradient_clip_norm=1.0).updates == 3
     assert float(trainer.gradient_norm) == 2.0

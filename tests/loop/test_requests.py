@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import default_collate
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TerminateOnNaNCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import ConfigError
-
-BATCH_SIZE = 4
-
-
-def data(num_samples: int = 24) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_samples, 4, generator=generator)
-    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+from toys import NanFrom, pairs
 
 
 class Journal(TrainerCallback):
@@ -62,15 +57,16 @@ class Asking(TrainerCallback):
         setattr(self, event, method)
 
 
-def run(*callbacks, num_epochs: int = 1, loss_func=None, num_samples: int = 24, **kwargs):
-    """Train on batches of 4; return trainer, result and journal."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
+def run(*callbacks, num_epochs: int = 1, loss_func=None, **kwargs):
+    """Train on six batches of 4; return trainer, result and journal."""
+    options = {"cls": Trainer, "loss_func": loss_func or nn.MSELoss(), "seed": 0, **kwargs}
     journal = Journal()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = Trainer(model, loss_func or nn.MSELoss(), optimizer, callbacks=[*callbacks, journal])
-    result = trainer.train(data(num_samples), num_epochs, per_device_batch_size=BATCH_SIZE, seed=0, **kwargs)
-    return trainer, result, journal
+    trainer = toys.trained([*callbacks, journal], pairs(24), num_epochs, lr=0.01, momentum=0.0, **options)
+    return trainer, trainer.result, journal
+
+
+def saving(folder):
+    return lambda trainer: trainer.request_save(folder)
 
 
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
@@ -79,7 +75,7 @@ def test_a_call_that_is_refused_inside_a_run_leaves_the_run_as_it_was(call):
 
     def ask(trainer):
         with pytest.raises(ConfigError, match="in the middle of a training run") as error:
-            getattr(trainer, call)(data())
+            getattr(trainer, call)(pairs())
         refused.append(error)
 
     noisy = {"collate_fn": lambda samples: [part + 0.1 * torch.randn(()) for part in default_collate(samples)]}
@@ -103,7 +99,7 @@ def ask_for_everything(folder):
     "event", ["on_train_step_start", "on_train_step_end", "on_before_optimizer_step", "on_update_end"]
 )
 def test_requests_are_served_at_the_next_boundary_in_the_order_log_evaluate_save_stop(event, tmp_path):
-    _, result, journal = run(Asking(event, 2, ask_for_everything(tmp_path)), eval_dataset=data(4))
+    _, result, journal = run(Asking(event, 2, ask_for_everything(tmp_path)), eval_dataset=pairs(4))
     assert journal.entries == [("log", 2), ("look", 2), ("save", 2), ("stop", 2)]
     assert result.stop_reason == "asked to"
     assert (result.epochs, result.updates) == (0, 2)
@@ -112,7 +108,7 @@ def test_requests_are_served_at_the_next_boundary_in_the_order_log_evaluate_save
 def test_requests_made_inside_a_window_wait_for_its_update(tmp_path):
     # The third micro-batch is the first of the second window.
     asking = Asking("on_train_step_start", 3, ask_for_everything(tmp_path))
-    trainer, _, journal = run(asking, eval_dataset=data(4), gradient_accumulation_steps=2)
+    trainer, _, journal = run(asking, eval_dataset=pairs(4), gradient_accumulation_steps=2)
     assert journal.entries == [("log", 2), ("look", 2), ("save", 2), ("stop", 2)]
     assert trainer.progress.batch == 4
 
@@ -144,7 +140,7 @@ def test_several_saves_are_all_served_and_one_request_is_served_once(tmp_path):
 @pytest.mark.parametrize("event", ["on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"])
 def test_a_stop_asked_for_at_the_end_of_an_epoch_ends_the_run_there(event):
     trainer, result, journal = run(
-        Asking(event, 1, lambda trainer: trainer.request_stop("one is enough")), num_epochs=3, eval_dataset=data(4)
+        Asking(event, 1, lambda trainer: trainer.request_stop("one is enough")), num_epochs=3, eval_dataset=pairs(4)
     )
     assert result.stop_reason == "one is enough"
     # An epoch whose evaluation or last events are missing is not finished: a resumed run would go on there.
@@ -155,10 +151,7 @@ def test_a_stop_asked_for_at_the_end_of_an_epoch_ends_the_run_there(event):
 
 
 def test_a_save_asked_for_at_the_end_of_the_run_is_of_its_end(tmp_path):
-    def save(trainer):
-        trainer.request_save(tmp_path / "final")
-
-    trainer, _, journal = run(Asking("on_training_run_end", 1, save), num_epochs=2)
+    trainer, _, journal = run(Asking("on_training_run_end", 1, saving(tmp_path / "final")), num_epochs=2)
     assert journal.entries[-1] == ("save", 12)
     trainer.load_training_state(tmp_path / "final")
     _, result, again = run(resume_from=tmp_path / "final", num_epochs=2)
@@ -176,7 +169,7 @@ def test_the_first_reason_to_stop_is_the_one_that_is_told():
 def test_a_run_that_was_not_stopped_has_no_reason_and_the_next_run_forgets_an_old_one():
     trainer, result, _ = run(Asking("on_train_step_end", 1, lambda trainer: trainer.request_stop("once")))
     assert result.stop_reason == "once"
-    assert trainer.train(data(), 1, per_device_batch_size=BATCH_SIZE).stop_reason is None
+    assert trainer.train(pairs(), 1).stop_reason is None
 
 
 def test_an_evaluation_that_cannot_be_had_is_not_waited_for():
@@ -197,13 +190,8 @@ def test_logs_come_every_so_many_updates_of_the_run_and_at_the_end_of_each_epoch
 
 
 def test_a_log_says_update_epoch_loss_and_learning_rate_and_the_gradient_norm_where_it_is_known():
-    norms = []
-
-    class Norms(TrainerCallback):
-        def on_before_optimizer_step(self, trainer, **kwargs):
-            norms.append(trainer.gradient_norm)
-
-    _, result, journal = run(num_epochs=2, log_every=3, create_scheduler_fn=_halving)
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    _, result, journal = run(num_epochs=2, log_every=3, create_scheduler_fn=halving)
     assert [list(log) for log in journal.logs] == [["update", "epoch", "loss", "lr"]] * 4
     assert [log["update"] for log in journal.logs] == [3, 6, 9, 12]
     assert [log["epoch"] for log in journal.logs] == [1, 1, 2, 2]
@@ -212,14 +200,11 @@ def test_a_log_says_update_epoch_loss_and_learning_rate_and_the_gradient_norm_wh
     mean = (journal.logs[2]["loss"] + journal.logs[3]["loss"]) / 2
     assert mean == pytest.approx(result.metrics["train_loss_epoch"])
 
-    trainer, _, journal = run(Norms(), log_every=3, gradient_clip_norm=0.5)
-    assert [log["gradient_norm"] for log in journal.logs] == [float(norms[2]), float(norms[5])]
+    norms = toys.watch(on_before_optimizer_step=lambda trainer, **kwargs: float(trainer.gradient_norm))
+    trainer, _, journal = run(norms, log_every=3, gradient_clip_norm=0.5)
+    assert [log["gradient_norm"] for log in journal.logs] == [norms.seen[2], norms.seen[5]]
     assert max(log["gradient_norm"] for log in journal.logs) > 0.5, "the norm before clipping"
     assert "gradient_norm" not in run(gradient_clip_value=0.5)[2].logs[0]
-
-
-def _halving(optimizer):
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +221,7 @@ def _halving(optimizer):
     ],
 )
 def test_evaluations_come_as_often_as_asked_for_and_always_after_the_last_epoch(evaluate_every, looks, evaluations):
-    trainer, _, journal = run(num_epochs=3, eval_dataset=data(4), evaluate_every=evaluate_every)
+    trainer, _, journal = run(num_epochs=3, eval_dataset=pairs(4), evaluate_every=evaluate_every)
     assert journal.of("look") == looks
     assert journal.of("evaluate") == evaluations
     assert len(trainer.run_history.get_metric_values("intermediate_eval_loss")) == len(looks)
@@ -244,48 +229,34 @@ def test_evaluations_come_as_often_as_asked_for_and_always_after_the_last_epoch(
 
 
 def test_a_run_cut_short_by_its_limit_is_evaluated_at_its_end_too():
-    _, _, journal = run(num_epochs=9, eval_dataset=data(4), evaluate_every="4 epochs", max_num_train_steps=8)
+    _, _, journal = run(num_epochs=9, eval_dataset=pairs(4), evaluate_every="4 epochs", max_num_train_steps=8)
     assert journal.of("evaluate") == [8]
 
 
 def test_checkpoints_are_written_as_often_as_asked_for_and_at_the_end(tmp_path):
-    _, _, journal = run(
-        num_epochs=2, checkpoints=Checkpointing(tmp_path / "updates", every_updates=4, keep_last=2, asynchronous=False)
-    )  # fmt: skip
+    by_updates = Checkpointing(tmp_path / "updates", every_updates=4, keep_last=2, asynchronous=False)
+    _, _, journal = run(num_epochs=2, checkpoints=by_updates)
     assert journal.of("save") == [4, 8, 12, 12]
-    assert sorted(path.name for path in (tmp_path / "updates").glob("step-*")) == ["step-0000000008", "step-0000000012"]
-    _, _, journal = run(
-        num_epochs=5, checkpoints=Checkpointing(tmp_path / "epochs", every_epochs=2, asynchronous=False)
-    )
+    assert saved_updates(tmp_path / "updates") == [8, 12]
+    by_epochs = Checkpointing(tmp_path / "epochs", every_epochs=2, asynchronous=False)
+    _, _, journal = run(num_epochs=5, checkpoints=by_epochs)
     assert journal.of("save") == [12, 24, 30]
 
 
 # No checkpoint of a broken run
 
 
-class NanFrom(nn.Module):
-    """A mean squared error that is nan from its n-th call on (counted from 1)."""
-
-    def __init__(self, call: int):
-        super().__init__()
-        self.calls_left = call
-
-    def forward(self, outputs, targets):
-        self.calls_left -= 1
-        loss = nn.functional.mse_loss(outputs, targets)
-        return loss * torch.nan if self.calls_left <= 0 else loss
+def saved_updates(folder) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
 @pytest.mark.parametrize("callbacks", [(), (TerminateOnNaNCallback(),)], ids=["going on", "terminating"])
 def test_nothing_is_saved_once_a_loss_was_not_finite(tmp_path, callbacks, capsys):
-    run(
-        *callbacks, num_epochs=2, loss_func=NanFrom(4), log_every=50,
-        checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99, asynchronous=False),
-    )  # fmt: skip
-    saved = sorted(tmp_path.glob("step-*"))
-    assert [path.name for path in saved] == ["step-0000000001", "step-0000000002", "step-0000000003"]
+    checkpoints = toys.saving(tmp_path, asynchronous=False)
+    run(*callbacks, num_epochs=2, loss_func=NanFrom(4), log_every=50, checkpoints=checkpoints)
+    assert saved_updates(tmp_path) == [1, 2, 3]
     assert "Not saving" in capsys.readouterr().out
-    for path in saved:
+    for path in tmp_path.glob("step-*"):
         numbers = [number for file in path.rglob("*.json") for number in _numbers(json.loads(file.read_text()))]
         assert len(numbers) > 10
         assert all(math.isfinite(number) for number in numbers)
@@ -302,10 +273,7 @@ def _numbers(value):
 
 
 def test_a_save_and_a_nan_in_the_same_update_do_not_meet(tmp_path):
-    def save(trainer):
-        trainer.request_save(tmp_path / "bad")
-
-    _, _, journal = run(Asking("on_train_step_end", 4, save), loss_func=NanFrom(4))
+    _, _, journal = run(Asking("on_train_step_end", 4, saving(tmp_path / "bad")), loss_func=NanFrom(4))
     assert journal.of("save") == []
     assert not (tmp_path / "bad").exists()
 
@@ -316,12 +284,9 @@ def test_a_stop_between_the_weights_and_the_count_saves_nothing_that_disagrees(t
             if trainer.progress.update == 2:
                 raise StopTrainingError("in the middle of an update")
 
-    _, result, journal = run(
-        Stopping(), checkpoints=Checkpointing(tmp_path, every_updates=1, keep_last=99, asynchronous=False)
-    )
+    _, result, journal = run(Stopping(), checkpoints=toys.saving(tmp_path, asynchronous=False))
     assert result.stop_reason == "in the middle of an update"
-    assert journal.of("save") == [1, 2]
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000001", "step-0000000002"]
+    assert journal.of("save") == saved_updates(tmp_path) == [1, 2]
 
 
 def test_a_nan_is_told_by_the_log_and_does_not_hide_in_the_mean():
@@ -331,27 +296,20 @@ def test_a_nan_is_told_by_the_log_and_does_not_hide_in_the_mean():
     assert result.stop_reason.startswith("Stopping training: the loss of update 4 is not finite (samples ")
 
 
-class EvaluatesToo(TrainerCallback):
-    """Makes an evaluation of its own after each epoch of training."""
-
-    def on_train_epoch_end(self, trainer, **kwargs):
-        trainer._run_eval_epoch(trainer._eval_dataloader)
-
-
 def test_an_evaluation_that_a_callback_makes_itself_does_not_replace_the_regular_one():
-    trainer, result, journal = run(EvaluatesToo(), num_epochs=2, eval_dataset=data(4))
+    evaluates_too = toys.callback(
+        on_train_epoch_end=lambda trainer, **kwargs: trainer._run_eval_epoch(trainer._eval_dataloader)
+    )
+    trainer, result, journal = run(evaluates_too, num_epochs=2, eval_dataset=pairs(4))
     assert journal.of("evaluate") == [6, 6, 12, 12]
     assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 4
     assert (result.epochs, result.stop_reason) == (2, None)
 
 
 def test_a_stop_asked_for_in_the_regular_evaluation_ends_the_run_and_it_is_not_made_again_on_resume(tmp_path):
-    def stop(trainer):
-        trainer.request_stop("enough")
-
     checkpoints = Checkpointing(tmp_path, every_updates=None, every_epochs=None)
-    options = {"num_epochs": 2, "eval_dataset": data(4), "checkpoints": checkpoints}
-    _, result, journal = run(Asking("on_eval_epoch_end", 1, stop), **options)
+    options = {"num_epochs": 2, "eval_dataset": pairs(4), "checkpoints": checkpoints}
+    _, result, journal = run(Asking("on_eval_epoch_end", 1, lambda trainer: trainer.request_stop("enough")), **options)
     assert (result.stop_reason, journal.of("evaluate")) == ("enough", [6])
     _, result, journal = run(**options, resume_from="auto")
     assert (result.epochs, journal.of("evaluate")) == (2, [12])

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
+import toys
 from loop.preparation import OwnPreparation
 from loopwright import Trainer
 from loopwright.callbacks import (
@@ -31,7 +32,6 @@ from loopwright.callbacks import (
     PrintProgressCallback,
     ProgressBarCallback,
     TerminateOnNaNCallback,
-    TrainerCallback,
 )
 from loopwright.checkpoint import Checkpointing
 from loopwright.errors import CheckpointError, ConfigError
@@ -41,35 +41,13 @@ from loopwright.run_config import TrainerRunConfig
 from loopwright.tracking import InMemoryRunHistory
 from loopwright.trainer import TrainerWithTimmScheduler
 from loopwright.training.run import run_of
+from toys import Stream, pairs, weights
 
-NO_WORKERS = {"num_workers": 0}
-
-
-def data(num_samples: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_samples, 4, generator=generator)
-    return TensorDataset(x, x.sum(dim=1, keepdim=True))
-
-
-class Streamed(IterableDataset):
-    """The samples of a dataset as a stream."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return (self.dataset[index] for index in range(len(self.dataset)))
+STEP_LR = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 
 
 def trainer_of(model=None, callbacks=(), lr: float = 0.01, cls=Trainer, **kwargs):
-    model = nn.Linear(4, 1) if model is None else model
-    return cls(
-        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks, **kwargs
-    )  # fmt: skip
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+    return toys.trainer_of(callbacks, nn.Linear(4, 1) if model is None else model, lr, cls=cls, **kwargs)
 
 
 # Signatures
@@ -239,7 +217,7 @@ def test_the_environment_limits_the_batches_of_trainers_made_under_it(monkeypatc
     assert trainer_of().callback_handler.callbacks == []
     monkeypatch.delenv("PT_ACC_LIMIT_BATCHES")
     assert trainer_of().callback_handler.callbacks == []
-    assert limited.train(data(40), 2, data(40), per_device_batch_size=4).updates == 4
+    assert limited.train(pairs(40), 2, pairs(40), per_device_batch_size=4).updates == 4
     assert limited.run_config.num_update_steps_per_epoch == 2
 
 
@@ -253,30 +231,25 @@ def test_a_given_history_is_used_as_it_is():
 
     history = Counted()
     trainer = trainer_of(run_history=history)
-    trainer.train(data(8), 2, data(4))
+    trainer.train(pairs(8), 2, pairs(4))
     assert trainer.run_history is history
     assert history.updates == 4
 
 
 def test_a_history_may_be_kept_over_several_runs():
     trainer = trainer_of()
-    trainer.train(data(8), 2)
-    trainer.train(data(8), 3, reset_run_history=False)
+    trainer.train(pairs(8), 2)
+    trainer.train(pairs(8), 3, reset_run_history=False)
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 5
     assert trainer.run_history.current_epoch == 6
-    trainer.train(data(8), 1)
+    trainer.train(pairs(8), 1)
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 1
 
 
 def test_the_init_event_is_the_constructors_last_act():
-    seen = []
-
-    class Watch(TrainerCallback):
-        def on_init_end(self, trainer, **kwargs):
-            seen.append((trainer.model, trainer.run_config, trainer.device))
-
-    trainer = trainer_of(callbacks=[Watch])
-    assert seen == [(trainer.model, None, trainer.device)]
+    watch = toys.watch(on_init_end=lambda trainer, **kwargs: (trainer.model, trainer.run_config, trainer.device))
+    trainer = trainer_of(callbacks=[watch])
+    assert watch.seen == [(trainer.model, None, trainer.device)]
 
 
 # Numbers of a run
@@ -284,7 +257,7 @@ def test_the_init_event_is_the_constructors_last_act():
 
 def test_the_run_config_holds_the_contracts_arithmetic():
     trainer = trainer_of()
-    trainer.train(data(20), 3, data(10), per_device_batch_size=4, gradient_accumulation_steps=2)
+    trainer.train(pairs(20), 3, pairs(10), per_device_batch_size=4, gradient_accumulation_steps=2)
     config = trainer.run_config
     assert isinstance(config, TrainerRunConfig)
     numbers = {name: config[name] for name in config if not name.endswith("dl_kwargs")}
@@ -316,7 +289,7 @@ def test_the_run_config_holds_the_contracts_arithmetic():
 def test_batch_sizes_in_the_loader_arguments_win_and_a_given_limit_is_reported_as_it_is():
     trainer = trainer_of()
     trainer.train(
-        data(20), 9, data(10), per_device_batch_size=4, max_num_train_steps=5, gradient_clip_value=0.5,
+        pairs(20), 9, pairs(10), per_device_batch_size=4, max_num_train_steps=5, gradient_clip_value=0.5,
         train_dataloader_kwargs={"batch_size": 10}, eval_dataloader_kwargs={"batch_size": 5},
     )  # fmt: skip
     config = trainer.run_config
@@ -329,7 +302,7 @@ def test_batch_sizes_in_the_loader_arguments_win_and_a_given_limit_is_reported_a
 @pytest.mark.parametrize("given", ["loader", "sampler", "batch_sampler", "stream", "hook"])
 def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_really_has(given):
     """8 is what `train` was told: 4 is what the loader has, and nothing torch would have refused is listed."""
-    dataset, kwargs, cls = data(16), None, Trainer
+    dataset, kwargs, cls = pairs(16), None, Trainer
     if given == "loader":
         dataset = DataLoader(dataset, batch_size=4)
     elif given == "sampler":
@@ -337,7 +310,7 @@ def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_reall
     elif given == "batch_sampler":
         kwargs = {"batch_sampler": BatchSampler(SequentialSampler(dataset), 4, drop_last=False)}
     elif given == "stream":
-        dataset, kwargs = Streamed(dataset), {"batch_size": 4}
+        dataset, kwargs = Stream(dataset), {"batch_size": 4}
     else:
 
         class Own(Trainer):
@@ -357,7 +330,7 @@ def test_the_run_config_tells_the_batch_size_and_arguments_that_the_loader_reall
 
 def test_the_run_config_of_an_evaluation():
     trainer = trainer_of()
-    trainer.evaluate(data(10), per_device_batch_size=4)
+    trainer.evaluate(pairs(10), per_device_batch_size=4)
     config = trainer.run_config
     assert (config.num_epochs, config.max_num_train_steps, config.gradient_accumulation_steps) == (1, 1, 1)
     assert (config.num_update_steps_per_epoch, config.num_local_update_steps_per_epoch) == (0, 0)
@@ -382,10 +355,8 @@ def test_a_run_ends_at_the_smaller_of_its_two_limits(
     num_samples, num_epochs, accumulation, limit, updates, epochs_begun, capsys
 ):
     trainer = trainer_of()
-    result = trainer.train(
-        data(num_samples), num_epochs, data(4), per_device_batch_size=4, gradient_accumulation_steps=accumulation,
-        max_num_train_steps=limit,
-    )  # fmt: skip
+    limits = {"gradient_accumulation_steps": accumulation, "max_num_train_steps": limit}
+    result = trainer.train(pairs(num_samples), num_epochs, pairs(4), per_device_batch_size=4, **limits)
     assert result.updates == trainer.progress.update == updates
     # The epoch in which the limit is reached is closed as any other: loss, evaluation, epoch count.
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == epochs_begun
@@ -401,7 +372,7 @@ def test_a_run_ends_at_the_smaller_of_its_two_limits(
 
 def test_training_returns_its_metrics_counts_and_seed():
     trainer = trainer_of()
-    result = trainer.train(data(20), 3, data(8), per_device_batch_size=4, seed=5)
+    result = trainer.train(pairs(20), 3, pairs(8), per_device_batch_size=4, seed=5)
     assert isinstance(result, TrainResult)
     assert result == TrainResult(
         metrics={
@@ -423,17 +394,17 @@ def test_evaluating_returns_its_metrics_and_those_of_the_hooks():
             self.run_history.update_metric("accuracy", 0.5)
 
     trainer = trainer_of(cls=WithMetric)
-    result = trainer.evaluate(data(8))
+    result = trainer.evaluate(pairs(8))
     assert isinstance(result, EvaluationResult)
     assert result.stop_reason is None
     assert result.metrics.keys() == {"accuracy", "evaluation_loss"}
-    expected = nn.functional.mse_loss(trainer.model(data(8).tensors[0]), data(8).tensors[1]).item()
+    expected = nn.functional.mse_loss(trainer.model(pairs(8).tensors[0]), pairs(8).tensors[1]).item()
     assert result.metrics["evaluation_loss"] == pytest.approx(expected)
 
 
 def test_evaluating_without_a_dataset_takes_that_of_the_last_call():
     trainer = trainer_of()
-    first = trainer.train(data(8), 1, data(6)).metrics["eval_loss_epoch"]
+    first = trainer.train(pairs(8), 1, pairs(6)).metrics["eval_loss_epoch"]
     assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
     assert trainer.eval_dataset is not None
 
@@ -442,12 +413,12 @@ def test_evaluating_the_dataset_of_the_last_call_collates_it_as_there():
     def collate(rows):
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    rows = [(*row, None) for row in data(6)]  # nothing that the default can collate
+    rows = [(*row, None) for row in pairs(6)]  # nothing that the default can collate
     trainer = trainer_of()
     first = trainer.train(rows, 1, rows, collate_fn=collate).metrics["eval_loss_epoch"]
     assert trainer.evaluate().metrics["evaluation_loss"] == pytest.approx(first)
     assert trainer.collate_fn is collate
-    trainer.evaluate(data(4))
+    trainer.evaluate(pairs(4))
     assert trainer.collate_fn is None, "another dataset is collated as it is said, or by the default"
 
 
@@ -456,11 +427,11 @@ def test_evaluating_the_dataset_of_the_last_call_collates_it_as_there():
 
 def test_predictions_come_in_the_order_of_the_dataset():
     trainer = trainer_of()
-    x = data(11).tensors[0]
+    x = pairs(11).tensors[0]
     with torch.no_grad():
         expected = trainer.model(x)
     for batch_size in (1, 4, 11, 100):
-        result = trainer.predict(data(11), per_device_batch_size=batch_size)
+        result = trainer.predict(pairs(11), per_device_batch_size=batch_size)
         assert isinstance(result, PredictionResult)
         assert torch.allclose(result.outputs, expected)
         assert result.outputs.shape == (11, 1)
@@ -475,7 +446,7 @@ Pair = namedtuple("Pair", ["double", "rows"])
 class Outputs(nn.Module):
     """Returns what a function makes of its input."""
 
-    def __init__(self, make):
+    def __init__(self, make=lambda x: x):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.make = make
@@ -484,14 +455,12 @@ class Outputs(nn.Module):
         return self.make(x)
 
 
-def predicted(make, **kwargs):
-    model = Outputs(make)
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
-    return trainer.predict(data(11), per_device_batch_size=4, **kwargs).outputs
+def predicted(make):
+    return trainer_of(Outputs(make), loss_func=None).predict(pairs(11), per_device_batch_size=4).outputs
 
 
 def test_predictions_keep_the_structure_of_the_models_outputs():
-    x = data(11).tensors[0]
+    x = pairs(11).tensors[0]
     pair = predicted(lambda x: (x * 2, x.sum(dim=1)))
     assert type(pair) is tuple
     assert torch.equal(pair[0], x * 2)
@@ -499,10 +468,6 @@ def test_predictions_keep_the_structure_of_the_models_outputs():
     both = predicted(lambda x: {"double": x * 2, "parts": [x, x + 1]})
     assert torch.equal(both["double"], x * 2)
     assert torch.equal(both["parts"][1], x + 1)
-
-
-def test_predictions_in_a_named_tuple_stay_one():
-    x = data(11).tensors[0]
     pair = predicted(lambda x: Pair(x * 2, x))
     assert torch.equal(pair.double, x * 2)
     assert torch.equal(pair.rows, x)
@@ -513,36 +478,22 @@ def test_outputs_with_logits_give_the_logits():
         def __init__(self, logits):
             self.logits = logits
 
-    assert torch.equal(predicted(WithLogits), data(11).tensors[0])
+    assert torch.equal(predicted(WithLogits), pairs(11).tensors[0])
 
 
 def test_predictions_of_different_shapes_become_a_list_with_one_entry_per_sample():
     lengths = iter([3, 5, 4])
     ragged = predicted(lambda x: x[:, :1].expand(-1, next(lengths)))
-    x = data(11).tensors[0]
+    x = pairs(11).tensors[0]
     assert [row.shape[0] for row in ragged] == [3] * 4 + [5] * 4 + [4] * 3
     assert all(torch.equal(row, x[index, :1].expand(len(row))) for index, row in enumerate(ragged))
 
 
 def test_predictions_take_streams_mappings_and_ready_loaders():
-    x = data(5).tensors[0]
-
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(x)
-
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            return x * self.weight
-
-    model = Named()
-    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    x = pairs(5).tensors[0]
+    trainer = trainer_of(Outputs(), loss_func=None)
     rows = [{"x": row, "labels": torch.zeros(1)} for row in x]
-    for dataset in (Stream(), list(x), rows, DataLoader(TensorDataset(x), batch_size=2)):
+    for dataset in (Stream(x), list(x), rows, DataLoader(TensorDataset(x), batch_size=2)):
         result = trainer.predict(dataset, per_device_batch_size=2)
         assert torch.equal(result.outputs, x)
         assert result.metrics == {"num_samples": 5}
@@ -551,13 +502,13 @@ def test_predictions_take_streams_mappings_and_ready_loaders():
 
 def test_predicting_writes_no_history_and_draws_nothing():
     trainer = trainer_of(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
-    trainer.train(data(8), 1)
-    before = trainer.run_history.state_dict(), torch.get_rng_state(), weights(trainer.model)
-    first, second = trainer.predict(data(8)).outputs, trainer.predict(data(8)).outputs
+    trainer.train(pairs(8), 1)
+    before = trainer.run_history.state_dict(), torch.get_rng_state(), weights(trainer)
+    first, second = trainer.predict(pairs(8)).outputs, trainer.predict(pairs(8)).outputs
     assert torch.equal(first, second), "dropout is off"
     assert trainer.run_history.state_dict() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-    assert torch.equal(weights(trainer.model), before[2])
+    assert torch.equal(weights(trainer), before[2])
 
 
 def test_a_prediction_hook_of_ones_own_is_used():
@@ -566,8 +517,8 @@ def test_a_prediction_hook_of_ones_own_is_used():
             return self.model(batch[0]).sigmoid()
 
     trainer = trainer_of(cls=Probabilities)
-    outputs = trainer.predict(data(6)).outputs
-    assert torch.equal(outputs, trainer.model(data(6).tensors[0]).detach().sigmoid())
+    outputs = trainer.predict(pairs(6)).outputs
+    assert torch.equal(outputs, trainer.model(pairs(6).tensors[0]).detach().sigmoid())
 
 
 # Saving and loading one file
@@ -576,11 +527,11 @@ def test_a_prediction_hook_of_ones_own_is_used():
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "deeper/folder/model.pt"])
 def test_a_saved_model_can_be_loaded_into_another_trainer(tmp_path, name):
     trainer = trainer_of()
-    trainer.train(data(16), 2, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.train(pairs(16), 2, create_scheduler_fn=STEP_LR)
     trainer.save_checkpoint(str(tmp_path / name))
     other = trainer_of(lr=0.7)
     loaded = other.load_checkpoint(tmp_path / name)
-    assert torch.equal(weights(other.model), weights(trainer.model))
+    assert torch.equal(weights(other), weights(trainer))
     if name.endswith(".pt"):
         assert loaded.keys() == {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"}
         assert other.optimizer.param_groups[0]["lr"] == trainer.optimizer.param_groups[0]["lr"]
@@ -592,39 +543,34 @@ def test_a_saved_model_can_be_loaded_into_another_trainer(tmp_path, name):
 
 def test_what_is_not_wanted_is_neither_saved_nor_loaded(tmp_path):
     trainer = trainer_of()
-    trainer.train(data(16), 1, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.train(pairs(16), 1, create_scheduler_fn=STEP_LR)
     trainer.save_checkpoint(tmp_path / "bare.pt", save_optimizer=False, save_scheduler=False)
     assert torch.load(tmp_path / "bare.pt", weights_only=True).keys() == {"model_state_dict"}
     trainer.save_checkpoint(tmp_path / "full.pt")
     other = trainer_of(lr=0.7)
     other.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
     assert other.optimizer.param_groups[0]["lr"] == 0.7
-    assert torch.equal(weights(other.model), weights(trainer.model))
+    assert torch.equal(weights(other), weights(trainer))
     without = Trainer(nn.Linear(4, 1), None, None, callbacks=())
     with pytest.raises(ConfigError, match="the trainer has no optimizer. Pass one, or load_optimizer=False"):
         without.load_checkpoint(tmp_path / "full.pt")
     without.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
-    assert torch.equal(weights(without.model), weights(trainer.model))
+    assert torch.equal(weights(without), weights(trainer))
 
 
 def test_further_entries_of_any_usual_kind_survive_the_round_trip(tmp_path):
     trainer = trainer_of()
     entries = {
-        "path": tmp_path / "x",
-        "scalar": np.float64(0.25),
-        "flag": np.bool_(True),
-        "array": np.arange(3),
-        "nested": {"list": [np.int64(3), (Path("a"), None)]},
-        "epoch": 4,
+        "path": (tmp_path / "x", str(tmp_path / "x")),
+        "scalar": (np.float64(0.25), 0.25),
+        "flag": (np.bool_(True), True),
+        "array": (np.arange(3), torch.arange(3)),
+        "nested": ({"list": [np.int64(3), (Path("a"), None)]}, {"list": [3, ("a", None)]}),
+        "epoch": (4, 4),
     }
-    trainer.save_checkpoint(tmp_path / "model.pt", entries)
+    trainer.save_checkpoint(tmp_path / "model.pt", {name: given for name, (given, _) in entries.items()})
     loaded = trainer.load_checkpoint(tmp_path / "model.pt")
-    assert loaded["path"] == str(tmp_path / "x")
-    assert loaded["scalar"] == 0.25
-    assert loaded["flag"] is True
-    assert loaded["array"].tolist() == [0, 1, 2]
-    assert loaded["nested"] == {"list": [3, ("a", None)]}
-    assert loaded["epoch"] == 4
+    toys.assert_same({name: loaded[name] for name in entries}, {name: found for name, (_, found) in entries.items()})
 
 
 class Tied(nn.Module):
@@ -643,11 +589,11 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_tied_weights_are_restored_tied(tmp_path, name):
     trainer = trainer_of(Tied())
-    trainer.train(data(16), 1)
+    trainer.train(pairs(16), 1)
     trainer.save_checkpoint(tmp_path / name)
     other = trainer_of(Tied())
     other.load_checkpoint(tmp_path / name)
-    assert torch.equal(weights(other.model), weights(trainer.model))
+    assert torch.equal(weights(other), weights(trainer))
     assert other.model.head.weight is other.model.embedding.weight
 
 
@@ -664,7 +610,7 @@ def test_files_that_are_missing_or_of_another_model_are_refused(tmp_path):
 def test_a_file_with_weights_of_other_names_or_shapes_is_refused_by_name_and_changes_nothing(name, tmp_path):
     trainer_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))).save_checkpoint(tmp_path / name)
     trainer = trainer_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1)))
-    before = weights(trainer.model)
+    before = weights(trainer)
     with pytest.raises(CheckpointError) as raised:
         trainer.load_checkpoint(tmp_path / name)
     assert str(raised.value) == (
@@ -672,7 +618,7 @@ def test_a_file_with_weights_of_other_names_or_shapes_is_refused_by_name_and_cha
         "1.weight: (1, 3) saved, (2, 3) in the model; 2.bias: absent saved, (1,) in the model; "
         "2.weight: absent saved, (1, 2) in the model"
     )
-    assert torch.equal(weights(trainer.model), before)
+    assert torch.equal(weights(trainer), before)
 
 
 @pytest.mark.parametrize(("groups", "sizes"), [("weight,bias;", "[2, 0]"), ("weight", "[1]")])
@@ -681,7 +627,7 @@ def test_a_file_whose_optimizer_has_other_groups_is_refused_and_changes_nothing(
     model = nn.Linear(4, 1)
     named = [[getattr(model, name) for name in group.split(",") if name] for group in groups.split(";")]
     optimizer = torch.optim.SGD([{"params": parameters} for parameters in named], lr=0.7)
-    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=())
+    trainer = trainer_of(model, optimizer=optimizer)
     before = weights(model)
     with pytest.raises(CheckpointError) as raised:
         trainer.load_checkpoint(tmp_path / "model.pt")
@@ -700,11 +646,7 @@ def test_a_file_is_loaded_into_a_model_whose_shapes_are_not_known_yet(tmp_path):
     trainer.save_checkpoint(tmp_path / "model.pt")
     other = nn.Sequential(nn.LazyLinear(1))
     Trainer(other, None, None).load_checkpoint(tmp_path / "model.pt", load_optimizer=False)
-    assert torch.equal(weights(other), weights(trainer.model))
-
-
-def not_a_file(path: Path) -> None:
-    path.mkdir()
+    assert torch.equal(weights(other), weights(trainer))
 
 
 @pytest.mark.parametrize(
@@ -715,7 +657,7 @@ def not_a_file(path: Path) -> None:
         ("empty.pt", lambda path: path.write_bytes(b""), "is damaged, or no checkpoint file"),
         ("text.safetensors", lambda path: path.write_text("nothing"), "is damaged, or no checkpoint file"),
         ("code.pt", lambda path: torch.save({"model_state_dict": {}, "x": path}, path), "it holds pathlib"),
-        ("folder.pt", not_a_file, "is a folder, not a checkpoint file"),
+        ("folder.pt", Path.mkdir, "is a folder, not a checkpoint file"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_in_words(name, make, told, tmp_path):
@@ -752,7 +694,7 @@ def test_a_scheduler_that_cannot_be_saved_is_left_out_of_a_model_file_with_a_war
             raise NotImplementedError("nothing to save")
 
     trainer = trainer_of()
-    trainer.train(data(16), 2, create_scheduler_fn=Stateless)
+    trainer.train(pairs(16), 2, create_scheduler_fn=Stateless)
     assert trainer.scheduler.num_steps == 4
     with pytest.warns(UserWarning, match="without the state of the Stateless, which cannot be saved: nothing to save"):
         trainer.save_checkpoint(tmp_path / "model.pt")
@@ -768,19 +710,16 @@ def test_another_model_than_the_trainers_own_may_be_saved(tmp_path):
 
 def test_evaluating_and_predicting_leave_what_a_later_save_needs(tmp_path):
     trainer = trainer_of()
-    trainer.train(data(16), 2, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.train(pairs(16), 2, create_scheduler_fn=STEP_LR)
     before = trainer.progress.state_dict()
-    trainer.evaluate(data(8))
-    trainer.predict(data(8))
+    trainer.evaluate(pairs(8))
+    trainer.predict(pairs(8))
     assert trainer.progress.state_dict() == before
     trainer.save_checkpoint(tmp_path / "model.pt")
     assert "scheduler_state_dict" in torch.load(tmp_path / "model.pt", weights_only=True)
     trainer.save_training_state(tmp_path / "state")
     resumed = trainer_of()
-    result = resumed.train(
-        data(16), 3, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
-        resume_from=tmp_path / "state",
-    )  # fmt: skip
+    result = resumed.train(pairs(16), 3, create_scheduler_fn=STEP_LR, resume_from=tmp_path / "state")
     assert (result.epochs, result.updates) == (3, 6)
     assert len(resumed.run_history.get_metric_values("train_loss_epoch")) == 1
 
@@ -801,7 +740,7 @@ def test_get_model_returns_the_model_and_print_prints(capsys):
 def test_get_model_may_strip_torch_compile():
     model = nn.Linear(4, 1)
     compiled = torch.compile(model, backend="eager")
-    trainer = Trainer(compiled, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer = trainer_of(compiled)
     assert trainer.get_model() is compiled
     assert trainer.get_model(keep_torch_compile=False) is model
 
@@ -818,28 +757,26 @@ def test_gathering_in_one_process_gives_the_same_values_back():
 
 
 def test_the_loaders_of_a_run_can_be_asked_for_their_length_and_device():
-    seen = []
+    def look(trainer, **kwargs):
+        train, evaluation = trainer._train_dataloader, trainer._eval_dataloader
+        assert (len(train), len(evaluation), train.device) == (3, 2, trainer.device)
+        assert trainer.train_loader is train
+        return [batch[0].shape[0] for batch in evaluation]
 
-    class Watch(TrainerCallback):
-        def on_training_run_start(self, trainer, **kwargs):
-            seen.append((len(trainer._train_dataloader), len(trainer._eval_dataloader)))
-            seen.append((trainer._train_dataloader.device, trainer.train_loader is trainer._train_dataloader))
-            seen.append([batch[0].shape[0] for batch in trainer._eval_dataloader])
-
-    trainer = trainer_of(callbacks=[Watch])
-    trainer.train(data(10), 1, data(6), per_device_batch_size=4)
-    assert seen == [(3, 2), (trainer.device, True), [4, 2]]
+    watch = toys.watch(on_training_run_start=look)
+    trainer_of(callbacks=[watch]).train(pairs(10), 1, pairs(6), per_device_batch_size=4)
+    assert watch.seen == [[4, 2]]
 
 
 def test_a_hook_may_return_any_iterable_of_batches():
-    x, y = data(8).tensors
+    x, y = pairs(8).tensors
 
     class Own(Trainer):
         def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
             return [(x[:4], y[:4]), (x[4:], y[4:])]
 
     trainer = trainer_of(cls=Own, lr=0.0)
-    result = trainer.train(data(8), 2)
+    result = trainer.train(pairs(8), 2)
     assert result.updates == 4
     assert result.metrics["train_loss_epoch"] == pytest.approx(nn.functional.mse_loss(trainer.model(x), y).item())
 
@@ -849,33 +786,23 @@ def test_a_collate_function_makes_the_batches():
         xs, ys = zip(*samples, strict=True)
         return torch.stack(xs), torch.stack(ys), "made here"
 
-    seen = []
+    def last(trainer, batch, **kwargs):
+        return batch[2]
 
-    class Watch(TrainerCallback):
-        def on_train_step_end(self, trainer, batch=None, **kwargs):
-            seen.append(batch[2])
-
-        def on_eval_step_end(self, trainer, batch=None, **kwargs):
-            seen.append(batch[2])
-
-    trainer_of(callbacks=[Watch]).train(data(4), 1, data(4), collate_fn=collate)
-    assert seen == ["made here"] * 2
+    watch = toys.watch(on_train_step_end=last, on_eval_step_end=last)
+    trainer_of(callbacks=[watch]).train(pairs(4), 1, pairs(4), collate_fn=collate)
+    assert watch.seen == ["made here"] * 2
 
 
 def test_the_model_is_in_training_mode_while_training_and_in_evaluation_mode_while_evaluating():
-    modes = []
-
-    class Modes(TrainerCallback):
-        def on_train_step_start(self, trainer, **kwargs):
-            modes.append(("train", trainer.model.training))
-
-        def on_eval_step_start(self, trainer, **kwargs):
-            modes.append(("eval", trainer.model.training))
-
-    trainer = trainer_of(callbacks=[Modes])
+    watch = toys.watch(
+        on_train_step_start=lambda trainer, **kwargs: ("train", trainer.model.training),
+        on_eval_step_start=lambda trainer, **kwargs: ("eval", trainer.model.training),
+    )
+    trainer = trainer_of(callbacks=[watch])
     trainer.model.eval()
-    trainer.train(data(8), 2, data(4), per_device_batch_size=4, evaluate_every=1)
-    assert modes == [("train", True), ("eval", False), ("train", True), ("eval", False), ("eval", False)] * 2
+    trainer.train(pairs(8), 2, pairs(4), per_device_batch_size=4, evaluate_every=1)
+    assert watch.seen == [("train", True), ("eval", False), ("train", True), ("eval", False), ("eval", False)] * 2
 
 
 # Precision and step modes
@@ -891,17 +818,13 @@ class Watched(nn.Linear):
 
 
 def test_a_bf16_run_computes_in_bf16_and_leaves_the_model_as_the_user_made_it():
-    model = Watched(4, 1)
-    trainer = trainer_of(model)
-    seen = []
+    def dtypes(trainer, batch_output, **kwargs):
+        return model.dtype, batch_output["model_outputs"].dtype
 
-    class Outputs(TrainerCallback):
-        def on_train_step_end(self, trainer, batch_output=None, **kwargs):
-            seen.append((model.dtype, batch_output["model_outputs"].dtype))
-
-    trainer.callback_handler.add_callback(Outputs)
-    result = trainer.train(data(32), 4, data(8), per_device_batch_size=4, mixed_precision="bf16")
-    assert set(seen) == {(torch.bfloat16, torch.float32)}
+    model, watch = Watched(4, 1), toys.watch(on_train_step_end=dtypes)
+    trainer = trainer_of(model, [watch])
+    result = trainer.train(pairs(32), 4, pairs(8), per_device_batch_size=4, mixed_precision="bf16")
+    assert set(watch.seen) == {(torch.bfloat16, torch.float32)}
     losses = trainer.run_history.get_metric_values("train_loss_epoch")
     assert losses[-1] < losses[0]
     assert result.updates == 32
@@ -916,26 +839,15 @@ def test_a_bf16_run_computes_in_bf16_and_leaves_the_model_as_the_user_made_it():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_run_that_breaks_leaves_the_model_as_the_user_made_it_too(error):
-    class Breaking(TrainerCallback):
-        def on_train_step_end(self, trainer, **kwargs):
-            raise error
-
     model = Watched(4, 1)
-    trainer = trainer_of(model, [Breaking])
+    trainer = trainer_of(model, [toys.raising("on_train_step_end", error())])
     with pytest.raises(error):
-        trainer.train(data(8), 1, mixed_precision="bf16")
+        trainer.train(pairs(8), 1, mixed_precision="bf16")
     assert trainer.model is model
     assert "forward" not in vars(model)
 
 
-class Rows(Dataset):
-    """Samples that are dicts."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return {"x": torch.full((4,), float(index)), "labels": torch.ones(1)}
+ROWS = [{"x": torch.full((4,), float(index)), "labels": torch.ones(1)} for index in range(8)]
 
 
 class NamedInput(nn.Linear):
@@ -968,10 +880,7 @@ class Holding(nn.Module):
     ],
 )
 def test_labels_go_to_the_model_only_if_it_takes_them(make_model, kwargs):
-    trainer = trainer_of(make_model())
-    result = trainer.train(
-        Rows(), 1, Rows(), train_dataloader_kwargs=NO_WORKERS, eval_dataloader_kwargs=NO_WORKERS, **kwargs
-    )
+    result = trainer_of(make_model()).train(ROWS, 1, ROWS, **kwargs)
     assert result.updates == 1
     assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch"}
 
@@ -981,18 +890,11 @@ def test_labels_go_to_the_model_only_if_it_takes_them(make_model, kwargs):
 def test_a_compiled_run_gives_the_same_weights_and_leaves_the_model_uncompiled():
     trained = {}
     for step_mode in ("eager", "compile"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-        trainer = trainer_of(model)
-        seen = []
-
-        class Compiled(TrainerCallback):
-            def on_train_step_start(self, trainer, seen=seen, **kwargs):
-                seen.append(trainer.model._compiled_call_impl is not None)
-
-        trainer.callback_handler.add_callback(Compiled)
-        trainer.train(data(16), 2, data(8), per_device_batch_size=8, step_mode=step_mode, seed=1)
-        assert seen == [step_mode == "compile"] * 4
+        model = toys.network(8)
+        watch = toys.watch(on_train_step_start=lambda trainer, **kwargs: trainer.model._compiled_call_impl is not None)
+        trainer = trainer_of(model, [watch])
+        trainer.train(pairs(16), 2, pairs(8), per_device_batch_size=8, step_mode=step_mode, seed=1)
+        assert watch.seen == [step_mode == "compile"] * 4
         assert model._compiled_call_impl is None
         assert trainer.model is model
         trained[step_mode] = weights(model)
@@ -1011,16 +913,14 @@ def test_a_plateau_scheduler_is_stepped_after_each_epoch_with_its_evaluation_los
             super().step(metrics, epoch)
 
     trainer = trainer_of(lr=1e-9)  # so that nothing improves
-    trainer.train(
-        data(16), 5, data(8), per_device_batch_size=4,
-        create_scheduler_fn=partial(Plateau, patience=1, factor=0.1, eps=0),
-    )  # fmt: skip
+    schedule = partial(Plateau, patience=1, factor=0.1, eps=0)
+    trainer.train(pairs(16), 5, pairs(8), per_device_batch_size=4, create_scheduler_fn=schedule)
     assert stepped == trainer.run_history.get_metric_values("eval_loss_epoch")
     # The first epoch is the best; the rate falls after every second one without improvement.
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-11, rel=1e-6, abs=0)
 
     stepped.clear()
-    trainer.train(data(16), 3, per_device_batch_size=4, create_scheduler_fn=Plateau)
+    trainer.train(pairs(16), 3, per_device_batch_size=4, create_scheduler_fn=Plateau)
     assert stepped == trainer.run_history.get_metric_values("train_loss_epoch"), "without an evaluation set"
 
 
@@ -1038,28 +938,21 @@ class WithoutRate(torch.optim.Optimizer):
 
 
 def test_an_optimizer_need_not_have_a_learning_rate(tmp_path):
-    kept = []
-
-    class Keep(TrainerCallback):
-        def on_log(self, trainer, logs=None, **kwargs):
-            kept.append(sorted(logs))
-
+    watch = toys.watch(on_log=lambda trainer, logs, **kwargs: sorted(logs))
     for num_epochs in (1, 2):  # the second goes on with the first
-        torch.manual_seed(0)
-        model = nn.Linear(4, 1)
-        trainer = Trainer(model, nn.MSELoss(), WithoutRate(model.parameters()), callbacks=[Keep()])
-        result = trainer.train(data(8), num_epochs, checkpoints=Checkpointing(tmp_path), resume_from="auto")
+        model = toys.network()
+        trainer = trainer_of(model, [watch], optimizer=WithoutRate(model.parameters()))
+        result = trainer.train(pairs(8), num_epochs, checkpoints=Checkpointing(tmp_path), resume_from="auto")
         assert result.updates == num_epochs
-    assert kept == [["epoch", "loss", "update"]] * 2
+    assert watch.seen == [["epoch", "loss", "update"]] * 2
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_torchs_schedulers_step_once_per_update(accumulation):
     trainer = trainer_of(lr=1.0)
-    trainer.train(
-        data(16), 2, per_device_batch_size=4, gradient_accumulation_steps=accumulation,
-        create_scheduler_fn=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
-    )  # fmt: skip
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    options = {"gradient_accumulation_steps": accumulation, "create_scheduler_fn": halving}
+    trainer.train(pairs(16), 2, per_device_batch_size=4, **options)
     updates = 8 // accumulation
     assert trainer.scheduler.last_epoch == updates
     assert trainer.optimizer.param_groups[0]["lr"] == 0.5**updates
@@ -1074,7 +967,7 @@ def test_the_scheduler_hook_may_be_overridden_to_step_per_epoch():
             self.scheduler.step()
 
     trainer = trainer_of(cls=PerEpoch)
-    trainer.train(data(16), 3, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    trainer.train(pairs(16), 3, create_scheduler_fn=STEP_LR)
     assert trainer.scheduler.last_epoch == 3
 
 
@@ -1092,28 +985,20 @@ class TimmShaped:
         self.calls.append(("epoch", epoch))
 
 
-@pytest.mark.parametrize("eval_dataset", [None, data(4)], ids=["without evaluation", "with evaluation"])
+@pytest.mark.parametrize("eval_dataset", [None, pairs(4)], ids=["without evaluation", "with evaluation"])
 def test_a_timm_scheduler_hears_of_every_update_and_every_epoch(eval_dataset):
     trainer = trainer_of(cls=TrainerWithTimmScheduler)
     assert trainer.num_updates is None
     for reset in (True, False):  # a later run has a scheduler of its own, which starts anew
-        trainer.train(
-            data(10), 2, eval_dataset, per_device_batch_size=4, gradient_accumulation_steps=2,
-            create_scheduler_fn=TimmShaped, reset_run_history=reset,
-        )  # fmt: skip
-        assert trainer.scheduler.calls == [
-            ("update", 1),
-            ("update", 2),
-            ("epoch", 1),
-            ("update", 3),
-            ("update", 4),
-            ("epoch", 2),
-        ]
+        options = {"create_scheduler_fn": TimmShaped, "reset_run_history": reset}
+        trainer.train(pairs(10), 2, eval_dataset, 4, gradient_accumulation_steps=2, **options)
+        first, second = ([("update", 2 * epoch - 1), ("update", 2 * epoch), ("epoch", epoch)] for epoch in (1, 2))
+        assert trainer.scheduler.calls == first + second
         assert trainer.num_updates == 4
 
 
 def test_a_timm_trainer_works_without_a_scheduler():
-    assert trainer_of(cls=TrainerWithTimmScheduler).train(data(8), 2).updates == 2
+    assert trainer_of(cls=TrainerWithTimmScheduler).train(pairs(8), 2).updates == 2
 
 
 # Nothing is left behind
@@ -1145,14 +1030,14 @@ def test_a_run_that_the_user_prepares_with_accelerate_is_the_same_run(tmp_path):
     for cls in (Trainer, OwnPreparation):
         torch.manual_seed(0)
         trainer = trainer_of(cls=cls)
-        trainer.train(data(16), 2, data(8), seed=1, gradient_clip_value=0.01, gradient_clip_norm=0.02)
+        trainer.train(pairs(16), 2, pairs(8), seed=1, gradient_clip_value=0.01, gradient_clip_norm=0.02)
         trainer.save_training_state(tmp_path / cls.__name__)
-        metrics = trainer.train(data(16), 3, data(8), resume_from=tmp_path / cls.__name__).metrics
+        metrics = trainer.train(pairs(16), 3, pairs(8), resume_from=tmp_path / cls.__name__).metrics
         assert run_of(trainer).engine.accelerator is trainer._accelerator
-        assert trainer.train(data(16), 1, mixed_precision="bf16").updates == 2
+        assert trainer.train(pairs(16), 1, mixed_precision="bf16").updates == 2
         assert (trainer.run_config.mixed_precision, trainer.model(torch.ones(1, 4)).dtype) == ("bf16", torch.float32)
         assert "forward" not in vars(trainer.model) and type(trainer.optimizer) is torch.optim.SGD
-        outcomes.append((metrics, weights(trainer.model).tolist()))
+        outcomes.append((metrics, weights(trainer).tolist()))
     assert outcomes[0] == outcomes[1]
 
 
@@ -1173,17 +1058,14 @@ def test_a_training_epoch_may_be_all_the_users_own():
 
     orders = []
     trainer = trainer_of(cls=OwnEpoch)
-    before = weights(trainer.model)
-    result = trainer.train(data(16), 3, data(8), per_device_batch_size=4, seed=1)
+    before = weights(trainer)
+    result = trainer.train(pairs(16), 3, pairs(8), per_device_batch_size=4, seed=1)
     assert (result.epochs, len(trainer.run_history.get_metric_values("eval_loss_epoch"))) == (3, 3)
-    assert not torch.equal(weights(trainer.model), before)
+    assert not torch.equal(weights(trainer), before)
 
-    expected = []
-    watch = type("Watch", (TrainerCallback,), {"on_train_step_end": lambda self, trainer, batch, **kwargs: (
-        expected.extend(batch[1].flatten().tolist())
-    )})  # fmt: skip
-    trainer_of(callbacks=[watch]).train(data(16), 3, per_device_batch_size=4, seed=1)
-    assert [value for order in orders for value in order] == expected
+    watch = toys.watch(on_train_step_end=lambda trainer, batch, **kwargs: batch[1].flatten().tolist())
+    trainer_of(callbacks=[watch]).train(pairs(16), 3, per_device_batch_size=4, seed=1)
+    assert sum(orders, []) == sum(watch.seen, [])
     assert orders[0] != orders[1] != orders[2]
 
 
@@ -1194,7 +1076,7 @@ def test_an_epoch_of_the_users_own_cannot_run_micro_batches_of_updates_that_are_
                 self._perform_forward_and_backward_passes(batch, step)
 
     with pytest.raises(ConfigError, match="outside of an update, by an epoch of your own"):
-        trainer_of(cls=OwnEpoch).train(data(8), 1)
+        trainer_of(cls=OwnEpoch).train(pairs(8), 1)
 
 
 def test_a_run_may_be_all_the_users_own_around_the_trainers_epochs():
@@ -1213,49 +1095,43 @@ def test_a_run_may_be_all_the_users_own_around_the_trainers_epochs():
         torch.manual_seed(0)
         trainer = trainer_of(cls=cls)
         for _ in range(2):  # the second run begins anew
-            result = trainer.train(data(16), 3, data(8), seed=1, gradient_clip_norm=1.0)
-        outcomes.append((result.metrics, result.updates, weights(trainer.model).tolist()))
+            result = trainer.train(pairs(16), 3, pairs(8), seed=1, gradient_clip_norm=1.0)
+        outcomes.append((result.metrics, result.updates, weights(trainer).tolist()))
     assert outcomes[0] == outcomes[1]
 
 
 def test_two_trainers_may_share_a_process_and_interleave():
     first, second = trainer_of(), trainer_of(Watched(4, 1))
-    first.train(data(8), 1)
-    second.train(data(8), 1, mixed_precision="bf16")
-    assert first.train(data(8), 1).updates == 1
+    first.train(pairs(8), 1)
+    second.train(pairs(8), 1, mixed_precision="bf16")
+    assert first.train(pairs(8), 1).updates == 1
     assert first.run_config.mixed_precision == "no"
-    assert second.evaluate(data(8)).metrics["evaluation_loss"] > 0
+    assert second.evaluate(pairs(8)).metrics["evaluation_loss"] > 0
 
 
 def test_the_average_of_a_model_is_evaluated_beside_it(tmp_path):
     trainer = trainer_of(callbacks=[ModelEmaCallback(decay=0.5, save_path=tmp_path / "ema.pt")])
     model = trainer.model
-    result = trainer.train(data(16), 2, data(8))
+    result = trainer.train(pairs(16), 2, pairs(8))
     assert result.metrics.keys() == {"train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"}
     assert trainer.model is model
     assert trainer.run_history.metric_name_prefix == ""
 
 
 def test_every_run_of_a_model_has_the_precision_that_it_asked_for():
-    class Probe(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-            self.seen = []
+    class Probe(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(x)
 
-        def forward(self, inputs):
-            self.seen.append(torch.is_autocast_enabled("cpu"))
-            return self.layer(inputs)
-
-    model = Probe()
-    dataset = torch.utils.data.TensorDataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    model, seen = Probe(4, 1), []
     for _ in range(2):
-        trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
-        trainer.train(dataset, 1, eval_dataset=dataset, mixed_precision="bf16")
-        trainer.evaluate(dataset)
-    assert model.seen == [True] * 6
-    trainer.train(dataset, 1, mixed_precision="no")
-    assert model.seen[6:] == [False]
+        trainer = trainer_of(model)
+        trainer.train(pairs(4), 1, pairs(4), mixed_precision="bf16")
+        trainer.evaluate(pairs(4))
+    assert seen == [True] * 6
+    trainer.train(pairs(4), 1, mixed_precision="no")
+    assert seen[6:] == [False]
 
 
 class CountingOptimizer(torch.optim.SGD):
@@ -1298,11 +1174,11 @@ def test_a_trainer_and_its_model_are_freed_without_the_garbage_collector(use, tm
     def used() -> list:
         trainer = trainer_of()
         if use == "evaluate":
-            trainer.evaluate(data(8))
+            trainer.evaluate(pairs(8))
         elif use == "find_lr":
-            trainer.find_lr(data(8), num_updates=3)
+            trainer.find_lr(pairs(8), num_updates=3)
         else:
-            trainer.train(data(8), 1, data(8), checkpoints=Checkpointing(tmp_path) if use == "checkpoints" else None)
+            trainer.train(pairs(8), 1, pairs(8), checkpoints=Checkpointing(tmp_path) if use == "checkpoints" else None)
         return [weakref.ref(trainer), weakref.ref(trainer.model), weakref.ref(run_of(trainer))]
 
     used_before = used()  # libraries make their own cycles when they are first used
@@ -1322,14 +1198,14 @@ def test_a_trainer_and_its_model_are_freed_without_the_garbage_collector(use, tm
 def test_a_copy_of_a_trainer_trains_its_own_model(make, has_trained) -> None:
     trainer = trainer_of()
     if has_trained:
-        trainer.train(data(8), 2, seed=3)
+        trainer.train(pairs(8), 2, seed=3)
     copied = make(trainer)
     assert (copied.progress.update, copied.seed) == (trainer.progress.update, trainer.seed)
     copied.model = nn.Linear(4, 1)
     copied.optimizer = torch.optim.SGD(copied.model.parameters(), 0.1)
-    ours, theirs = weights(copied.model), weights(trainer.model)
-    assert copied.train(data(16), 1).updates == 2
-    assert not torch.equal(weights(copied.model), ours) and torch.equal(weights(trainer.model), theirs)
+    ours, theirs = weights(copied), weights(trainer)
+    assert copied.train(pairs(16), 1).updates == 2
+    assert not torch.equal(weights(copied), ours) and torch.equal(weights(trainer), theirs)
     assert run_of(copied) is not run_of(trainer) and run_of(copied).trainer is copied
     assert trainer.progress.update == (2 if has_trained else 0)
 
@@ -1337,14 +1213,13 @@ def test_a_copy_of_a_trainer_trains_its_own_model(make, has_trained) -> None:
 def test_a_state_saved_after_an_evaluation_keeps_the_metrics_of_the_run(tmp_path) -> None:
     policy = Checkpointing(tmp_path / "run", every_updates=1)
     trainer = trainer_of()
-    trainer.train(data(16), 1, data(8), checkpoints=policy)
-    trainer.evaluate(data(8))
+    trainer.train(pairs(16), 1, pairs(8), checkpoints=policy)
+    trainer.evaluate(pairs(8))
     trainer.save_training_state(tmp_path / "state")
-    before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    result = trainer_of().train(data(16), 2, data(8), resume_from=tmp_path / "state", checkpoints=policy)
-    after = (tmp_path / "run" / "metrics.jsonl").read_text()
-    kept = [line for line in before.splitlines() if '"event": "log"' in line or '"event":"log"' in line]
-    assert result.updates == 4 and kept and all(line in after for line in kept)
+    before = toys.records(tmp_path / "run", "log")
+    result = trainer_of().train(pairs(16), 2, pairs(8), resume_from=tmp_path / "state", checkpoints=policy)
+    after = toys.records(tmp_path / "run", "log")
+    assert result.updates == 4 and before and after[: len(before)] == before
 
 
 def test_any_accelerator_may_be_assigned_between_runs() -> None:
@@ -1352,4 +1227,4 @@ def test_any_accelerator_may_be_assigned_between_runs() -> None:
     for accelerator in (None, Mock()):
         trainer._accelerator = accelerator
         assert trainer._accelerator is accelerator
-        assert trainer.train(data(8), 1).updates == 1
+        assert trainer.train(pairs(8), 1).updates == 1

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.data.order import Shuffled
+from toys import NO_WORKERS, seeded
 
 SEED = 3
 NUM_CLASSES = 3
 VOCABULARY = 20
 LENGTH = 6
-NO_WORKERS = {"num_workers": 0}
 
 
 class Sentences(Dataset):
@@ -77,47 +77,27 @@ class StandIn(nn.Module):
         return self.output(loss=loss, logits=logits)
 
 
-class AsDict(StandIn):
-    """Returns a plain dict."""
-
-    def __init__(self):
-        super().__init__(dict)
-
-
-class AsMapping(StandIn):
-    def __init__(self):
-        super().__init__(MappingOutput)
-
-
-def seeded(make):
-    torch.manual_seed(0)
-    return make()
-
-
 def trainer_of(model: nn.Module, loss_func=None, callbacks=(), lr: float = 0.05) -> Trainer:
     return Trainer(model, loss_func, torch.optim.AdamW(model.parameters(), lr=lr), callbacks=callbacks)
 
 
 def fit(trainer: Trainer, num_epochs: int = 10, **kwargs):
-    return trainer.train(
-        Sentences(40), num_epochs, Sentences(40), per_device_batch_size=8, seed=SEED,
-        train_dataloader_kwargs=NO_WORKERS, eval_dataloader_kwargs=NO_WORKERS, **kwargs,
-    )  # fmt: skip
+    options = {"eval_dataset": Sentences(40), "per_device_batch_size": 8, "seed": SEED, **kwargs}
+    return toys.fit(trainer, Sentences(40), num_epochs, **options)
 
 
-STAND_INS = [StandIn, AsDict, AsMapping]
+STAND_INS = [Output, dict, MappingOutput]
 
 
-@pytest.mark.parametrize("make", STAND_INS)
-def test_a_model_with_a_loss_of_its_own_trains_without_a_subclass(make):
-    trainer = trainer_of(seeded(make))
+@pytest.mark.parametrize("output", STAND_INS)
+def test_a_model_with_a_loss_of_its_own_trains_without_a_subclass(output):
+    trainer = trainer_of(seeded(StandIn, output))
     result = fit(trainer)
     losses = trainer.run_history.get_metric_values("eval_loss_epoch")
     assert losses[-1] < 0.5 * losses[0]
     assert result.updates == 50
-    assert trainer.evaluate(Sentences(40), dataloader_kwargs=NO_WORKERS).metrics["evaluation_loss"] == pytest.approx(
-        losses[-1]
-    )
+    evaluated = trainer.evaluate(Sentences(40), dataloader_kwargs=NO_WORKERS)
+    assert evaluated.metrics["evaluation_loss"] == pytest.approx(losses[-1])
 
 
 def written_by_hand(model: nn.Module, num_epochs: int, lr: float = 0.05) -> None:
@@ -136,36 +116,36 @@ def written_by_hand(model: nn.Module, num_epochs: int, lr: float = 0.05) -> None
             optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("make", STAND_INS)
-def test_its_weights_are_those_of_a_hand_written_loop(make):
-    ours, theirs = seeded(make), seeded(make)
+@pytest.mark.parametrize("output", STAND_INS)
+def test_its_weights_are_those_of_a_hand_written_loop(output):
+    ours, theirs = seeded(StandIn, output), seeded(StandIn, output)
     fit(trainer_of(ours), num_epochs=2)
     written_by_hand(theirs, num_epochs=2)
-    for name, weight in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], weight), name
+    toys.assert_same_weights(ours, theirs)
 
 
-@pytest.mark.parametrize("make", [StandIn, AsMapping])
-def test_callbacks_get_the_logits_and_the_number_of_samples(make):
-    seen = []
+@pytest.mark.parametrize("output", [Output, MappingOutput])
+def test_callbacks_get_the_logits_and_the_number_of_samples(output):
+    watch = toys.watch(
+        on_train_step_end=lambda trainer, batch, batch_output, **kwargs: (
+            batch_output["model_outputs"].shape,
+            batch_output["batch_size"],
+            set(batch),
+        )
+    )
+    fit(trainer_of(seeded(StandIn, output), callbacks=[watch]), num_epochs=1)
+    assert watch.seen == [(torch.Size([8, NUM_CLASSES]), 8, {"input_ids", "attention_mask", "labels"})] * 5
 
-    class Watch(TrainerCallback):
-        def on_train_step_end(self, trainer, batch=None, batch_output=None, **kwargs):
-            seen.append((batch_output["model_outputs"].shape, batch_output["batch_size"], set(batch)))
 
-    fit(trainer_of(seeded(make), callbacks=[Watch]), num_epochs=1)
-    assert seen == [(torch.Size([8, NUM_CLASSES]), 8, {"input_ids", "attention_mask", "labels"})] * 5
-
-
-@pytest.mark.parametrize("make", [StandIn, AsMapping])
-def test_a_loss_function_of_ones_own_gets_the_logits_and_the_labels(make):
+@pytest.mark.parametrize("output", [Output, MappingOutput])
+def test_a_loss_function_of_ones_own_gets_the_logits_and_the_labels(output):
     calls = []
 
     def loss_func(logits, labels):
         calls.append((logits.shape, labels.shape))
         return nn.functional.cross_entropy(logits, labels)
 
-    own, built_in = seeded(make), seeded(make)
+    own, built_in = seeded(StandIn, output), seeded(StandIn, output)
     fit(trainer_of(own, loss_func), num_epochs=1)
     fit(trainer_of(built_in), num_epochs=1)
     assert calls == [(torch.Size([8, NUM_CLASSES]), torch.Size([8]))] * 10
@@ -183,11 +163,8 @@ def test_predictions_are_the_logits_of_every_sample_in_order():
 
 def test_accumulation_and_bf16_work_on_them():
     plain, accumulated = trainer_of(seeded(StandIn)), trainer_of(seeded(StandIn))
-    plain.train(Sentences(40), 2, per_device_batch_size=8, seed=SEED, train_dataloader_kwargs=NO_WORKERS)
-    accumulated.train(
-        Sentences(40), 2, per_device_batch_size=2, gradient_accumulation_steps=4, seed=SEED,
-        train_dataloader_kwargs=NO_WORKERS,
-    )  # fmt: skip
+    fit(plain, 2)
+    fit(accumulated, 2, per_device_batch_size=2, gradient_accumulation_steps=4)
     torch.testing.assert_close(accumulated.model.classifier.weight, plain.model.classifier.weight)
     half = trainer_of(seeded(StandIn))
     fit(half, num_epochs=5, mixed_precision="bf16")
@@ -205,18 +182,10 @@ def transformers():
 
 def bert(transformers, dropout: float = 0.1) -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=LENGTH,
-        num_labels=NUM_CLASSES,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    return transformers.BertForSequenceClassification(config)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    limits = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "num_labels": NUM_CLASSES}
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **limits, **rates))
 
 
 def test_a_bert_classifier_trains_without_a_subclass(transformers):
@@ -234,8 +203,7 @@ def test_a_bert_classifier_gets_the_weights_of_a_hand_written_loop(transformers)
     ours, theirs = bert(transformers, dropout=0.0), bert(transformers, dropout=0.0)
     fit(trainer_of(ours, lr=0.005), num_epochs=2)
     written_by_hand(theirs, num_epochs=2, lr=0.005)
-    for name, weight in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], weight), name
+    toys.assert_same_weights(ours, theirs)
 
 
 def test_a_bert_classifier_trains_the_same_with_dropout_and_with_accumulation_without_it(transformers):
@@ -247,10 +215,8 @@ def test_a_bert_classifier_trains_the_same_with_dropout_and_with_accumulation_wi
     assert torch.equal(*weights), "the same seed, the same dropout"
     for batch_size, accumulation in ((8, 1), (2, 4)):
         model = bert(transformers, dropout=0.0).double()
-        trainer_of(model, lr=0.005).train(
-            Sentences(40), 1, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation, seed=SEED,
-            train_dataloader_kwargs=NO_WORKERS,
-        )  # fmt: skip
+        options = {"per_device_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        fit(trainer_of(model, lr=0.005), 1, **options)
         weights.append(model.classifier.weight.detach())
     torch.testing.assert_close(weights[2], weights[3], rtol=1e-6, atol=1e-8)
 

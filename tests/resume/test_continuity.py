@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import signal
-import traceback
 from functools import partial
 from pathlib import Path
 
@@ -17,15 +15,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import IterableDataset
 
 import toys
+from distributed.launcher import exit_code
 from loopwright import Checkpointing, Trainer, TrainerPlaceholderValues
 from loopwright.callbacks import SaveTrainingStateCallback, StopTrainingError, TrainerCallback
 from loopwright.checkpoint import find_newest, write
-from loopwright.errors import CheckpointError, ConfigError, DataError, Preempted
-from loopwright.run_folder import read_metrics
+from loopwright.errors import CheckpointError, ConfigError, DataError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
+from toys import contents, names_in, step, stop_at
 
 NUM_UPDATES = 8  # two epochs of four updates
 CHANGED = "Changed since the checkpoint (new value used): "
@@ -42,24 +40,11 @@ def adamw(parameters, lr=0.05, **options):
 def fit(folder: Path | None, make_optimizer=sgd, callbacks=(), num_epochs=2, cls=None, model=None, **kwargs):
     """Train a small model with dropout, saving after every update; everything is made anew."""
     model = toys.network(6, dropout=0.2) if model is None else model
-    optimizer = make_optimizer(model.parameters())
-    trainer = (cls or toys.RecordingTrainer)(model, nn.MSELoss(), optimizer, callbacks=callbacks)
-    policy = {"every_updates": 1, "keep_last": 99, "keep_best": None, **kwargs.pop("policy", {})}
+    policy = kwargs.pop("policy", {})
     if folder is not None:
-        kwargs["checkpoints"] = Checkpointing(folder, **policy)
-    dataset = kwargs.pop("dataset", toys.data(16))
-    trainer.result = toys.fit(trainer, dataset, num_epochs=num_epochs, **kwargs)
-    return trainer
-
-
-def step(folder: Path, update: int) -> Path:
-    return folder / f"step-{update:010d}"
-
-
-def stop_at(update: int):
-    return toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.progress.update == update and trainer.request_stop("enough")
-    )
+        kwargs["checkpoints"] = toys.saving(folder, **policy)
+    kwargs = {"model": model, "cls": cls, "optimizer": make_optimizer(model.parameters()), **kwargs}
+    return toys.trained(callbacks, num_epochs=num_epochs, **kwargs)
 
 
 def said(capsys, start: str = CHANGED) -> list[str]:
@@ -67,16 +52,12 @@ def said(capsys, start: str = CHANGED) -> list[str]:
     return [line.removeprefix(start) for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def about(folder: Path, update: int) -> dict:
+    """What the manifest of a checkpoint says about its run."""
+    return json.loads((step(folder, update) / "MANIFEST.json").read_text())["about"]
 
 
 # Which guarantee holds
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(toys.data(16))
 
 
 def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
@@ -86,14 +67,13 @@ def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_ma
     ]
     fit(tmp_path, resume_from="auto", eval_dataset=toys.data(8))
     assert [text[:2] for text in said(capsys, "Resume guarantee ")] == ["T0"]
-    for path in tmp_path.glob("step-*"):
-        about = json.loads((path / "MANIFEST.json").read_text())["about"]
-        assert about["tier"] == "T0"
-        assert about["fingerprint"]["threads"] == 1 and about["fingerprint"]["torch"] == torch.__version__
-        assert about["fingerprint"]["processes"] == 1 and about["fingerprint"]["precision"] == "no"
-        assert about["settings"]["num_epochs"] == 2 and about["settings"]["batch_size"] == 4
-        assert about["settings"]["gradient_clip_norm"] is None and about["settings"]["nan"] == "stop"
-        assert about["data"] == {"train_dataset": 16, "eval_dataset": 8}
+    fingerprint = {"threads": 1, "torch": torch.__version__, "processes": 1, "precision": "no"}
+    settings = {"num_epochs": 2, "batch_size": 4, "gradient_clip_norm": None, "nan": "stop"}
+    for update in range(1, NUM_UPDATES + 1):
+        found = about(tmp_path, update)
+        assert found["tier"] == "T0" and found["data"] == {"train_dataset": 16, "eval_dataset": 8}
+        assert found["fingerprint"].items() >= fingerprint.items()
+        assert found["settings"].items() >= settings.items()
 
 
 def test_a_run_that_saves_nothing_and_resumes_nothing_says_nothing_of_it(capsys):
@@ -102,15 +82,16 @@ def test_a_run_that_saves_nothing_and_resumes_nothing_says_nothing_of_it(capsys)
 
 
 def test_an_iterable_is_counted_and_that_is_told(tmp_path, capsys):
-    whole = fit(None, dataset=Stream())
-    fit(tmp_path, dataset=Stream(), callbacks=[stop_at(3)])
+    stream = toys.Stream(toys.data(16))
+    whole = fit(None, dataset=stream)
+    fit(tmp_path, dataset=stream, callbacks=[stop_at(3)])
     assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
-    resumed = fit(tmp_path, dataset=Stream(), resume_from="auto")
+    resumed = fit(tmp_path, dataset=stream, resume_from="auto")
     assert [text[:11] for text in said(capsys, "Resume guarantee ")] == ["T3, counted"]
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
-    assert json.loads((step(tmp_path, 8) / "MANIFEST.json").read_text())["about"]["data"]["train_dataset"] is None
+    assert about(tmp_path, 8)["data"]["train_dataset"] is None
     with pytest.raises(CheckpointError, match="nothing; the data source has no random access"):
-        fit(tmp_path, dataset=Stream(), resume_from="auto", policy={"require_exact": True})
+        fit(tmp_path, dataset=stream, resume_from="auto", policy={"require_exact": True})
 
 
 @pytest.fixture
@@ -128,8 +109,7 @@ def test_another_number_of_threads_lowers_the_guarantee_and_is_named(tmp_path, c
     assert "Differs from when it was saved: threads: 1 -> 2\n" in out
     assert "Resume guarantee T2, sequence-exact" in out and CHANGED not in out
     assert resumed.progress.update == NUM_UPDATES
-    about = json.loads((step(tmp_path, 8) / "MANIFEST.json").read_text())["about"]
-    assert about["tier"] == "T2" and about["fingerprint"]["threads"] == 2
+    assert about(tmp_path, 8)["tier"] == "T2" and about(tmp_path, 8)["fingerprint"]["threads"] == 2
 
 
 def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touched(tmp_path, two_threads):
@@ -137,11 +117,10 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
     before = contents(tmp_path)
     two_threads()
     model = toys.network(6, dropout=0.2)
-    weights = [parameter.clone() for parameter in model.parameters()]
+    weights = toys.weights(model)
     with pytest.raises(CheckpointError, match=r"cannot be continued bit for bit \(T2.*require_exact.*threads: 1 -> 2"):
         fit(tmp_path, resume_from="auto", model=model, policy={"require_exact": True})
-    assert contents(tmp_path) == before
-    assert all(map(torch.equal, model.parameters(), weights))
+    assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
     torch.set_num_threads(1)
     resumed = fit(tmp_path, resume_from="auto", policy={"require_exact": True})
     assert torch.equal(toys.weights(resumed), toys.weights(fit(None)))
@@ -153,12 +132,7 @@ def test_where_exactness_is_required_a_difference_is_refused_and_nothing_is_touc
 def changing(update: int, **options):
     """A callback that writes these options into every group after an update: what a change on resume must come to."""
 
-    def change(trainer, **kwargs):
-        if trainer.progress.update == update:
-            for group in trainer.optimizer.param_groups:
-                group.update(options)
-
-    return toys.callback(on_update_end=change)
+    return toys.at_update(update, lambda trainer: [group.update(options) for group in trainer.optimizer.param_groups])
 
 
 CHANGES = {
@@ -216,11 +190,8 @@ def in_two_groups(parameters, lr=0.05, head_lr=0.01, is_reversed=False):
 
 
 def test_of_several_groups_the_one_that_was_changed_is_named_by_its_first_parameter(tmp_path, capsys):
-    def change(trainer, **kwargs):
-        if trainer.progress.update == 3:
-            trainer.optimizer.param_groups[0]["lr"] = 0.2
-
-    expected = fit(None, in_two_groups, [toys.callback(on_update_end=change)])
+    change = toys.at_update(3, lambda trainer: trainer.optimizer.param_groups[0].update(lr=0.2))
+    expected = fit(None, in_two_groups, [change])
     fit(tmp_path, in_two_groups, [stop_at(3)])
     capsys.readouterr()
     resumed = fit(tmp_path, partial(in_two_groups, head_lr=0.2, is_reversed=True), resume_from="auto")
@@ -253,7 +224,7 @@ def test_a_run_resumed_with_the_very_same_optimizer_object_is_exact(make, has_sc
     schedule = partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES) if has_schedule else None
     whole = fit(None, make, create_scheduler_fn=schedule)
     model = toys.network(6, dropout=0.2)
-    trainer = Trainer(model, nn.MSELoss(), make(model.parameters()), callbacks=[stop_at(3)])
+    trainer = toys.trainer_of([stop_at(3)], model, cls=Trainer, optimizer=make(model.parameters()))
     checkpoints = Checkpointing(tmp_path, keep_best=None)
     kwargs = {"num_epochs": 2, "checkpoints": checkpoints, "create_scheduler_fn": schedule}
     toys.fit(trainer, toys.data(16), **kwargs)
@@ -470,16 +441,10 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
     before = contents(tmp_path)
     for message, (make, schedule) in other.items():
         model = toys.network(6, dropout=0.2)
-        optimizer, weights = [], [parameter.clone() for parameter in model.parameters()]
+        optimizer, weights = make(model.parameters()), toys.weights(model)
         with pytest.raises(CheckpointError, match=message):
-            fit(
-                tmp_path,
-                lambda parameters, make=make, made=optimizer: made.append(make(parameters)) or made[0],
-                create_scheduler_fn=schedule,
-                model=model,
-                resume_from="auto",
-            )
-        assert all(map(torch.equal, model.parameters(), weights)) and not optimizer[0].state
+            fit(tmp_path, lambda _, made=optimizer: made, model=model, create_scheduler_fn=schedule, resume_from="auto")
+        assert torch.equal(toys.weights(model), weights) and not optimizer.state
     assert contents(tmp_path) == before
 
 
@@ -489,14 +454,9 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
 def test_weights_of_another_type_go_on_and_are_shown_and_refused_where_exactness_is_required(tmp_path, capsys):
     fit(tmp_path, callbacks=[stop_at(3)])
     said(capsys)
+    model = toys.network(6, dropout=0.2).bfloat16()
     with pytest.raises(CheckpointError, match=r"type of .*weight and of \d more: torch.float32 -> torch.bfloat16"):
-        fit(
-            tmp_path,
-            model=toys.network(6, dropout=0.2).bfloat16(),
-            policy={"require_exact": True},
-            cls=Trainer,
-            resume_from="auto",
-        )
+        fit(tmp_path, model=model, policy={"require_exact": True}, cls=Trainer, resume_from="auto")
     fit(tmp_path, model=toys.network(6, dropout=0.2).double(), cls=InDouble, resume_from="auto")
     assert [line for line in said(capsys) if line.startswith("type of")][0].endswith("torch.float32 -> torch.float64")
 
@@ -510,12 +470,12 @@ def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     before = contents(tmp_path)
     model = toys.network(6, dropout=0.2)
-    weights = [parameter.clone() for parameter in model.parameters()]
+    weights = toys.weights(model)
     with pytest.raises(DataError, match="train_dataset has 20 samples, but the run was begun with 16"):
         fit(tmp_path, resume_from="auto", model=model, dataset=toys.data(20), eval_dataset=toys.data(8))
     with pytest.raises(DataError, match=r"eval_dataset has 9 samples, .* begun with 8.*allow_changed_data=True"):
         fit(tmp_path, resume_from="auto", model=model, eval_dataset=toys.data(9))
-    assert contents(tmp_path) == before and all(map(torch.equal, model.parameters(), weights))
+    assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
 
 
 def test_changed_data_that_are_allowed_go_on_and_are_shown(tmp_path, capsys):
@@ -546,12 +506,13 @@ def test_going_back_sets_newer_checkpoints_aside_and_auto_goes_on_with_the_new_w
     assert sorted(said(capsys, "Set aside ")) == [f"{name}: the run goes back to step-0000000004" for name in names]
     aside = sorted(path.name.split("-")[2] for path in tmp_path.glob(".superseded-step-*"))
     assert aside == [f"{update:010d}" for update in (5, 6, 7, 8)]
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{update:010d}" for update in range(1, 7)]
+    assert {name for name in names_in(tmp_path) if name.startswith("step-")} == {
+        f"step-{update:010d}" for update in range(1, 7)
+    }
     expected = fit(None, callbacks=[changing(4, lr=0.2)])
     resumed = fit(tmp_path, partial(sgd, lr=0.2), resume_from="auto")
     assert torch.equal(toys.weights(resumed), toys.weights(expected))
-    logged = [record["update"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["event"] == "log"]
-    assert logged == [4, 8]
+    assert [record["update"] for record in toys.records(tmp_path, "log")] == [4, 8]
 
 
 def test_going_back_to_a_state_that_lies_elsewhere_sets_newer_checkpoints_aside_too(tmp_path):
@@ -609,25 +570,23 @@ class Holds(TrainerCallback):
 
 
 UNSAVABLE = {
-    "a function": (lambda: None, r"state\.callbacks\.0\.state\.deep\.inside\.1 is a builtins\.function"),
-    "an object": (object(), r"state\.callbacks\.0\.state\.deep\.inside\.1 is a builtins\.object"),
-    "a sparse tensor": (
-        torch.eye(2).to_sparse(),
-        r"state\.callbacks\.0\.state\.deep\.inside\.1 is a torch\.sparse_coo",
-    ),
+    "a function": (lambda: None, r"builtins\.function"),
+    "an object": (object(), r"builtins\.object"),
+    "a sparse tensor": (torch.eye(2).to_sparse(), r"torch\.sparse_coo"),
 }
 
 
 @pytest.mark.parametrize("kind", UNSAVABLE)
 @pytest.mark.parametrize("is_saved_by", ["checkpoints", "callback"])
 def test_state_that_cannot_be_saved_is_refused_before_the_first_update_by_its_key_path(kind, is_saved_by, tmp_path):
-    value, message = UNSAVABLE[kind]
+    value, type_name = UNSAVABLE[kind]
+    message = rf"state\.callbacks\.0\.state\.deep\.inside\.1 is a {type_name}"
     saver = [SaveTrainingStateCallback(tmp_path / "states")] if is_saved_by == "callback" else []
     model = toys.network(6)
-    weights = [parameter.clone() for parameter in model.parameters()]
+    weights = toys.weights(model)
     with pytest.raises(CheckpointError, match=message):
         fit(None if saver else tmp_path / "run", callbacks=[Holds(value), *saver], model=model)
-    assert all(map(torch.equal, model.parameters(), weights))
+    assert torch.equal(toys.weights(model), weights)
     assert find_newest(tmp_path / "run") == (None, [])
 
 
@@ -654,9 +613,10 @@ class CountedLoss(nn.Module):
 
 
 def with_batch_norm() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    def layers():
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 1))
+
+    return toys.seeded(layers)
 
 
 class StopsInside(TrainerCallback):
@@ -674,28 +634,24 @@ class StopsInside(TrainerCallback):
 
 
 def fit_with_buffers(folder: Path | None, callbacks=(), cls=Trainer, **kwargs):
-    model, loss = with_batch_norm(), CountedLoss()
-    trainer = cls(model, loss, sgd(model.parameters()), callbacks=callbacks)
     checkpoints = None if folder is None else Checkpointing(folder, keep_best=None)
-    result = toys.fit(
-        trainer, toys.data(22), num_epochs=2, gradient_accumulation_steps=2, checkpoints=checkpoints, **kwargs
-    )
-    return trainer, result
+    kwargs = {"gradient_accumulation_steps": 2, "checkpoints": checkpoints, "cls": cls, **kwargs}
+    return toys.trained(callbacks, toys.data(22), 2, model=with_batch_norm(), loss_func=CountedLoss(), **kwargs)
 
 
-def state_of(trainer) -> dict[str, torch.Tensor]:
-    return {**trainer.model.state_dict(), **trainer.loss_func.state_dict()}
+def assert_same_state(found, expected) -> None:
+    toys.assert_same_weights(found, expected)
+    toys.assert_same_weights(found.loss_func, expected.loss_func)
 
 
 @pytest.mark.parametrize("index", [0, 1, 3, 5, 7])
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
 def test_a_stop_inside_an_update_of_a_model_with_buffers_goes_on_with_the_bits_of_the_whole_run(event, index, tmp_path):
-    whole, _ = fit_with_buffers(None)
-    stopped, result = fit_with_buffers(tmp_path, [StopsInside(event, index)])
+    whole = fit_with_buffers(None)
+    result = fit_with_buffers(tmp_path, [StopsInside(event, index)]).result
     assert result.stop_reason == "in the middle" and result.updates == index // 2
-    resumed, _ = fit_with_buffers(tmp_path, resume_from="auto")
-    for name, tensor in state_of(whole).items():
-        assert torch.equal(state_of(resumed)[name], tensor), name
+    resumed = fit_with_buffers(tmp_path, resume_from="auto")
+    assert_same_state(resumed, whole)
     assert resumed.run_history.state_dict() == whole.run_history.state_dict()
 
 
@@ -710,12 +666,9 @@ def test_a_stop_raised_in_a_hook_after_the_forward_pass_leaves_no_trace_either(t
                 raise StopTrainingError("in a hook")
             return output
 
-    whole, _ = fit_with_buffers(None)
-    _, result = fit_with_buffers(tmp_path, cls=Raises)
+    result = fit_with_buffers(tmp_path, cls=Raises).result
     assert result.updates == 1 and result.stop_reason == "in a hook"
-    resumed, _ = fit_with_buffers(tmp_path, resume_from="auto")
-    for name, tensor in state_of(whole).items():
-        assert torch.equal(state_of(resumed)[name], tensor), name
+    assert_same_state(fit_with_buffers(tmp_path, resume_from="auto"), fit_with_buffers(None))
 
 
 # A signal during an evaluation, in a process of its own
@@ -741,32 +694,13 @@ class SignalInEvaluation(TrainerCallback):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def evaluated(folder: Path, callbacks=(), **kwargs):
-    return fit(
-        folder / "run",
-        callbacks=callbacks,
-        eval_dataset=toys.data(14),
-        evaluate_every=3,
-        log_every=2,
-        resume_from="auto",
-        **kwargs,
-    )
+def evaluated(folder: Path, callbacks=()):
+    often = {"eval_dataset": toys.data(14), "evaluate_every": 3, "log_every": 2}
+    return fit(folder / "run", callbacks=callbacks, resume_from="auto", **often)
 
 
 def job(folder: Path, is_intermediate: bool) -> None:
-    torch.set_num_threads(1)
-    try:
-        evaluated(folder, [SignalInEvaluation(folder, is_intermediate)])
-        os._exit(0)
-    except Preempted:
-        os._exit(75)
-    except BaseException:  # noqa: BLE001 - told by the exit code
-        traceback.print_exc()
-        os._exit(1)
-
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "torch._dynamo", "accelerate", "loopwright.trainer"])
+    evaluated(folder, [SignalInEvaluation(folder, is_intermediate)])
 
 
 @pytest.mark.parametrize(
@@ -776,22 +710,13 @@ def test_a_signal_in_an_evaluation_leaves_it_or_finishes_it_and_the_resumed_run_
     is_intermediate, batches, update, tmp_path
 ):
     whole = evaluated(tmp_path / "whole")
-    process = SERVER.Process(target=job, args=(tmp_path, is_intermediate))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 75
+    assert exit_code(job, tmp_path, is_intermediate) == 75
     assert (tmp_path / "evaluated").read_text() == batches, "of four"
     assert find_newest(tmp_path / "run")[0] == step(tmp_path / "run", update)
     resumed = evaluated(tmp_path)
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert resumed.run_history.state_dict() == whole.run_history.state_dict()
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole" / "run")
-
-
-def numbers(folder: Path) -> list[dict]:
-    events = ("log", "training", "evaluation", "epoch")
-    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["event"] in events]
-    return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in records]
+    assert toys.numbers(tmp_path / "run") == toys.numbers(tmp_path / "whole" / "run")
 
 
 class Masked(nn.Module):
@@ -820,15 +745,11 @@ def test_a_model_with_a_mask_of_infinities_is_saved_and_goes_on_exactly(kind, as
     assert step(tmp_path, 3).is_dir()
     resumed = fit(tmp_path, model=Masked(kind), cls=Trainer, policy=policy, resume_from="auto")
     assert step(tmp_path, 8).is_dir()
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
+    toys.assert_same_weights(resumed, whole)
 
 
 def test_a_buffer_that_becomes_infinite_is_named_and_not_saved(tmp_path, capsys):
-    def spoil(trainer, **kwargs):
-        if trainer.progress.update == 3:
-            trainer.model.count.fill_(math.inf)
-
-    fit(tmp_path, callbacks=[toys.callback(on_update_end=spoil)], model=Masked("buffer"))
+    spoil = toys.at_update(3, lambda trainer: trainer.model.count.fill_(math.inf))
+    fit(tmp_path, callbacks=[spoil], model=Masked("buffer"))
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == [step(tmp_path, 1).name, step(tmp_path, 2).name]
     assert "step-0000000003: a weight is not finite (count)" in capsys.readouterr().out

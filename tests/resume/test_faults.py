@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import signal
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 
@@ -22,12 +20,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import toys
+from distributed.launcher import SERVER, exit_code
 from loopwright import Checkpointing, Trainer
 from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import find_newest
-from loopwright.errors import CheckpointError, Preempted
 from loopwright.failpoints import FAILPOINTS, arm
-from loopwright.run_folder import read_metrics, read_status
+from loopwright.run_folder import read_status
 
 NUM_UPDATES = 12
 
@@ -73,7 +72,6 @@ class Signals(TrainerCallback):
 
 
 def train(folder: Path, workers: int = 0, signal_number: int | None = None, times: int = 1, **policy) -> dict:
-    torch.set_num_threads(1)
     callbacks = [] if signal_number is None else [Signals(folder, signal_number, times)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
@@ -86,49 +84,25 @@ def train(folder: Path, workers: int = 0, signal_number: int | None = None, time
         create_scheduler_fn=schedule, train_dataloader_kwargs={"num_workers": workers},
         eval_dataloader_kwargs={"num_workers": 0}, checkpoints=checkpoints, resume_from="auto", log_every=2,
     )  # fmt: skip
-    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     seen = dict(json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines())
     return {
-        "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+        "weights": hashlib.sha256(toys.weights(model).numpy().tobytes()).hexdigest(),
         "seen": [seen[str(update)] if str(update) in seen else seen[update] for update in sorted(seen)],
         "metrics": result.metrics,
         "updates": result.updates,
-        "record": numbers_of(folder / "checkpoints" / "metrics.jsonl"),
+        "record": toys.numbers(folder / "checkpoints"),
     }
 
 
-def numbers_of(path: Path) -> list[dict]:
-    """Return what a record says of the training, without clock times, starts and saves."""
-    records = [record for record in read_metrics(path) if record["event"] in ("log", "training", "evaluation", "epoch")]
-    return [{name: value for name, value in one.items() if name not in ("time", "seconds")} for one in records]
-
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "accelerate", "loopwright.trainer"])
-
-
 def job(folder: Path, spec: str | None, kwargs: dict) -> None:
-    """Train, with a fault armed, and leave what came of it in a file; the exit code tells what was raised."""
-    try:
-        if spec is not None:
-            arm(spec)
-        (folder / "outcome.json").write_text(json.dumps(train(folder, **kwargs)))
-        os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - told by the exit code
-        traceback.print_exc()
-        os._exit({Preempted: 75, KeyboardInterrupt: 130, CheckpointError: 74}.get(type(error), 1))
+    """Train, with a fault armed, and leave what came of it in a file."""
+    if spec is not None:
+        arm(spec)
+    (folder / "outcome.json").write_text(json.dumps(train(folder, **kwargs)))
 
 
 def in_a_process(folder: Path, spec: str | None = None, **kwargs) -> int:
-    """Run a job in a process of its own and return its exit code, negative for a signal."""
-    process = SERVER.Process(target=job, args=(folder, spec, kwargs))
-    process.start()
-    process.join(60)
-    code = process.exitcode
-    if code is None:
-        process.kill()
-        raise AssertionError("the process hangs")
-    return code
+    return exit_code(job, folder, spec, kwargs)
 
 
 def outcome(folder: Path) -> dict:
@@ -250,8 +224,6 @@ def test_the_best_checkpoint_outlives_the_window_of_the_last_ones(tmp_path):
 
 def test_a_fresh_run_does_not_mix_with_the_checkpoints_of_another(tmp_path):
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=1)
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(Augmented(), 1, checkpoints=checkpoints, train_dataloader_kwargs={"num_workers": 0})
+    trainer = toys.trained(checkpoints=checkpoints)
     with pytest.raises(ValueError, match="holds checkpoints of an earlier run"):
-        trainer.train(Augmented(), 1, checkpoints=checkpoints, train_dataloader_kwargs={"num_workers": 0})
+        toys.fit(trainer, toys.data(16), checkpoints=checkpoints)

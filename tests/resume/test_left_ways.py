@@ -19,21 +19,21 @@ from loopwright import Checkpointing, Trainer, failpoints
 from loopwright.callbacks import ModelEmaCallback
 from loopwright.checkpoint import find_newest, store
 from loopwright.errors import CheckpointError, ConfigError, Preempted
-from loopwright.run_folder import read_metrics
 from loopwright.training.run import run_of
 from resume import test_continuity as continuity
+from toys import step
 
 
 def with_moving_average(folder, callbacks=(), **kwargs):
-    trainer = toys.trainer_of([ModelEmaCallback(save_path=folder / "ema.pt", callbacks=callbacks)])
-    data, checkpoints = toys.data(16), Checkpointing(folder / "run")
-    toys.fit(trainer, data, num_epochs=2, eval_dataset=data, checkpoints=checkpoints, **kwargs)
-    return trainer
+    average = ModelEmaCallback(save_path=folder / "ema.pt", callbacks=callbacks)
+    return toys.trained(
+        [average], num_epochs=2, eval_dataset=toys.data(16), checkpoints=Checkpointing(folder / "run"), **kwargs
+    )
 
 
 def test_an_evaluation_loss_is_recorded_as_evaluation_beside_a_moving_average(tmp_path):
     with_moving_average(tmp_path)
-    records = [record for record in read_metrics(tmp_path / "run/metrics.jsonl") if "eval_loss_epoch" in record]
+    records = [record for record in toys.records(tmp_path / "run") if "eval_loss_epoch" in record]
     assert [record["event"] for record in records] == ["evaluation", "evaluation"]
 
 
@@ -55,20 +55,18 @@ def test_a_signal_in_the_evaluation_of_the_average_does_not_record_the_epoch_twi
 def test_a_second_signal_in_the_last_save_ends_the_run_as_preempted(number, error, tmp_path):
     second = threading.Timer(0.3, os.kill, (os.getpid(), number))
 
-    def send(trainer, **kwargs):
-        if trainer.progress.update == 3:
-            run_of(trainer).checkpoints.saver.wait()
-            failpoints.arm("writer_start:1:sleep:20")
-            second.start()
-            os.kill(os.getpid(), number)
+    def send(trainer):
+        run_of(trainer).checkpoints.saver.wait()
+        failpoints.arm("writer_start:1:sleep:20")
+        second.start()
+        os.kill(os.getpid(), number)
 
-    trainer = toys.trainer_of([toys.callback(on_update_end=send)], cls=Trainer)
+    trainer = toys.trainer_of([toys.at_update(3, send)], cls=Trainer)
     try:
         with pytest.raises(error):
             toys.fit(trainer, toys.data(16), checkpoints=Checkpointing(tmp_path / "run", every_updates=2))
     finally:
         second.join()
-        failpoints.disarm()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "preempted" and status["last_checkpoint"] == "step-0000000002"
 
@@ -77,7 +75,7 @@ def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
     settings = {"eval_dataset": toys.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}, "num_epochs": 3}
     continuity.fit(tmp_path, **settings)
     slow = partial(continuity.sgd, lr=1e-6)
-    trainer = continuity.fit(tmp_path, slow, resume_from=continuity.step(tmp_path, 2), **settings)
+    trainer = continuity.fit(tmp_path, slow, resume_from=step(tmp_path, 2), **settings)
     best = json.loads((tmp_path / "best.json").read_text())["value"]
     assert best in trainer.run_history.get_metric_values("eval_loss_epoch")
 
@@ -94,7 +92,7 @@ def test_a_damaged_note_of_the_best_checkpoint_is_made_anew_from_the_manifests(c
 
 def test_what_a_killed_process_moved_aside_is_removed_once_its_successor_is_whole(tmp_path):
     continuity.fit(tmp_path, num_epochs=1)
-    newest, older = continuity.step(tmp_path, 4), continuity.step(tmp_path, 2)
+    newest, older = step(tmp_path, 4), step(tmp_path, 2)
     shutil.copytree(newest, tmp_path / f".old-{newest.name}")
     shutil.copytree(older, tmp_path / f".old-{older.name}")
     (older / "state.json").write_text("{}")
@@ -127,12 +125,12 @@ def test_an_infinite_evaluation_loss_does_not_make_saving_fail(tmp_path):
 )
 def test_a_manifest_without_an_identity_is_a_bad_checkpoint(identity, tmp_path):
     continuity.fit(tmp_path, num_epochs=1)
-    path = continuity.step(tmp_path, 4) / "MANIFEST.json"
+    path = step(tmp_path, 4) / "MANIFEST.json"
     manifest = json.loads(path.read_text())
     manifest.pop("sha256")
     path.write_bytes(store._canonical({**manifest, "identity": identity}))
     newest, problems = find_newest(tmp_path)
-    assert newest == continuity.step(tmp_path, 3)
+    assert newest == step(tmp_path, 3)
     assert "does not say which run and update it is of" in str(problems[0])
 
 

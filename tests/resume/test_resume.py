@@ -1,14 +1,10 @@
-"""A resumed run is the run that was never interrupted: every weight, moment, metric and counter, bit by bit.
-
-This module is also a program, for the tests that need processes of their own: `python -m resume.test_resume`.
-"""
+"""A resumed run is the run that was never interrupted: every weight, moment, metric and counter, bit by bit."""
 
 from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import toys
+from distributed.launcher import exit_code
 from loopwright import Checkpointing, Trainer, TrainerPlaceholderValues
 from loopwright.callbacks import (
     EarlyStoppingCallback,
@@ -32,6 +29,7 @@ from loopwright.callbacks import (
 from loopwright.checkpoint import read
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
+from toys import assert_same, state_of
 
 NUM_EPOCHS = 2
 UPDATES_PER_EPOCH = 5  # nine micro-batches of two, in windows of two: the last one is short
@@ -125,13 +123,8 @@ class SaveAtUpdates(TrainerCallback):
 
 
 def one_cycle():
-    placeholders = TrainerPlaceholderValues
-    return partial(
-        lr_scheduler.OneCycleLR,
-        max_lr=0.05,
-        epochs=placeholders.NUM_EPOCHS,
-        steps_per_epoch=placeholders.NUM_UPDATE_STEPS_PER_EPOCH,
-    )
+    epochs, steps = TrainerPlaceholderValues.NUM_EPOCHS, TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+    return partial(lr_scheduler.OneCycleLR, max_lr=0.05, epochs=epochs, steps_per_epoch=steps)
 
 
 def run(folder: Path, callbacks=(), model=None, num_workers=0, seed=None, num_epochs=NUM_EPOCHS, **kwargs):
@@ -142,27 +135,13 @@ def run(folder: Path, callbacks=(), model=None, num_workers=0, seed=None, num_ep
     early_stopping = EarlyStoppingCallback(early_stopping_patience=100, early_stopping_threshold=10.0)
     best = SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=False)
     ema = ModelEmaCallback(decay=0.7, save_path=folder / "ema.pt")
-    trainer = Measured(
-        model,
-        nn.MSELoss(),
-        torch.optim.AdamW(model.parameters(), lr=0.01),
-        callbacks=[totals, early_stopping, best, ema, *callbacks],
-    )
-    kwargs.setdefault("create_scheduler_fn", one_cycle())
-    result = trainer.train(
-        Augmented(18),
-        num_epochs,
-        eval_dataset=Augmented(7),
-        per_device_batch_size=2,
-        gradient_accumulation_steps=2,
-        train_dataloader_kwargs={"num_workers": num_workers},
-        eval_dataloader_kwargs={"num_workers": num_workers},
-        seed=seed,
-        log_every=2,
-        evaluate_every=3,
-        gradient_clip_norm=1.0,
-        **kwargs,
-    )
+    callbacks = [totals, early_stopping, best, ema, *callbacks]
+    trainer = Measured(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=0.01), callbacks)
+    often = {"log_every": 2, "evaluate_every": 3}
+    windows = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2, "gradient_clip_norm": 1.0}
+    loading = dict.fromkeys(("train_dataloader_kwargs", "eval_dataloader_kwargs"), {"num_workers": num_workers})
+    kwargs = {"create_scheduler_fn": one_cycle(), "seed": seed, **often, **windows, **loading, **kwargs}
+    result = trainer.train(Augmented(18), num_epochs, Augmented(7), **kwargs)
     history = trainer.run_history
     return {
         "weights": state_of(trainer.model),
@@ -186,10 +165,6 @@ def run(folder: Path, callbacks=(), model=None, num_workers=0, seed=None, num_ep
     }
 
 
-def state_of(module):
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-
 def resume(folder: Path, state: Path | str, callbacks=(), **kwargs):
     """Resume in a process that drew other random numbers before."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -206,28 +181,10 @@ def whole(tmp_path_factory):
     return outcome, folder
 
 
-def assert_equal(found, expected, path="outcome"):
-    """Bit by bit, type by type; names with a leading underscore are left out."""
-    assert type(found) is type(expected), path
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found, expected), path
-    elif isinstance(expected, dict):
-        assert set(found) == set(expected), path
-        for name in expected:
-            if not str(name).startswith("_"):
-                assert_equal(found[name], expected[name], f"{path}.{name}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), path
-        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_equal(one, other, f"{path}.{index}")
-    else:
-        assert found == expected, path
-
-
 def assert_tail(found, expected):
     """What the resumed process saw is the end of what the whole run saw."""
     for name in ("_logs", "_seen"):
-        assert_equal(found[name], expected[name][len(expected[name]) - len(found[name]) :], name)
+        assert_same(found[name], expected[name][len(expected[name]) - len(found[name]) :], name)
 
 
 def num_micro_batches_after(update: int) -> int:
@@ -238,15 +195,16 @@ def num_micro_batches_after(update: int) -> int:
 # Every update
 
 
-def plain(outcome):
-    """Metrics as plain numbers: numpy scalars are saved as Python ones."""
-    history = {name: [float(value) for value in values] for name, values in outcome["history"].items()}
-    metrics = {name: float(value) for name, value in outcome["result"]["metrics"].items()}
-    return {**outcome, "history": history, "result": {**outcome["result"], "metrics": metrics}}
+def compared(outcome):
+    """What is compared as a whole, with metrics as plain numbers: numpy scalars are saved as Python ones."""
+    history = {name: [float(value) for value in outcome["history"][name]] for name in sorted(outcome["history"])}
+    metrics = {name: float(value) for name, value in sorted(outcome["result"]["metrics"].items())}
+    outcome = {**outcome, "history": history, "result": {**outcome["result"], "metrics": metrics}}
+    return {name: value for name, value in outcome.items() if not name.startswith("_")}
 
 
 def assert_same_run(found, expected):
-    assert_equal(plain(found), plain(expected))
+    assert_same(compared(found), compared(expected))
     assert_tail(found, expected)
 
 
@@ -287,10 +245,7 @@ def test_the_number_of_workers_may_change(before, after, whole, tmp_path):
     expected, folder = whole
     if before:
         folder = tmp_path / "first"
-        stop = toys.callback(
-            on_update_end=lambda trainer, **kwargs: trainer.progress.update == 3 and trainer.request_stop("enough")
-        )
-        run(folder, [SaveAtUpdates(folder), stop], seed=SEED, num_workers=before)
+        run(folder, [SaveAtUpdates(folder), toys.stop_at(3)], seed=SEED, num_workers=before)
     found = resume(tmp_path / "second", folder / "update_3", num_workers=after)
     assert_same_run(found, expected)
 
@@ -300,12 +255,7 @@ def test_several_resumes_in_a_row_change_nothing(whole, tmp_path):
     state = folder / "update_1"
     for update in (2, 5, 9):
         here = tmp_path / str(update)
-        stop = toys.callback(
-            on_update_end=lambda trainer, update=update, **kwargs: (
-                trainer.progress.update == update and trainer.request_stop("again")
-            )
-        )
-        partial_run = resume(here, state, [SaveAtUpdates(here), stop])
+        partial_run = resume(here, state, [SaveAtUpdates(here), toys.stop_at(update, "again")])
         assert partial_run["_stop_reason"] == "again" and partial_run["progress"]["update"] == update
         state = here / f"update_{update}"
     assert_same_run(resume(tmp_path / "last", state), expected)
@@ -316,49 +266,36 @@ def test_a_resumed_run_writes_the_same_states_as_the_whole_one(whole, tmp_path):
     resume(tmp_path, folder / "update_4", [SaveAtUpdates(tmp_path)])
     for update in (5, 8, 10):
         found, expected = read(tmp_path / f"update_{update}"), read(folder / f"update_{update}")
-        assert_equal(found.model, expected.model)
+        assert_same(found.model, expected.model)
         for name in ("run", "optimizer", "scheduler", "history", "generators", "metadata"):
-            assert_equal(found.state[name], expected.state[name], name)
+            assert_same(found.state[name], expected.state[name], name)
 
 
 # In processes of their own
 
 
-def run_process(*arguments, expected_code=0):
-    tests = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, [str(tests), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "resume.test_resume", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == expected_code, done.stderr
-    return done
-
-
 def test_a_run_that_dies_in_one_process_ends_in_another_as_if_nothing_had_happened(whole, tmp_path):
     expected, _ = whole
-    run_process("die", tmp_path, 7, expected_code=9)
+    assert exit_code(die_at, tmp_path, 7) == 9
     assert (tmp_path / "checkpoints" / "step-0000000006").is_dir()
-    run_process("end", tmp_path)
+    assert exit_code(end, tmp_path) == 0
     found = torch.load(tmp_path / "outcome.pt", weights_only=False)
     assert_same_run(found, expected)
     assert found["result"]["seed"] == SEED
     assert len(found["_seen"]) == num_micro_batches_after(6)
 
 
-def main(command: str, folder: str, update: str = "") -> None:
-    torch.set_num_threads(1)
-    folder = Path(folder)
-    checkpoints = Checkpointing(folder / "checkpoints", every_updates=1, asynchronous=False)
-    if command == "die":
+def every_update(folder: Path) -> Checkpointing:
+    return Checkpointing(folder / "checkpoints", every_updates=1, asynchronous=False)
 
-        def die(trainer, **kwargs):
-            if trainer.progress.update == int(update):
-                os._exit(9)
 
-        run(folder, [toys.callback(on_update_end=die)], seed=SEED, checkpoints=checkpoints)
-    else:
-        outcome = run(folder, checkpoints=checkpoints, resume_from="auto")
-        torch.save(outcome, folder / "outcome.pt")
+def die_at(folder: Path, update: int) -> None:
+    die = toys.at_update(update, lambda trainer: os._exit(9))
+    run(folder, [die], seed=SEED, checkpoints=every_update(folder))
+
+
+def end(folder: Path) -> None:
+    torch.save(run(folder, checkpoints=every_update(folder), resume_from="auto"), folder / "outcome.pt")
 
 
 # Ends of epochs and of runs
@@ -377,17 +314,12 @@ def test_a_state_saved_at_the_end_of_an_epoch_goes_on_with_the_next(name, whole,
 def test_resuming_a_finished_run_trains_nothing(whole, tmp_path):
     expected, _ = whole
     run(tmp_path, [SaveTrainingStateCallback(tmp_path)], seed=SEED)
-    events = []
-    witness = toys.callback(
-        **{
-            event: lambda trainer, event=event, **kwargs: events.append(event)
-            for event in ("on_training_run_start", "on_train_epoch_start", "on_eval_epoch_start", "on_training_run_end")
-        }
-    )
-    found = resume(tmp_path / "again", tmp_path / "final", [witness])
+    names = ("on_training_run_start", "on_train_epoch_start", "on_eval_epoch_start", "on_training_run_end")
+    watch = toys.watch(**{name: lambda trainer, name=name, **kwargs: name for name in names})
+    found = resume(tmp_path / "again", tmp_path / "final", [watch])
     assert_same_run(found, expected)
     assert found["_seen"] == [] and found["_stop_reason"] is None
-    assert events == ["on_training_run_start", "on_training_run_end"]
+    assert watch.seen == ["on_training_run_start", "on_training_run_end"]
 
 
 def test_a_finished_run_given_more_epochs_goes_on_as_the_longer_run_would(tmp_path):
@@ -408,7 +340,7 @@ def test_a_run_cut_short_by_a_limit_goes_on_with_a_larger_one(limit, tmp_path):
     assert first["progress"]["update"] == limit
     found = resume(tmp_path / "again", "auto", checkpoints=checkpoints, max_num_train_steps=NUM_UPDATES, **schedule)
     for name in ("weights", "optimizer", "scheduler", "ema", "totals", "progress", "lr", "epoch"):
-        assert_equal(found[name], expected[name], name)
+        assert_same(found[name], expected[name], name)
     assert_tail(found, {**expected, "_logs": found["_logs"]})
     assert len(found["_seen"]) == num_micro_batches_after(limit)
     # The run that was cut short has reported the epoch it was cut in; the rest is as it would have been.
@@ -463,21 +395,21 @@ def test_a_stopped_run_can_be_resumed_to_the_end_it_would_have_had(event, is_the
     if event in ("on_train_step_end", "on_before_optimizer_step"):
         # This callback has counted the losses of the stopped window, and counts them again when it is repeated.
         found["totals"] = expected["totals"]
-    assert_equal(plain(found), plain(expected))
-    assert_equal(found["_seen"], expected["_seen"][-len(found["_seen"]) :], "seen")
+    assert_same(compared(found), compared(expected))
+    assert_same(found["_seen"], expected["_seen"][-len(found["_seen"]) :], "seen")
 
 
 def test_a_run_stopped_early_goes_on_with_the_next_epoch(tmp_path):
-    def trainer_and_result(patience, **kwargs):
+    def trained(patience, **kwargs):
         early_stopping = EarlyStoppingCallback(patience, early_stopping_threshold=100.0)
-        trainer = toys.trainer_of([early_stopping, SaveTrainingStateCallback(tmp_path / f"{patience}")])
-        result = toys.fit(trainer, toys.data(16), eval_dataset=toys.data(8), **kwargs)
-        return trainer, result, early_stopping
+        callbacks = [early_stopping, SaveTrainingStateCallback(tmp_path / f"{patience}")]
+        return toys.trained(callbacks, num_epochs=4, eval_dataset=toys.data(8), **kwargs)
 
-    whole, *_ = trainer_and_result(100, num_epochs=4)
-    stopped, result, _ = trainer_and_result(2, num_epochs=4)
-    assert result.epochs == 3 and stopped.progress.batch == 0
-    resumed, result, early_stopping = trainer_and_result(3, num_epochs=4, resume_from=tmp_path / "2" / "final")
+    whole = trained(100)
+    stopped = trained(2)
+    assert stopped.result.epochs == 3 and stopped.progress.batch == 0
+    resumed = trained(3, resume_from=tmp_path / "2" / "final")
+    early_stopping = resumed.callback_handler.callbacks[0]
     assert early_stopping.early_stopping_patience_counter == 3, "the count went on from 2"
     assert resumed.epochs == [4] * 4
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
@@ -487,34 +419,31 @@ def test_a_run_stopped_early_goes_on_with_the_next_epoch(tmp_path):
 # Checkpointing, and "auto"
 
 
-def checkpoint_names(folder):
-    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+def saved_updates(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir() if path.is_dir())
 
 
 def test_checkpoints_are_written_as_often_as_asked_and_only_the_last_are_kept(tmp_path):
-    def names(**kwargs):
+    def saved(**kwargs):
         folder = tmp_path / str(kwargs)
-        toys.fit(toys.trainer_of(), toys.data(20), num_epochs=4, checkpoints=Checkpointing(folder, **kwargs))
-        return [int(name.removeprefix("step-")) for name in checkpoint_names(folder)]
+        toys.trained((), toys.data(20), 4, checkpoints=Checkpointing(folder, **kwargs))
+        return saved_updates(folder)
 
     # Five updates per epoch, twenty in all; the last one is always saved.
-    assert names(every_updates=6, keep_last=10) == [6, 12, 18, 20]
-    assert names(every_updates=6, keep_last=2) == [18, 20]
-    assert names(every_epochs=2, keep_last=10) == [10, 20]
-    assert names(every_epochs=3, every_updates=8, keep_last=10) == [8, 15, 16, 20]
-    assert names(keep_last=10) == [20]
-    assert names(every_updates=5) == [10, 15, 20]
+    assert saved(every_updates=6, keep_last=10) == [6, 12, 18, 20]
+    assert saved(every_updates=6, keep_last=2) == [18, 20]
+    assert saved(every_epochs=2, keep_last=10) == [10, 20]
+    assert saved(every_epochs=3, every_updates=8, keep_last=10) == [8, 15, 16, 20]
+    assert saved(keep_last=10) == [20]
+    assert saved(every_updates=5) == [10, 15, 20]
 
 
 def test_auto_starts_afresh_where_there_is_nothing_and_goes_on_where_there_is_something(whole, tmp_path):
     expected, _ = whole
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=2)
-    stop = toys.callback(
-        on_update_end=lambda trainer, **kwargs: trainer.progress.update == 5 and trainer.request_stop("enough")
-    )
-    first = run(tmp_path / "a", [stop], seed=SEED, checkpoints=checkpoints, resume_from="auto")
+    first = run(tmp_path / "a", [toys.stop_at(5)], seed=SEED, checkpoints=checkpoints, resume_from="auto")
     assert first["_stop_reason"] == "enough"
-    assert checkpoint_names(tmp_path / "checkpoints") == [f"step-{update:010d}" for update in (2, 4, 5)]
+    assert saved_updates(tmp_path / "checkpoints") == [2, 4, 5]
     found = resume(tmp_path / "b", "auto", checkpoints=checkpoints)
     assert_same_run(found, expected)
     assert len(found["_seen"]) == num_micro_batches_after(5)
@@ -527,7 +456,7 @@ def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp
     expected, _ = whole
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=3, keep_best=None)
     run(tmp_path / "a", seed=SEED, checkpoints=checkpoints)
-    assert checkpoint_names(tmp_path / "checkpoints") == [f"step-{update:010d}" for update in (6, 9, 10)]
+    assert saved_updates(tmp_path / "checkpoints") == [6, 9, 10]
     for update, name in ((9, "state.safetensors"), (10, "model.safetensors")):
         path = checkpoints.path(update) / name
         content = bytearray(path.read_bytes())
@@ -547,7 +476,7 @@ def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp
 
 def test_auto_refuses_to_start_afresh_where_every_checkpoint_is_bad(tmp_path):
     checkpoints = Checkpointing(tmp_path, every_updates=2)
-    toys.fit(toys.trainer_of(), toys.data(8), checkpoints=checkpoints)
+    toys.trained((), toys.data(8), checkpoints=checkpoints)
     for path in tmp_path.glob("step-*"):
         (path / "state.json").write_text("{}")
     trainer = toys.trainer_of()
@@ -564,8 +493,6 @@ def test_a_folder_of_checkpoints_stands_for_its_newest(whole, tmp_path):
 
 
 def test_a_checkpoint_that_is_named_is_not_replaced_by_another_when_it_is_bad(whole, tmp_path):
-    import shutil
-
     _, folder = whole
     shutil.copytree(folder / "update_3", tmp_path / "bad")
     (tmp_path / "bad" / "extra").write_text("x")
@@ -580,8 +507,7 @@ def test_a_checkpoint_that_is_named_is_not_replaced_by_another_when_it_is_bad(wh
 def test_a_resume_from_nothing_is_refused_before_anything_is_touched(resume_from, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    trainer = toys.trainer_of()
-    toys.fit(trainer, toys.data(8))
+    trainer = toys.trained((), toys.data(8))
     before = trainer.run_history.latest()
     with pytest.raises(ConfigError, match=message):
         toys.fit(trainer, toys.data(8), resume_from=resume_from)
@@ -606,27 +532,19 @@ def test_a_model_of_another_shape_is_refused_by_name(whole, tmp_path):
 
 
 def test_an_optimizer_of_other_parameters_is_refused_by_name_and_nothing_is_loaded(tmp_path):
-    def trainer_of(parameters_of):
-        model = toys.network(6)
-        optimizer = torch.optim.SGD(parameters_of(model), lr=0.05, momentum=0.9)
-        return Trainer(model, nn.MSELoss(), optimizer, callbacks=())
-
-    toys.fit(trainer_of(lambda model: model.parameters()), toys.data(8), checkpoints=Checkpointing(tmp_path))
-    head_only = trainer_of(lambda model: model[3].parameters())
-    before = {name: weight.clone() for name, weight in head_only.model.state_dict().items()}
+    toys.trained((), toys.data(8), model=toys.network(6), checkpoints=Checkpointing(tmp_path))
+    model = toys.network(6)
+    optimizer = torch.optim.SGD(model[3].parameters(), lr=0.05, momentum=0.9)
     with pytest.raises(CheckpointError, match=r"only in the saved state: \['0\.bias', '0\.weight'\]"):
-        toys.fit(head_only, toys.data(8), num_epochs=2, resume_from=tmp_path)
-    after = head_only.model.state_dict()
-    assert all(torch.equal(after[name], weight) for name, weight in before.items()) and len(before) == len(after)
+        toys.trained((), toys.data(8), 2, model=model, optimizer=optimizer, resume_from=tmp_path)
+    toys.assert_same_weights(model, toys.network(6))
 
 
 def test_an_optimizer_whose_groups_are_in_another_order_goes_on_exactly(tmp_path):
     def run_with(groups_of, **kwargs):
         model = toys.network(6, dropout=0.2)
         optimizer = torch.optim.AdamW(groups_of(model), lr=0.05)
-        trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=())
-        toys.fit(trainer, toys.data(16), num_epochs=2, **kwargs)
-        return toys.weights(trainer)
+        return toys.weights(toys.trained(num_epochs=2, model=model, optimizer=optimizer, **kwargs))
 
     def head_apart(model):
         return [{"params": model[3].parameters(), "lr": 0.01}, {"params": model[0].parameters()}]
@@ -659,16 +577,8 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_goes_on_where_it_stood(name, tmp_path):
     def run_with(callbacks=(), **kwargs):
-        trainer = toys.trainer_of(callbacks)
-        toys.fit(
-            trainer,
-            toys.data(20),
-            num_epochs=3,
-            eval_dataset=toys.data(8),
-            create_scheduler_fn=SCHEDULERS[name],
-            **kwargs,
-        )
-        return trainer
+        options = {"eval_dataset": toys.data(8), "create_scheduler_fn": SCHEDULERS[name], **kwargs}
+        return toys.trained(callbacks, toys.data(20), 3, **options)
 
     whole = run_with([SaveAtUpdates(tmp_path)])
     assert len(set(whole.lrs)) > 1 and len(whole.lrs) == 15
@@ -696,13 +606,13 @@ def test_a_loss_with_weights_is_part_of_the_state(tmp_path):
     def run_with(callbacks=(), **kwargs):
         model, loss = toys.network(), WeightedLoss()
         optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=0.05)
-        trainer = Trainer(model, loss, optimizer, callbacks=callbacks)
-        toys.fit(trainer, toys.data(16), num_epochs=2, **kwargs)
-        return trainer
+        return toys.trained(
+            callbacks, num_epochs=2, model=model, loss_func=loss, optimizer=optimizer, cls=Trainer, **kwargs
+        )
 
     whole = run_with([SaveAtUpdates(tmp_path)])
     resumed = run_with(resume_from=tmp_path / "update_3")
-    assert_equal(state_of(resumed.loss_func), state_of(whole.loss_func))
+    toys.assert_same_weights(resumed.loss_func, whole.loss_func)
     assert int(whole.loss_func.calls) == 8
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
 
@@ -729,9 +639,8 @@ def test_every_kind_of_data_goes_on_where_it_stood(kind, tmp_path):
     def run_with(callbacks=(), **kwargs):
         torch.manual_seed(5)
         dataset, loader_kwargs = DATA[kind]()
-        trainer = toys.trainer_of(callbacks, toys.network(6, dropout=0.3))
-        toys.fit(trainer, dataset, num_epochs=2, train_dataloader_kwargs=loader_kwargs, **kwargs)
-        return trainer
+        options = {"model": toys.network(6, dropout=0.3), "train_dataloader_kwargs": loader_kwargs, **kwargs}
+        return toys.trained(callbacks, dataset, 2, **options)
 
     whole = run_with([SaveAtUpdates(tmp_path)])
     assert len(whole.seen) in (8, 10)
@@ -742,13 +651,9 @@ def test_every_kind_of_data_goes_on_where_it_stood(kind, tmp_path):
         assert resumed.run_history.latest() == whole.run_history.latest(), update
 
 
-def test_a_trainer_that_has_run_before_resumes_like_a_new_one(whole, tmp_path):
-    expected, folder = whole
-    trainer = toys.trainer_of(model=toys.network(6, dropout=0.3))
-    saver = SaveAtUpdates(tmp_path)
-    reference = toys.trainer_of([saver], toys.network(6, dropout=0.3))
-    toys.fit(reference, toys.data(20), num_epochs=2)
-    toys.fit(trainer, toys.data(12), num_epochs=3, torch_seed=1)
+def test_a_trainer_that_has_run_before_resumes_like_a_new_one(tmp_path):
+    reference = toys.trained([SaveAtUpdates(tmp_path)], toys.data(20), 2, model=toys.network(6, dropout=0.3))
+    trainer = toys.trained((), toys.data(12), 3, model=toys.network(6, dropout=0.3), torch_seed=1)
     toys.fit(trainer, toys.data(20), num_epochs=2, torch_seed=2, resume_from=tmp_path / "update_7")
     assert torch.equal(toys.weights(trainer), toys.weights(reference))
     assert trainer.run_history.latest() == reference.run_history.latest()
@@ -756,26 +661,11 @@ def test_a_trainer_that_has_run_before_resumes_like_a_new_one(whole, tmp_path):
 
 
 def test_a_resumed_run_that_counts_epochs_on_from_an_earlier_one_counts_them_alike(tmp_path):
-    def run_twice(callbacks=(), **kwargs):
-        trainer = toys.trainer_of(callbacks)
-        toys.fit(trainer, toys.data(8), num_epochs=3)
-        toys.fit(trainer, toys.data(8), num_epochs=2, reset_run_history=False, **kwargs)
-        return trainer
-
-    whole = run_twice()
-    first = toys.trainer_of()
-    toys.fit(first, toys.data(8), num_epochs=3)
-    first.callback_handler.add_callback(SaveAtUpdates(tmp_path))
-    toys.fit(first, toys.data(8), num_epochs=2, reset_run_history=False)
-    resumed = toys.trainer_of()
-    toys.fit(resumed, toys.data(8), num_epochs=2, resume_from=tmp_path / "update_3")
+    whole = toys.trained((), toys.data(8), 3)
+    whole.callback_handler.add_callback(SaveAtUpdates(tmp_path))
+    toys.fit(whole, toys.data(8), num_epochs=2, reset_run_history=False)
+    resumed = toys.trained((), toys.data(8), 2, resume_from=tmp_path / "update_3")
     assert resumed.epochs == [5] and whole.epochs[-4:] == [4, 4, 5, 5]
     assert resumed.run_history.current_epoch == whole.run_history.current_epoch == 6
-    names = ("train_loss_epoch",)
-    assert [resumed.run_history.get_metric_values(name) for name in names] == [
-        whole.run_history.get_metric_values(name) for name in names
-    ]
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    losses = whole.run_history.get_metric_values("train_loss_epoch")
+    assert resumed.run_history.get_metric_values("train_loss_epoch") == losses
