@@ -31,8 +31,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A library's handler may hold the captured, closed stream of the test that imported it: nothing to print about.
 logging.raiseExceptions = False
 
-# The same examples on every run and machine; no limit on one example, since the first may compile or import.
-hypothesis.settings.register_profile("loopwright", deadline=None, derandomize=True)
+# The same examples on every run and machine; no limit on time, since the first may compile or import.
+hypothesis.settings.register_profile(
+    "loopwright", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("loopwright")
 
 _CHECKING_CALLS = {"raises", "warns", "deprecated_call", "fail"}

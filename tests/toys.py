@@ -149,6 +149,22 @@ def plain(value: Any) -> Any:
     return value
 
 
+def two_groups(first_lr: float = 0.01, second_lr: float = 0.002, **options: Any) -> torch.optim.Optimizer:
+    """An optimizer with two groups of one parameter each."""
+    first, second = nn.Linear(2, 1).parameters()
+    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": second_lr}], lr=first_lr, **options)
+
+
+def lrs(of: Any) -> list[float]:
+    """The learning rates of the groups of an optimizer, or of a scheduler's or trainer's optimizer."""
+    return [group["lr"] for group in getattr(of, "optimizer", of).param_groups]
+
+
+def stepped(scheduler: Any, num_steps: int) -> list[list[float]]:
+    """Step a scheduler; return the learning rates after each step."""
+    return [scheduler.step() or lrs(scheduler) for _ in range(num_steps)]
+
+
 # --------------------------------------------------------------------------------------------------- callbacks
 
 

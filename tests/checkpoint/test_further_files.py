@@ -122,15 +122,10 @@ def test_a_hostile_name_in_a_manifest_is_refused_before_anything_is_opened(kind,
 
 
 def fit(folder, cls=WithFiles, num_epochs=2, resume_from=None, **policy):
-    policy = {"every_updates": 1, "keep_last": 10, "keep_best": None, **policy}
-    trainer = toys.trained(
-        cls=cls,
-        num_epochs=num_epochs,
-        eval_dataset=toys.data(8),
-        checkpoints=Checkpointing(folder, **policy),
-        resume_from=resume_from,
+    checkpoints = toys.saving(folder, **policy)
+    return toys.trained(
+        cls=cls, num_epochs=num_epochs, eval_dataset=toys.data(8), checkpoints=checkpoints, resume_from=resume_from
     )
-    return trainer, trainer.result
 
 
 def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update(tmp_path):
@@ -143,7 +138,7 @@ def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update(tmp_pat
 
 
 def test_the_files_of_a_trainer_are_in_states_that_callbacks_and_users_save(tmp_path):
-    trainer, _ = fit(tmp_path / "run", num_epochs=1)
+    trainer = fit(tmp_path / "run", num_epochs=1)
     trainer.save_training_state(tmp_path / "by_hand")
     assert (tmp_path / "by_hand" / "note.txt").read_text() == "update 4"
     assert verify(tmp_path / "by_hand")["is_open"] is False
@@ -160,12 +155,12 @@ def test_a_trainer_whose_files_have_a_hostile_name_ends_with_that_name(tmp_path)
 
 
 def test_a_run_with_open_checkpoints_goes_on_though_others_have_written_there(tmp_path):
-    whole, _ = fit(tmp_path / "whole")
+    whole = fit(tmp_path / "whole")
     fit(tmp_path / "parts", num_epochs=1, is_open=True)
     newest, _ = find_newest(tmp_path / "parts")
     (newest / "README.md").write_text("added by a callback")
-    resumed, result = fit(tmp_path / "parts", is_open=True, resume_from="auto")
-    assert result.updates == 8
+    resumed = fit(tmp_path / "parts", is_open=True, resume_from="auto")
+    assert resumed.result.updates == 8
     assert torch.equal(toys.weights(resumed), toys.weights(whole))
     assert verify(tmp_path / "parts" / "step-0000000008")["is_open"] is True
 
@@ -174,16 +169,16 @@ def test_a_run_with_open_checkpoints_goes_on_though_others_have_written_there(tm
 
 
 def test_checkpoints_with_a_name_of_ones_own_are_found_pruned_and_continued(tmp_path):
-    whole, _ = fit(tmp_path / "whole")
+    whole = fit(tmp_path / "whole")
     policy = {"name": "checkpoint-{update}", "every_updates": 1, "keep_last": 2}
     fit(tmp_path / "parts", num_epochs=1, **policy)
     assert checkpoints_in(tmp_path / "parts") == ["checkpoint-3", "checkpoint-4"]
-    resumed, result = fit(tmp_path / "parts", resume_from="auto", num_epochs=3, **policy)
-    assert result.updates == 12
+    resumed = fit(tmp_path / "parts", resume_from="auto", num_epochs=3, **policy)
+    assert resumed.result.updates == 12
     # As a text checkpoint-9 would come after checkpoint-12.
     assert checkpoints_in(tmp_path / "parts") == ["checkpoint-11", "checkpoint-12"]
-    again, _ = fit(tmp_path / "other", num_epochs=1, **policy)
-    again, _ = fit(tmp_path / "other", resume_from="auto", **policy)
+    again = fit(tmp_path / "other", num_epochs=1, **policy)
+    again = fit(tmp_path / "other", resume_from="auto", **policy)
     assert torch.equal(toys.weights(again), toys.weights(whole))
 
 

@@ -20,6 +20,7 @@ import toys
 from loopwright import Trainer
 from loopwright.checkpoint.state_by_name import load_optimizer_state, optimizer_state, parameter_names, untied
 from loopwright.errors import CheckpointError, ConfigError
+from toys import assert_same_weights
 
 
 class Net(nn.Module):
@@ -112,8 +113,7 @@ def test_the_state_goes_by_name_whatever_the_order_and_grouping_of_the_parameter
     for model, optimizer in ((second, other), (third, plain)):
         torch.manual_seed(4)
         stepped(model, optimizer, steps=3)
-    for name, tensor in third.state_dict().items():
-        assert torch.equal(second.state_dict()[name], tensor), name
+    assert_same_weights(second, third)
 
 
 def test_each_group_gets_the_options_that_its_parameters_had():
@@ -182,18 +182,12 @@ def test_other_parameters_than_those_saved_are_refused_by_name():
 
 
 def trained(**kwargs):
-    trainer = toys.trainer_of(model=Net(), cls=Trainer)
-    toys.fit(trainer, toys.data(16), create_scheduler_fn=partial(StepLR, step_size=2, gamma=0.5), **kwargs)
-    return trainer
+    schedule = partial(StepLR, step_size=2, gamma=0.5)
+    return toys.trained(model=Net(), cls=Trainer, create_scheduler_fn=schedule, **kwargs)
 
 
-def fresh(**kwargs):
-    return toys.trainer_of(model=Net(), cls=Trainer, **kwargs)
-
-
-def assert_same_weights(first, second):
-    for name, tensor in first.model.state_dict().items():
-        assert torch.equal(tensor, second.model.state_dict()[name]), name
+def fresh(model=None):
+    return toys.trainer_of(model=model or Net(), cls=Trainer)
 
 
 def test_the_file_is_a_dict_with_the_documented_keys(tmp_path):
@@ -217,11 +211,7 @@ def test_what_was_saved_is_loaded_and_returned(tmp_path):
     assert found["note"] == "hello"
     assert_same_weights(trainer, other)
     assert other.optimizer.param_groups[0]["lr"] == trainer.optimizer.param_groups[0]["lr"] == 0.0125
-    buffers = [
-        [trainer_or_other.optimizer.state[p]["momentum_buffer"] for p in trainer_or_other.model.parameters()]
-        for trainer_or_other in (trainer, other)
-    ]
-    assert all(torch.equal(first, second) for first, second in zip(*buffers, strict=True))
+    toys.assert_same(other.optimizer.state_dict()["state"], trainer.optimizer.state_dict()["state"])
 
 
 def test_optimizer_and_scheduler_are_left_alone_when_asked(tmp_path):
@@ -238,29 +228,29 @@ def test_optimizer_and_scheduler_are_left_alone_when_asked(tmp_path):
 
 
 def test_optimizer_state_for_a_trainer_without_an_optimizer_is_refused(tmp_path):
-    trained().save_checkpoint(tmp_path / "all.pt")
-    other = Trainer(Net(), nn.MSELoss(), None, callbacks=())
+    trainer, other = trained(), Trainer(Net(), nn.MSELoss(), None, callbacks=())
+    trainer.save_checkpoint(tmp_path / "all.pt")
     with pytest.raises(ConfigError, match=r"no optimizer\. Pass one, or load_optimizer=False"):
         other.load_checkpoint(tmp_path / "all.pt")
     other.load_checkpoint(tmp_path / "all.pt", load_optimizer=False)
+    assert_same_weights(other, trainer)
 
 
 def test_values_that_the_safe_loader_refuses_are_made_plain(tmp_path):
     extras = {
-        "scalar": np.float64(0.5),
-        "count": np.int64(3),
-        "array": np.arange(3),
-        "zero_dim": np.array(2.0),
-        "path": Path("a") / "b",
-        "queue": deque([1, np.int64(2)]),
-        "nested": {"pair": (np.float32(1.5), [Path("c")])},
+        "scalar": (np.float64(0.5), 0.5),
+        "count": (np.int64(3), 3),
+        "flag": (np.bool_(True), True),
+        "array": (np.arange(3), torch.arange(3)),
+        "zero_dim": (np.array(2.0), torch.tensor(2.0, dtype=torch.float64)),
+        "path": (Path("a") / "b", "a/b"),
+        "queue": (deque([1, np.int64(2)]), [1, 2]),
+        "nested": ({"pair": (np.float32(1.5), [Path("c"), None])}, {"pair": (1.5, ["c", None])}),
+        "epoch": (4, 4),
     }
-    trainer = trained()
-    trainer.save_checkpoint(tmp_path / "x.pt", extras)
+    fresh().save_checkpoint(tmp_path / "x.pt", {name: given for name, (given, _) in extras.items()})
     found = fresh().load_checkpoint(tmp_path / "x.pt")
-    assert (found["scalar"], found["count"], found["path"]) == (0.5, 3, "a/b")
-    assert torch.equal(found["array"], torch.arange(3)) and found["zero_dim"].shape == ()
-    assert found["queue"] == [1, 2] and found["nested"] == {"pair": (1.5, ["c"])}
+    toys.assert_same({name: found[name] for name in extras}, {name: plain for name, (_, plain) in extras.items()})
 
 
 def test_a_failed_save_leaves_the_older_file(tmp_path, monkeypatch):
@@ -301,7 +291,7 @@ def test_a_name_without_a_suffix_is_a_file_like_any_other(tmp_path):
     trainer.save_checkpoint(tmp_path / "best")
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     other.load_checkpoint(tmp_path / "best")
-    assert all(map(torch.equal, other.model.parameters(), trainer.model.parameters()))
+    assert_same_weights(other, trainer)
 
 
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path):
@@ -340,46 +330,39 @@ class Tied(Net):
 
 
 def test_tied_weights_are_one_tensor_in_a_safetensors_file_and_stay_tied(tmp_path):
-    trainer = toys.trainer_of(model=Tied(), cls=Trainer)
-    trainer.save_checkpoint(tmp_path / "x.safetensors")
+    trainer = fresh(Tied())
+    for name in ("x.pt", "x.safetensors"):
+        trainer.save_checkpoint(tmp_path / name)
+        other = fresh(Tied())
+        other.load_checkpoint(tmp_path / name)
+        assert_same_weights(trainer, other)
+        assert other.model.copy.weight is other.model.inner.weight
     assert set(load_file(tmp_path / "x.safetensors")) == set(trainer.model.state_dict()) - {"copy.weight"}
-    other = toys.trainer_of(model=Tied(), cls=Trainer)
-    other.load_checkpoint(tmp_path / "x.safetensors")
-    assert_same_weights(trainer, other)
-    assert other.model.copy.weight is other.model.inner.weight
 
 
 def test_a_safetensors_file_of_another_model_is_refused_by_name_before_anything_is_touched(tmp_path):
-    toys.trainer_of(model=Tied(), cls=Trainer).save_checkpoint(tmp_path / "tied.safetensors")
+    fresh(Tied()).save_checkpoint(tmp_path / "tied.safetensors")
     plain = fresh()
     plain.save_checkpoint(tmp_path / "plain.safetensors")
-    before = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
+    before = toys.state_of(plain)
     with pytest.raises(CheckpointError, match=r"of another model\. copy\.bias: \(3,\) saved, absent in the model"):
         plain.load_checkpoint(tmp_path / "tied.safetensors")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in plain.model.state_dict().items())
+    toys.assert_same(toys.state_of(plain), before)
     with pytest.raises(CheckpointError, match=r"of another model\. copy\.bias: absent saved, \(3,\) in the model"):
-        toys.trainer_of(model=Tied(), cls=Trainer).load_checkpoint(tmp_path / "plain.safetensors")
+        fresh(Tied()).load_checkpoint(tmp_path / "plain.safetensors")
 
 
 # Training states of one trainer
 
 
-def test_a_training_state_needs_a_trainer_that_was_prepared(tmp_path):
-    with pytest.raises(ConfigError, match="prepared by train"):
-        fresh().save_training_state(tmp_path / "state")
-    with pytest.raises(ConfigError, match="prepared by train"):
-        fresh().load_training_state(tmp_path / "state")
-
-
 def test_loading_a_training_state_restores_the_model_and_not_the_run(tmp_path):
     trainer = trained()
     trainer.save_training_state(tmp_path / "state", {"note": "hello"})
-    saved = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     other = trained(num_epochs=3)
     losses = list(other.run_history.get_metric_values("train_loss_epoch"))
     metadata = other.load_training_state(tmp_path / "state")
     assert metadata == {"current_epoch": 2, "note": "hello"}
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in other.model.state_dict().items())
+    assert_same_weights(other, trainer)
     assert other.scheduler.last_epoch == 4 and other.optimizer.param_groups[0]["lr"] == 0.0125
     assert other.run_history.get_metric_values("train_loss_epoch") == losses
     assert other.run_history.current_epoch == 4

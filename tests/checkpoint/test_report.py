@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import toys
 from loopwright.checkpoint import verify_all, write
+
+run = partial(toys.python, "-m", "loopwright.checkpoint")
 
 
 def folder_of_three(folder: Path) -> Path:
@@ -20,18 +22,10 @@ def folder_of_three(folder: Path) -> Path:
     return folder
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "loopwright.checkpoint", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_every_checkpoint_is_listed_in_order_of_updates_with_what_is_wrong(tmp_path):
     findings = verify_all(folder_of_three(tmp_path))
-    assert [(finding.path.name, finding.update) for finding in findings] == [
-        ("step-2", 2),
-        ("step-10", 10),
-        ("step-30", 30),
-    ]
+    found = [(finding.path.name, finding.update) for finding in findings]
+    assert found == [("step-2", 2), ("step-10", 10), ("step-30", 30)]
     assert "model.safetensors is damaged" in findings[0].problem
     assert findings[1].problem is None and findings[2].problem is None
     assert all(finding.num_bytes > 500 for finding in findings)

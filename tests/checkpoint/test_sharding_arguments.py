@@ -53,16 +53,13 @@ def test_what_is_not_offered_is_refused_with_a_reason(value, config, told):
 
 
 def test_train_refuses_it_before_anything_is_touched():
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
     with pytest.raises(ConfigError, match="hybrid_shard"):
-        trainer.train(toys.data(8), 1, sharding="hybrid_shard")
+        toys.trained(sharding="hybrid_shard")
 
 
 def test_one_process_has_nothing_to_split():
     model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
-    trainer.train(toys.data(8), 1, sharding="full_shard")
+    trainer = toys.trained(model=model, cls=Trainer, sharding="full_shard")
     assert not is_sharded(model) and type(model) is nn.Linear
     assert trainer.whole_model() is model and whole_model(model) is model
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in trainer.whole_weights().items())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+import toys
 from loopwright.checkpoint import Checkpointing, find_newest, prune, read, store, verify, write
 from loopwright.errors import CheckpointError, ConfigError
+from toys import assert_same, contents, names_in
 
 FILES = ["model.safetensors", "state.safetensors", "state.json", "MANIFEST.json"]
 
@@ -38,20 +39,8 @@ def checkpoint(folder: Path, update: int = 1, value: float = 1.0) -> Path:
 def assert_holds(folder: Path, value: float, update: int = 1) -> None:
     found = read(folder)
     assert found.update == update
-    assert set(found.model) == {"layer.weight", "layer.bias"}
-    for name, tensor in weights(value).items():
-        assert torch.equal(found.model[name], tensor)
-    assert found.state["answer"] == value and found.state["flag"] is True
-    assert torch.equal(found.state["nested"][1][0], torch.tensor([value]))
-    assert set(found.state) == {"answer", "nested", "flag"}
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert_same(found.model, weights(value))
+    assert_same(found.state, state(value))
 
 
 # Writing and reading
@@ -91,8 +80,6 @@ def test_a_folder_may_be_given_as_text(tmp_path):
 
 
 def test_the_manifest_names_size_and_hash_of_every_file(tmp_path):
-    import hashlib
-
     folder = checkpoint(tmp_path / "a", update=3)
     manifest = verify(folder)
     assert manifest["format"] == 1 and manifest["identity"]["update"] == "3"
@@ -118,11 +105,10 @@ def test_tied_weights_are_stored_once_and_come_back_under_each_name(tmp_path):
     write(tmp_path / "a", model, {}, 1)
     assert set(load_file(tmp_path / "a" / "model.safetensors")) == {"a", "c", "empty", "empty2"}
     found = read(tmp_path / "a")
-    assert set(found.model) == set(model)
     assert found.model["a"] is found.model["b"] is found.model["d"]
     assert found.model["a"] is not found.model["c"]
-    assert all(torch.equal(found.model[name], model[name]) for name in model)
-    assert found.state == {}
+    assert_same({name: found.model[name] for name in model}, model)
+    assert found.state == {} and len(found.model) == len(model)
 
 
 def test_views_and_overlapping_tensors_are_stored_each_with_its_own_values(tmp_path):
@@ -130,8 +116,7 @@ def test_views_and_overlapping_tensors_are_stored_each_with_its_own_values(tmp_p
     model = {"whole": base, "row": base[1], "transposed": base.t(), "flat": base.view(12), "part": base[:, 1:3]}
     write(tmp_path / "a", model, {"again": [base, base, base.view(4, 3)]}, 1)
     found = read(tmp_path / "a")
-    for name, tensor in model.items():
-        assert torch.equal(found.model[name], tensor), name
+    assert_same({name: found.model[name] for name in model}, model)
     assert torch.equal(found.state["again"][1], base) and torch.equal(found.state["again"][2], base.view(4, 3))
 
 
@@ -146,8 +131,8 @@ def test_every_type_of_weight_comes_back(tmp_path):
     model = {str(dtype): torch.tensor([1, 0, 1]).to(dtype) for dtype in types} | {"scalar": torch.tensor(2.0)}
     write(tmp_path / "a", model, {}, 1)
     found = read(tmp_path / "a").model
-    assert {name: tensor.dtype for name, tensor in found.items()} == {n: t.dtype for n, t in model.items()}
-    assert all(torch.equal(found[name], model[name]) for name in model)
+    assert found.keys() == model.keys()
+    assert_same({name: found[name] for name in model}, model)
 
 
 def test_what_cannot_be_saved_is_refused_by_name_and_nothing_is_left(tmp_path):
@@ -252,10 +237,6 @@ def test_the_damaged_file_is_named(tmp_path):
 # A write that fails
 
 
-class DiskFull(OSError):
-    pass
-
-
 def fail_at_call(monkeypatch, target, name, number):
     """Let the n-th call of a function raise, as a full disk or a killed process would."""
     calls, function = [], getattr(target, name)
@@ -263,7 +244,7 @@ def fail_at_call(monkeypatch, target, name, number):
     def wrapper(*args, **kwargs):
         calls.append(name)
         if len(calls) == number:
-            raise DiskFull("no space left on device")
+            raise OSError("no space left on device")
         return function(*args, **kwargs)
 
     monkeypatch.setattr(target, name, wrapper)
@@ -355,6 +336,11 @@ def test_a_process_killed_inside_a_write_leaves_a_whole_checkpoint_to_find(kill_
 # Finding and pruning
 
 
+def checkpoints(folder: Path, *updates: int) -> None:
+    for update in updates:
+        checkpoint(folder / f"step-{update}", update)
+
+
 def test_the_newest_is_the_one_with_the_highest_update_whatever_the_clock_says(tmp_path):
     for name, update in (("step-9", 9), ("epoch_1", 10), ("final", 8), ("zzz", 2)):
         checkpoint(tmp_path / name, update)
@@ -364,8 +350,7 @@ def test_the_newest_is_the_one_with_the_highest_update_whatever_the_clock_says(t
 
 
 def test_bad_ones_are_passed_over_and_reported(tmp_path):
-    for update in (1, 2, 3, 4):
-        checkpoint(tmp_path / f"step-{update}", update)
+    checkpoints(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step-4" / "MANIFEST.json").write_text("{}")
     (tmp_path / "step-3" / "state.json").unlink()
     newest, problems = find_newest(tmp_path)
@@ -392,8 +377,7 @@ def test_where_there_is_none_there_is_nothing_to_find(tmp_path):
 
 
 def test_pruning_keeps_the_newest(tmp_path):
-    for update in (5, 20, 10, 15):
-        checkpoint(tmp_path / f"step-{update}", update)
+    checkpoints(tmp_path, 5, 20, 10, 15)
     prune(tmp_path, keep_last=2)
     assert names_in(tmp_path) == {"step-15", "step-20"}
     prune(tmp_path, keep_last=5)
@@ -401,8 +385,7 @@ def test_pruning_keeps_the_newest(tmp_path):
 
 
 def test_pruning_never_removes_the_protected_one_or_the_last(tmp_path, monkeypatch):
-    for update in (1, 2, 3):
-        checkpoint(tmp_path / f"step-{update}", update)
+    checkpoints(tmp_path, 1, 2, 3)
     prune(tmp_path, keep_last=1, protected=[tmp_path / "step-1"])
     assert names_in(tmp_path) == {"step-1", "step-3"}
     monkeypatch.chdir(tmp_path)
@@ -413,8 +396,7 @@ def test_pruning_never_removes_the_protected_one_or_the_last(tmp_path, monkeypat
 
 
 def test_pruning_leaves_alone_what_it_does_not_know_or_trust(tmp_path):
-    for update in (1, 2, 3):
-        checkpoint(tmp_path / f"step-{update}", update)
+    checkpoints(tmp_path, 1, 2, 3)
     checkpoint(tmp_path / "epoch_1", 1)
     (tmp_path / "step-notes").mkdir()
     (tmp_path / "step-1" / "MANIFEST.json").write_text("damaged")
@@ -423,8 +405,7 @@ def test_pruning_leaves_alone_what_it_does_not_know_or_trust(tmp_path):
 
 
 def test_pruning_goes_on_after_a_process_was_killed_while_pruning(tmp_path):
-    for update in (1, 2):
-        checkpoint(tmp_path / f"step-{update}", update)
+    checkpoints(tmp_path, 1, 2)
     os.rename(tmp_path / "step-1", tmp_path / ".del-step-1")  # and killed before it was gone
     checkpoint(tmp_path / "step-1", 1)
     prune(tmp_path, keep_last=1)
@@ -485,6 +466,5 @@ def test_reading_a_checkpoint_unpickles_nothing(tmp_path):
         assert "pickle.find_class" in found, "the hook sees nothing at all"
         print(len(checkpoint.model), newest is not None, while_reading)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "a"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = toys.python("-c", textwrap.dedent(code), tmp_path / "a", tmp_path)
     assert done.stdout == "7 True []\n", done.stderr

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.graphs.recorder import GraphedTrainer
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
+from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
 from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
@@ -393,8 +393,7 @@ def test_sequential_order_stays_what_it_was() -> None:
 
 def bert_run(folder: Path, **options: Any) -> Any:
     pytest.importorskip("transformers")
-    from tests.hf.tiny import arguments, bert
-
+    from hf.tiny import arguments, bert
     from loopwright import hf
 
     class Watching(hf.Trainer):

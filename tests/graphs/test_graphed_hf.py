@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.recorder import FakeCapturer
 from torch import nn
 
+import toys
+from graphs.recorder import FakeCapturer
+from hf.tiny import arguments, losses
 from loopwright import hf
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.hf.core import Core
@@ -54,26 +56,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapturer]:
 
 
 def trained(folder: Path, kind: type[hf.Trainer] = hf.Trainer, callbacks: Any = (), **options: Any) -> hf.Trainer:
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 8,
-        "num_train_epochs": 3,
-        "learning_rate": 0.01,
-        "optim": "adamw_torch_fused",
-        "save_strategy": "no",
-        "report_to": "none",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "use_cpu": True,
-        **options,
-    }
-    arguments = hf.TrainingArguments(str(folder), **settings)
-    trainer = kind(Tagger(), arguments, train_dataset=rows(), callbacks=list(callbacks))
+    settings = {"per_device_train_batch_size": 8, "num_train_epochs": 3, "optim": "adamw_torch_fused", **options}
+    args = arguments(folder, report_to="none", use_cpu=True, **settings)
+    trainer = kind(Tagger(), args, train_dataset=rows(), callbacks=list(callbacks))
     trainer.train()
     return trainer
-
-
-def losses(trainer: hf.Trainer) -> list[float]:
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -91,8 +78,7 @@ def test_graphed_steps_have_the_losses_and_weights_of_eager_ones(
     monkeypatch.setattr(Core, "optimizer_step", step)
     eager = trained(tmp_path / "eager", step_mode="eager", gradient_accumulation_steps=accumulation)
     assert losses(eager) == losses(graphed)
-    for one, other in zip(eager.model.parameters(), graphed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    toys.assert_same_weights(eager, graphed)
 
 
 class OwnLoss(hf.Trainer):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import gc
+import random
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from tests.graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
+from graphs.recorder import EagerTrainer, FakeCapturer, GraphedTrainer
 from loopwright import Trainer
-from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data.buckets import with_buckets
 from loopwright.data.collators import (
@@ -31,14 +32,14 @@ from loopwright.stepping.graphs import prepare_optimizer
 
 
 def a_model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 3))
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 3))
+
+    return toys.seeded(layers, seed=1)
 
 
 def a_dataset(rows: int = 42) -> TensorDataset:
-    generator = torch.Generator().manual_seed(2)
-    inputs = torch.randn(rows, 6, generator=generator)
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
+    return toys.labelled(rows, 6, seed=2)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -57,28 +58,18 @@ def trained(kind: type[Trainer], make_optimizer: Any = adamw, **options: Any) ->
     return trainer
 
 
-def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-
 def assert_same(one: Any, other: Any) -> None:
-    first, second = weights_of(one), weights_of(other)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert one.run_history.get_metric_values("train_loss_epoch") == other.run_history.get_metric_values(
-        "train_loss_epoch"
-    )
+    toys.assert_same_weights(one, other)
+    losses = [trainer.run_history.get_metric_values("train_loss_epoch") for trainer in (one, other)]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("make_optimizer", [adamw, momentum], ids=["adamw", "sgd with momentum"])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 def test_graphed_updates_have_the_bits_of_eager_ones(make_optimizer: Any, accumulation: int) -> None:
-    options: dict[str, Any] = {
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clip_norm": 1.0,
-        "create_scheduler_fn": functools.partial(
-            CosineLrScheduler, num_warmup_epochs=1, total_num_epochs=3, num_update_steps_per_epoch=3
-        ),
-    }
+    schedule = CosineLrScheduler.create_scheduler_fn(3, 3, num_warmup_epochs=1)
+    options: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "create_scheduler_fn": schedule}
+    options["gradient_clip_norm"] = 1.0
     eager = trained(EagerTrainer, make_optimizer, step_mode="eager", **options)
     graphed = trained(GraphedTrainer, make_optimizer, **options)
     assert graphed.capturer is not None and graphed.capturer.num_replays > 0
@@ -133,30 +124,16 @@ def test_nothing_of_an_update_is_kept_when_it_is_over(kind: type[Trainer]) -> No
 
 
 def test_the_share_of_graphed_updates_is_logged() -> None:
-    class Logs(TrainerCallback):
-        def __init__(self) -> None:
-            self.seen: list[Any] = []
-
-        def on_log(self, trainer: Any, logs: Any = None, **kwargs: Any) -> None:
-            self.seen.append(logs["graphed_updates"])
-
-    logs = Logs()
+    logs = toys.watch(on_log=lambda trainer, logs, **kwargs: logs["graphed_updates"])
     trainer = trained(GraphedTrainer, callbacks=[logs])
     assert sum(logs.seen) == trainer.capturer.num_replays
 
 
 def test_warming_up_and_recording_leave_no_trace() -> None:
-    class Watch(TrainerCallback):
-        def __init__(self) -> None:
-            self.states: list[torch.Tensor] = []
-
-        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-            self.states.append(torch.cat([value.flatten().double() for value in trainer.model.state_dict().values()]))
-
-    eager, graphed = Watch(), Watch()
+    eager, graphed = (toys.watch(on_update_end=lambda trainer, **kwargs: toys.state_of(trainer)) for _ in range(2))
     trained(EagerTrainer, callbacks=[eager], step_mode="eager")
     trained(GraphedTrainer, callbacks=[graphed])
-    assert all(torch.equal(*pair) for pair in zip(eager.states, graphed.states, strict=True))
+    toys.assert_same(eager.seen, graphed.seen)
 
 
 def test_an_update_that_cannot_be_recorded_is_run_and_the_reason_is_said_once(capsys: Any) -> None:
@@ -169,55 +146,39 @@ def test_an_update_that_cannot_be_recorded_is_run_and_the_reason_is_said_once(ca
 
 
 def test_a_forward_pass_that_draws_on_the_host_is_not_recorded(capsys: Any) -> None:
-    class Jitter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
+    class Jitter(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            import random
+            return super().forward(inputs) * random.random()
 
-            return self.layer(inputs) * random.random()
-
-    model = Jitter()
+    model = Jitter(6, 3)
     trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
     trainer.train(a_dataset(), num_epochs=1, seed=1)
     assert "draws random numbers on the host" in capsys.readouterr().out
 
 
-class Overriding(GraphedTrainer):
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        return super().calculate_train_batch_loss(batch)
-
-
-class OverridingSafely(Overriding):
-    graph_safe = True
-
-
-class Stepping(TrainerCallback):
-    def on_before_optimizer_step(self, trainer: Any, **kwargs: Any) -> None:
-        pass
-
-
-class SteppingSafely(Stepping):
-    graph_safe = True
-
-
 def test_an_overridden_step_hook_means_eager_unless_it_is_declared_safe(capsys: Any) -> None:
+    class Overriding(GraphedTrainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            return super().calculate_train_batch_loss(batch)
+
     assert trained(Overriding).capturer is None
     assert "Overriding.calculate_train_batch_loss must see every step" in capsys.readouterr().out
-    assert trained(OverridingSafely).capturer.num_replays > 0
+    Overriding.graph_safe = True
+    assert trained(Overriding).capturer.num_replays > 0
 
 
 def test_a_callback_of_steps_means_eager_unless_it_is_declared_safe(capsys: Any) -> None:
+    class Stepping(TrainerCallback):
+        def on_before_optimizer_step(self, trainer: Any, **kwargs: Any) -> None:
+            pass
+
     assert trained(GraphedTrainer, callbacks=[Stepping]).capturer is None
     assert "Stepping.on_before_optimizer_step must see every step" in capsys.readouterr().out
-    assert trained(GraphedTrainer, callbacks=[SteppingSafely]).capturer.num_replays > 0
+    Stepping.graph_safe = True
+    assert trained(GraphedTrainer, callbacks=[Stepping]).capturer.num_replays > 0
 
 
 def test_the_callbacks_of_loopwright_do_not_stand_in_the_way() -> None:
-    from loopwright.callbacks import DEFAULT_CALLBACKS, StepBasedEvaluationCallback
-
     callbacks = [*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2)]
     assert trained(GraphedTrainer, callbacks=callbacks).capturer.num_replays > 0
 
@@ -231,10 +192,7 @@ def test_an_optimizer_that_reads_its_rate_on_the_host_means_eager(capsys: Any) -
     class Own(torch.optim.SGD):
         pass
 
-    def own(model: nn.Module) -> torch.optim.Optimizer:
-        return Own(model.parameters(), lr=0.1)
-
-    assert trained(GraphedTrainer, own).capturer is None
+    assert trained(GraphedTrainer, lambda model: Own(model.parameters(), lr=0.1)).capturer is None
     assert "Own is not one of torch's optimizers" in capsys.readouterr().out
 
 
@@ -259,18 +217,12 @@ def test_a_changed_setting_of_the_optimizer_is_followed() -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Any) -> None:
-    class StopAt(TrainerCallback):
-        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.progress.update == 8:
-                raise StopTrainingError("enough")
-
     whole = trained(GraphedTrainer)
     options = {"checkpoints": Checkpointing(tmp_path / "run", every_updates=4), "resume_from": "auto"}
-    trained(GraphedTrainer, callbacks=[StopAt], **options)
+    trained(GraphedTrainer, callbacks=[toys.stop_at(8)], **options)
     resumed = trained(GraphedTrainer, **options)
     assert resumed.capturer.num_replays > 0
-    first, second = weights_of(whole), weights_of(resumed)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    toys.assert_same_weights(resumed, whole)
 
 
 def test_asking_for_graphs_on_the_cpu_is_refused() -> None:
@@ -285,18 +237,13 @@ def test_graphs_on_the_cpu_are_refused_before_anything_is_written(tmp_path: Any)
 
 
 def test_losses_per_item_are_weighed_the_same_in_graphs() -> None:
-    class Eager(EagerTrainer):
-        def count_batch_items(self, batch: Any) -> float:
-            return float(batch[1].sum()) + 1
-
-    class Graphed(GraphedTrainer):
-        def count_batch_items(self, batch: Any) -> float:
-            return float(batch[1].sum()) + 1
+    def counting(kind: type[Trainer]) -> type[Trainer]:
+        return type("Counting", (kind,), {"count_batch_items": lambda self, batch: float(batch[1].sum()) + 1})
 
     options = {"gradient_accumulation_steps": 2}
-    graphed = trained(Graphed, **options)
+    graphed = trained(counting(GraphedTrainer), **options)
     assert graphed.capturer.num_replays > 0
-    assert_same(trained(Eager, step_mode="eager", **options), graphed)
+    assert_same(trained(counting(EagerTrainer), step_mode="eager", **options), graphed)
 
 
 class Padding:
@@ -320,20 +267,19 @@ class Reader(nn.Module):
         return self.layer(inputs.mean(1, keepdim=True))
 
 
+def read(samples: Any, **options: Any) -> Any:
+    """Train a reader on samples in their order, as graphs."""
+    model = toys.seeded(Reader)
+    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
+    trainer.train(samples, train_dataloader_kwargs={"shuffle": False}, **options)
+    assert trainer.capturer is not None
+    return trainer
+
+
 def test_the_lengths_that_a_collator_pads_to_are_graphs_and_others_are_not() -> None:
     lengths = [2] * 8 + [6] * 8 + [11] * 8
     samples = [torch.arange(length) for length in lengths]
-    torch.manual_seed(0)
-    model = Reader()
-    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
-    trainer.train(
-        samples,
-        num_epochs=2,
-        per_device_batch_size=4,
-        collate_fn=Padding(),
-        train_dataloader_kwargs={"shuffle": False},
-    )
-    assert trainer.capturer is not None
+    trainer = read(samples, num_epochs=2, per_device_batch_size=4, collate_fn=Padding())
     assert trainer.capturer.num_captures == 2  # of length 4 and of length 8
     assert trainer.capturer.num_replays == 2 * 4 - 1  # of six updates per epoch two have another length
 
@@ -355,18 +301,8 @@ def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(collate
                 raise ValueError("damaged")
             return torch.arange(3)
 
-    torch.manual_seed(0)
-    model = Reader()
-    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
-    trainer.train(
-        SomeAreBad(),
-        num_epochs=1,
-        per_device_batch_size=8,
-        collate_fn=collate_fn,
-        train_dataloader_kwargs={"shuffle": False},
-        bad_samples="skip",
-    )
-    assert trainer.capturer is not None
+    options = {"per_device_batch_size": 8, "collate_fn": collate_fn, "bad_samples": "skip"}
+    trainer = read(SomeAreBad(), num_epochs=1, **options)
     assert trainer.capturer.num_replays == 120 // 8 - 1
 
 
@@ -508,10 +444,9 @@ def test_an_optimizer_that_is_recorded_takes_its_fused_kernel_unless_it_says_oth
 def test_only_updates_that_are_graphs_change_how_an_optimizer_computes():
     kernels = {}
     for kind in (GraphedTrainer, Trainer):
-        model = nn.Linear(3, 1)
+        model = nn.Linear(4, 1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        data = TensorDataset(torch.ones(8, 3), torch.ones(8, 1))
-        kind(model, nn.MSELoss(), optimizer, callbacks=()).train(data, num_epochs=1, per_device_batch_size=4)
+        toys.trained(model=model, optimizer=optimizer, cls=kind)
         kernels[kind] = optimizer.param_groups[0]["fused"]
 
     assert kernels == {GraphedTrainer: True, Trainer: None}

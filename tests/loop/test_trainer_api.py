@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -539,71 +538,6 @@ def test_a_saved_model_can_be_loaded_into_another_trainer(tmp_path, name):
         assert len(momentum) == 2
     else:
         assert other.optimizer.param_groups[0]["lr"] == 0.7
-
-
-def test_what_is_not_wanted_is_neither_saved_nor_loaded(tmp_path):
-    trainer = trainer_of()
-    trainer.train(pairs(16), 1, create_scheduler_fn=STEP_LR)
-    trainer.save_checkpoint(tmp_path / "bare.pt", save_optimizer=False, save_scheduler=False)
-    assert torch.load(tmp_path / "bare.pt", weights_only=True).keys() == {"model_state_dict"}
-    trainer.save_checkpoint(tmp_path / "full.pt")
-    other = trainer_of(lr=0.7)
-    other.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
-    assert other.optimizer.param_groups[0]["lr"] == 0.7
-    assert torch.equal(weights(other), weights(trainer))
-    without = Trainer(nn.Linear(4, 1), None, None, callbacks=())
-    with pytest.raises(ConfigError, match="the trainer has no optimizer. Pass one, or load_optimizer=False"):
-        without.load_checkpoint(tmp_path / "full.pt")
-    without.load_checkpoint(tmp_path / "full.pt", load_optimizer=False)
-    assert torch.equal(weights(without), weights(trainer))
-
-
-def test_further_entries_of_any_usual_kind_survive_the_round_trip(tmp_path):
-    trainer = trainer_of()
-    entries = {
-        "path": (tmp_path / "x", str(tmp_path / "x")),
-        "scalar": (np.float64(0.25), 0.25),
-        "flag": (np.bool_(True), True),
-        "array": (np.arange(3), torch.arange(3)),
-        "nested": ({"list": [np.int64(3), (Path("a"), None)]}, {"list": [3, ("a", None)]}),
-        "epoch": (4, 4),
-    }
-    trainer.save_checkpoint(tmp_path / "model.pt", {name: given for name, (given, _) in entries.items()})
-    loaded = trainer.load_checkpoint(tmp_path / "model.pt")
-    toys.assert_same({name: loaded[name] for name in entries}, {name: found for name, (_, found) in entries.items()})
-
-
-class Tied(nn.Module):
-    """Input and output share one weight, as language models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Linear(4, 4, bias=False)
-        self.head = nn.Linear(4, 4, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x):
-        return self.head(self.embedding(x)).mean(dim=1, keepdim=True)
-
-
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_tied_weights_are_restored_tied(tmp_path, name):
-    trainer = trainer_of(Tied())
-    trainer.train(pairs(16), 1)
-    trainer.save_checkpoint(tmp_path / name)
-    other = trainer_of(Tied())
-    other.load_checkpoint(tmp_path / name)
-    assert torch.equal(weights(other), weights(trainer))
-    assert other.model.head.weight is other.model.embedding.weight
-
-
-def test_files_that_are_missing_or_of_another_model_are_refused(tmp_path):
-    trainer = trainer_of()
-    with pytest.raises(CheckpointError, match="there is no checkpoint file"):
-        trainer.load_checkpoint(tmp_path / "none.pt")
-    trainer.save_checkpoint(tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is of another model"):
-        trainer_of(nn.Sequential(nn.Linear(4, 1))).load_checkpoint(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright.failpoints import arm
 from loopwright.run_folder.files import (
     DamagedFileError,
@@ -31,7 +32,7 @@ OLD, NEW = "old " * 1000, "new content " * 2000
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(toys.names_in(folder))
 
 
 def write_in_child(path: Path, spec: str, data: str = NEW) -> int:
@@ -41,8 +42,7 @@ import sys
 from loopwright.run_folder.files import write_atomically
 write_atomically(sys.argv[1], {data!r}, faults=True)
 """
-    environment = {**os.environ, "LW_FAILPOINT": spec}
-    return subprocess.run([sys.executable, "-c", code, str(path)], env=environment, timeout=60).returncode
+    return toys.python("-c", code, path, LW_FAILPOINT=spec).returncode
 
 
 # --------------------------------------------------------------------------------------------------- content
@@ -203,7 +203,7 @@ except OSError as error:
     sys.exit(3 if error.errno == errno.EFBIG else 4)
 """
     write_atomically(tmp_path / "file", OLD)
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], timeout=60).returncode == 3
+    assert toys.python("-c", code, tmp_path / "file").returncode == 3
     assert (tmp_path / "file").read_text() == OLD
     assert names(tmp_path) == ["file"]
 
@@ -223,21 +223,16 @@ def test_a_folder_that_cannot_be_synced_on_principle_is_tolerated_and_a_broken_o
 # ------------------------------------------------------------------------------------------------------ SIGKILL
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_process_killed_while_writing_leaves_the_old_or_the_new_content(tmp_path, point):
-    write_atomically(tmp_path / "file", OLD)
+def test_a_process_killed_while_writing_leaves_what_was_there_or_the_new_content(tmp_path, point, is_there):
+    if is_there:
+        write_atomically(tmp_path / "file", OLD)
     assert write_in_child(tmp_path / "file", f"{point}:1:kill") == -signal.SIGKILL
-    assert (tmp_path / "file").read_text() == (NEW if point == "after_rename" else OLD)
-    leftovers = remove_leftovers(tmp_path)
-    assert len(leftovers) == (0 if point == "after_rename" else 1)
-    assert names(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_process_killed_while_creating_leaves_no_file_or_a_whole_one(tmp_path, point):
-    assert write_in_child(tmp_path / "file", f"{point}:1:kill") == -signal.SIGKILL
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == (["file"] if point == "after_rename" else [])
+    is_new = point == "after_rename"
+    assert len(remove_leftovers(tmp_path)) == (0 if is_new else 1)
+    assert names(tmp_path) == (["file"] if is_there or is_new else [])
+    assert not (is_there or is_new) or (tmp_path / "file").read_text() == (NEW if is_new else OLD)
 
 
 def test_kills_at_random_moments_never_leave_a_torn_file(tmp_path):
@@ -351,10 +346,8 @@ def test_a_file_that_may_not_be_read_is_no_missing_file(tmp_path, monkeypatch):
 
 
 def test_the_run_folder_and_the_failpoints_need_no_torch():
-    code = (
-        "import sys, loopwright.failpoints, loopwright.run_folder; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    modules = "import sys, loopwright.failpoints, loopwright.run_folder"
+    done = toys.python("-c", f"{modules}; print(sorted({{'torch', 'numpy'}} & set(sys.modules)))")
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright.errors import ConfigError, LoopwrightError
 from loopwright.run_folder import lease as lease_module
 from loopwright.run_folder.lease import Lease, LeaseError
@@ -55,8 +56,7 @@ except LeaseError as error:
 @contextmanager
 def owner_process(folder: Path, num_children: int = 0) -> Iterator[tuple[subprocess.Popen, list[int]]]:
     """Start a process that owns the folder until its input is closed; yield it and the pids of its children."""
-    command = [sys.executable, "-c", HOLD, str(folder), str(num_children)]
-    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = started(HOLD, folder, num_children)
     children = [int(pid) for pid in owner.stdout.readline().split()]
     try:
         yield owner, children
@@ -69,16 +69,29 @@ def owner_process(folder: Path, num_children: int = 0) -> Iterator[tuple[subproc
         owner.stdout.close()
 
 
-def try_in_another_process(folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", TRY, str(folder)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def run_script(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    done = toys.python("-c", code, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def try_in_another_process(folder: Path) -> str:
+    return run_script(TRY, folder)
+
+
+def started(code: str, *arguments: object) -> subprocess.Popen:
+    """Start a process that is spoken to through its input and output."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def assert_free(folder: Path) -> None:
+    with Lease(folder) as lease:
+        assert lease.still_ours()
+
+
+def refuse(path, value):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def content(folder: Path) -> dict:
@@ -233,10 +246,7 @@ sys.stdin.read()
 """
     for trial in range(2):
         folder = tmp_path / str(trial)
-        command = [sys.executable, "-c", code, str(folder)]
-        processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)
-        ]
+        processes = [started(code, folder) for _ in range(5)]
         for process in processes:
             assert process.stdout.readline() == "ready\n"
         for process in processes:
@@ -267,9 +277,7 @@ lease.Lease(sys.argv[1]).acquire()
 sys.stdin.read()
 """
     leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    owner = started(code, tmp_path)
     assert owner.stdout.readline() == "locked\n"
     with pytest.raises(LeaseError, match=f"in use by pid {owner.pid} on host"):
         Lease(tmp_path).acquire()
@@ -323,14 +331,12 @@ def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path):
 
 def test_a_pid_that_was_given_out_again_is_not_the_owner(tmp_path):
     leave_lease(tmp_path, pid=os.getppid(), process_start=1)
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 def test_an_owner_from_before_a_reboot_is_gone(tmp_path):
     leave_lease(tmp_path, boot_id="another", pid=os.getppid())
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 def test_a_live_owner_that_lost_its_lock_is_still_the_owner(tmp_path):
@@ -365,8 +371,7 @@ def test_a_heartbeat_from_the_future_is_taken_for_young(tmp_path):
 
 def test_another_container_of_this_machine_is_judged_by_the_lock(tmp_path):
     leave_lease(tmp_path, host="container-7", pid=1)
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', "7", '"text"'])
@@ -377,8 +382,7 @@ def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
             Lease(tmp_path).acquire()
     assert (tmp_path / "lease.json").read_text() == text
     (tmp_path / "lease.json").unlink()
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------- heartbeats and fences
@@ -475,9 +479,6 @@ def test_an_owner_whose_lease_was_taken_over_knows_it_and_removes_nothing(tmp_pa
 
 
 def test_a_disk_that_refuses_a_heartbeat_is_a_problem_and_no_error(tmp_path, monkeypatch, caplog):
-    def refuse(path, value):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with Lease(tmp_path, stale_seconds=0.0) as lease:
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="loopwright"):
             patch.setattr(lease_module, "write_json", refuse)
@@ -490,9 +491,6 @@ def test_a_disk_that_refuses_a_heartbeat_is_a_problem_and_no_error(tmp_path, mon
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_nothing_is_kept(tmp_path, monkeypatch):
-    def refuse(path, value):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     num_open = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(lease_module, "write_json", refuse)
@@ -547,8 +545,7 @@ def test_a_folder_that_was_deleted_or_moved_is_made_again_and_still_owned(away, 
         with pytest.raises(LeaseError, match="in use by this process"):
             Lease(folder).acquire()
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    with Lease(folder) as lease:
-        assert lease.still_ours()
+    assert_free(folder)
 
 
 def test_a_folder_that_was_deleted_and_taken_by_another_process_is_lost(tmp_path):
@@ -568,8 +565,7 @@ def test_a_file_where_the_folder_should_be_is_refused_with_its_name(name, tmp_pa
 
 def test_without_locks_a_process_that_is_gone_is_followed_at_once(tmp_path, no_locks):
     leave_lease(tmp_path, pid=2**22 + 1, process_start=12345)
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 def test_without_locks_another_container_is_judged_by_its_heartbeat(tmp_path, no_locks):
@@ -578,8 +574,7 @@ def test_without_locks_another_container_is_judged_by_its_heartbeat(tmp_path, no
         Lease(tmp_path).acquire()
     (tmp_path / "lease.json").unlink()
     leave_lease(tmp_path, host="container-7", pid=2**22 + 1, heartbeat=time.time() - 100)
-    with Lease(tmp_path) as lease:
-        assert lease.still_ours()
+    assert_free(tmp_path)
 
 
 def test_a_system_that_does_not_tell_about_processes_goes_by_the_lock(tmp_path, monkeypatch):

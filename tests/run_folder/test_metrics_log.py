@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toys
 from loopwright.failpoints import arm
 from loopwright.run_folder import metrics_log
 from loopwright.run_folder.files import DamagedFileError
@@ -211,10 +212,8 @@ log = MetricsLog(sys.argv[1])
 for update in range(10):
     log.append({"update": update})
 """
-    environment = {**os.environ, "LW_FAILPOINT": "mid_metrics_append:4:kill"}
     for expected in ([0, 1, 2], [0, 1, 2, 0, 1, 2]):
-        done = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, timeout=60)
-        assert done.returncode == -signal.SIGKILL
+        assert toys.python("-c", code, path, LW_FAILPOINT="mid_metrics_append:4:kill").returncode == -signal.SIGKILL
         assert not path.read_bytes().endswith(b"\n")
         assert updates_in(path) == expected
 

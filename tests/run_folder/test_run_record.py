@@ -8,10 +8,12 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from loopwright.failpoints import arm, disarm
-from loopwright.run_folder import LeaseError, RunRecord, read_metrics, read_status
+from loopwright.run_folder import LeaseError, RunRecord, read_status
 from loopwright.tracking import InMemoryRunHistory
+from toys import contents, numbers, records
 
 
 def begun(folder, state=None) -> RunRecord:
@@ -21,12 +23,8 @@ def begun(folder, state=None) -> RunRecord:
     return record
 
 
-def records(folder) -> list[dict]:
-    return list(read_metrics(folder / "metrics.jsonl"))
-
-
 def without_times(folder) -> list[dict]:
-    return [{name: one[name] for name in one if name not in ("time", "seconds")} for one in records(folder)]
+    return numbers(folder, *{one["event"] for one in records(folder)})
 
 
 def test_a_record_without_a_folder_does_nothing_and_still_tells_the_time(tmp_path, monkeypatch):
@@ -76,11 +74,11 @@ def test_the_folder_is_free_again_after_a_close(tmp_path):
 
 def test_a_run_that_is_refused_before_it_begins_leaves_the_record_of_another_as_it_is(tmp_path):
     begun(tmp_path).close("done", None)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = contents(tmp_path)
     refused = RunRecord(tmp_path)
     refused.open()
     refused.close("failed", "ConfigError: something", ValueError("something"))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
     assert begun(tmp_path).close("done") is None
 
 
@@ -157,8 +155,6 @@ def test_a_metric_may_have_the_name_of_a_field_of_the_record(tmp_path):
 
 
 def test_metrics_of_any_type_become_what_json_can_hold(tmp_path):
-    import torch
-
     history, record = InMemoryRunHistory(), begun(tmp_path)
     values = {
         "array": np.array([[1, 2]]),

@@ -8,8 +8,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import datetime, timezone
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.failpoints import arm
 from loopwright.run_folder import status as status_module
@@ -44,16 +43,8 @@ def test_a_status_holds_every_field(tmp_path):
     assert RunStatus(tmp_path).update(update=12, epoch=1)
     content = read(tmp_path)
     assert abs((datetime.fromisoformat(content.pop("updated_at")) - before).total_seconds()) < 30
-    assert content == {
-        "state": "running",
-        "update": 12,
-        "epoch": 1,
-        "message": None,
-        "last_checkpoint": None,
-        "last_error": None,
-        "pid": os.getpid(),
-        "host": platform.node(),
-    }
+    told = {"state": "running", "update": 12, "epoch": 1, "message": None, "last_checkpoint": None, "last_error": None}
+    assert content == {**told, "pid": os.getpid(), "host": platform.node()}
 
 
 def test_nothing_is_written_before_the_first_update(tmp_path):
@@ -210,9 +201,7 @@ status = RunStatus(sys.argv[1], every_seconds=0.0)
 for update in range(10):
     status.update(update=update)
 """
-    environment = {**os.environ, "LW_FAILPOINT": "pre_status:4:kill"}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, timeout=60)
-    assert done.returncode == -signal.SIGKILL
+    assert toys.python("-c", code, tmp_path, LW_FAILPOINT="pre_status:4:kill").returncode == -signal.SIGKILL
     assert (read(tmp_path)["update"], read(tmp_path)["state"]) == (2, "running")
 
 

@@ -6,38 +6,18 @@ import math
 from functools import partial
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler, TrainerPlaceholderValues
-
-# The first optimizer of a process imports for seconds, and a busy machine is no failure.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from toys import lrs, stepped, two_groups
 
 BASES = [0.01, 0.002]
 
 
-def two_groups(bases=BASES):
-    first, second = torch.nn.Linear(2, 1).parameters()
-    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": bases[1]}], lr=bases[0])
-
-
 def cosine(total_num_epochs=10, num_update_steps_per_epoch=10, bases=BASES, **kwargs):
-    return CosineLrScheduler(two_groups(bases), total_num_epochs, num_update_steps_per_epoch, **kwargs)
-
-
-def lrs(scheduler):
-    return [group["lr"] for group in scheduler.optimizer.param_groups]
-
-
-def stepped(scheduler, num_steps):
-    seen = []
-    for _ in range(num_steps):
-        scheduler.step()
-        seen.append(lrs(scheduler))
-    return seen
+    return CosineLrScheduler(two_groups(*bases), total_num_epochs, num_update_steps_per_epoch, **kwargs)
 
 
 positive_lr = st.floats(1e-6, 10.0)
@@ -63,7 +43,6 @@ def bounds(scheduler, base):
     return floor, start
 
 
-@patient
 @given(schedules)
 def test_the_promised_points_are_exact(arguments):
     scheduler = cosine(**arguments)
@@ -80,7 +59,6 @@ def test_the_promised_points_are_exact(arguments):
             assert scheduler.get_updated_values(update)[index] == floor
 
 
-@patient
 @given(schedules)
 def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments):
     scheduler = cosine(**arguments)
@@ -96,7 +74,6 @@ def test_the_lr_rises_in_warmup_then_falls_and_never_leaves_its_bounds(arguments
         assert all(sign * later <= sign * earlier + 1e-12 for earlier, later in zip(falling, falling[1:], strict=False))
 
 
-@patient
 @given(schedules)
 def test_the_cosine_has_no_jump_anywhere(arguments):
     scheduler = cosine(**{**arguments, "k_decay": 1.0})

@@ -8,10 +8,11 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+import toys
 from loopwright.errors import ConfigError
 from loopwright.schedulers import SCHEDULES, get_scheduler
 from loopwright.schedulers.named import (
@@ -26,9 +27,6 @@ from loopwright.schedulers.named import (
     polynomial,
     warmup_stable_decay,
 )
-
-# The first optimizer of a process imports for seconds, and a busy machine is no failure.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Ten updates with a warmup of two: the setting in which these schedules are usually listed.
 LENGTHS = {"num_warmup_steps": 2, "num_training_steps": 10}
@@ -141,7 +139,6 @@ def test_cosine_warmup_with_a_minimum_is_one_update_ahead():
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES])
-@patient
 @given(update=st.integers(0, 500), warmup=st.integers(0, 100), length=st.integers(1, 300))
 def test_every_factor_is_from_zero_to_one(name, update, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, length, OWN_ARGUMENTS.get(name))
@@ -150,7 +147,6 @@ def test_every_factor_is_from_zero_to_one(name, update, warmup, length):
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "inverse_sqrt"])
-@patient
 @given(warmup=st.integers(1, 50), length=st.integers(1, 200))
 def test_the_factor_rises_to_one_and_then_falls(name, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)
@@ -162,7 +158,6 @@ def test_the_factor_rises_to_one_and_then_falls(name, warmup, length):
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt"])
-@patient
 @given(warmup=st.integers(2, 50), length=st.integers(2, 200))
 def test_neighbouring_updates_have_neighbouring_factors(name, warmup, length):
     scheduler = get_scheduler(name, an_optimizer(), warmup, warmup + length)
@@ -199,8 +194,7 @@ def test_the_function_inside_can_be_pickled():
 
 
 def test_each_group_keeps_its_own_base():
-    first, second = torch.nn.Linear(2, 1).parameters()
-    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.02}], lr=0.1)
+    optimizer = toys.two_groups(0.1, 0.02)
     scheduler = get_scheduler("linear", optimizer, num_training_steps=4)
     optimizer.step()
     scheduler.step()

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import OneCycleLR
 
+import toys
 from loopwright import Trainer
 from loopwright.errors import ConfigError
 from loopwright.schedulers import CosineLrScheduler, WSDLrScheduler, get_scheduler
@@ -24,9 +25,6 @@ from loopwright.schedulers.placeholders import (
     replace_trainer_placeholder_values,
     resolve,
 )
-
-# The first optimizer of a process imports for seconds, and a busy machine is no failure.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
@@ -96,7 +94,6 @@ expressions = st.recursive(
 )
 
 
-@patient
 @given(expressions)
 def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(expression):
     result = resolve(TRAINER, expression.symbolic)
@@ -104,7 +101,6 @@ def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(expression):
     assert type(result) is type(expression.plain)
 
 
-@patient
 @given(expressions)
 def test_an_expression_survives_pickling_and_copying(expression):
     for twin in (pickle.loads(pickle.dumps(expression.symbolic)), copy.deepcopy(expression.symbolic)):
@@ -251,19 +247,13 @@ def test_a_count_that_the_run_does_not_know_is_said_so():
         resolve(trainer, EPOCHS * UPDATES)
 
 
-class Counted(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter([(torch.ones(2), torch.ones(1))] * 8)
-
-
 @pytest.mark.parametrize("create", [CosineLrScheduler.create_scheduler_fn(), WSDLrScheduler.create_scheduler_fn()])
 def test_a_run_over_a_stream_says_that_its_updates_are_not_known_before_it_starts(create):
-    model = torch.nn.Linear(2, 1)
-    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer, stream = toys.trainer_of(cls=Trainer), toys.Stream(toys.pairs(8))
     with pytest.raises(ConfigError, match="NUM_UPDATE_STEPS_PER_EPOCH is not known for this run, whose train loader"):
-        trainer.train(Counted(), 1, create_scheduler_fn=create)
+        trainer.train(stream, 1, create_scheduler_fn=create)
     known = partial(create, num_update_steps_per_epoch=1)
-    assert trainer.train(Counted(), 1, create_scheduler_fn=known).updates == 1
+    assert trainer.train(stream, 1, create_scheduler_fn=known).updates == 1
 
 
 def test_one_cycle_of_torch_gets_its_counts():

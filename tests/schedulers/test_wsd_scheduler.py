@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
-import weakref
 from functools import partial
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.errors import ConfigError
 from loopwright.schedulers import TrainerPlaceholderValues
 from loopwright.schedulers.wsd_scheduler import WSDLrScheduler, estimate_checkpoint_steps
-
-# The first optimizer of a process imports for seconds, and a busy machine is no failure.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from toys import lrs, stepped, two_groups
 
 BASES = [1.0, 0.2]
 
 
-def two_groups(bases=BASES):
-    first, second = torch.nn.Linear(2, 1).parameters()
-    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": bases[1]}], lr=bases[0])
-
-
 def wsd(total_steps=1000, **kwargs):
-    return WSDLrScheduler(two_groups(), total_steps=total_steps, **kwargs)
-
-
-def lrs(scheduler):
-    return [group["lr"] for group in scheduler.optimizer.param_groups]
-
-
-def stepped(scheduler, num_steps):
-    seen = []
-    for _ in range(num_steps):
-        scheduler.step()
-        seen.append(lrs(scheduler))
-    return seen
+    return WSDLrScheduler(two_groups(*BASES), total_steps=total_steps, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +42,6 @@ def test_three_checkpoints_are_the_default():
     assert estimate_checkpoint_steps(1000) == [250, 500, 1000]
 
 
-@patient
 @given(st.integers(1, 10**9), st.integers(1, 20))
 def test_n_checkpoints_are_n_rising_steps_that_end_with_the_total(total, num_checkpoints):
     if total < 2 ** (num_checkpoints - 1):
@@ -118,30 +95,22 @@ def test_the_decay_follows_its_formula(use_inverse_sqrt_decay):
         assert scheduler.get_updated_values(update) == pytest.approx([base * factor for base in BASES])
 
 
-@patient
-@given(
-    total=st.integers(8, 150),
-    num_checkpoints=st.integers(1, 4),
-    ratio=st.floats(0, 1 / 3),
-    lr_min=st.just(0) | st.floats(1e-12, 1),
-    warmup=st.none() | st.integers(0, 100),
-    use_inverse_sqrt_decay=st.booleans(),
-    is_continuation=st.booleans(),
+ARGUMENTS = st.fixed_dictionaries(
+    {
+        "num_checkpoints": st.integers(1, 4),
+        "decay_phase_ratio": st.floats(0, 1 / 3),
+        "lr_min": st.just(0) | st.floats(1e-12, 1),
+        "num_warmup_steps": st.none() | st.integers(0, 100),
+        "use_inverse_sqrt_decay": st.booleans(),
+        "is_continuation_from_checkpoint": st.booleans(),
+    }
 )
-def test_the_lr_is_always_between_its_bounds(
-    total, num_checkpoints, ratio, lr_min, warmup, use_inverse_sqrt_decay, is_continuation
-):
-    scheduler = wsd(
-        total,
-        num_checkpoints=num_checkpoints,
-        decay_phase_ratio=ratio,
-        lr_min=lr_min,
-        num_warmup_steps=warmup,
-        warmup_starting_lr=0.0,
-        use_inverse_sqrt_decay=use_inverse_sqrt_decay,
-        is_continuation_from_checkpoint=is_continuation,
-    )
-    warmup_end = 0 if is_continuation else scheduler.num_warmup_steps
+
+
+@given(st.integers(8, 150), ARGUMENTS)
+def test_the_lr_is_always_between_its_bounds(total, arguments):
+    scheduler, lr_min = wsd(total, warmup_starting_lr=0.0, **arguments), arguments["lr_min"]
+    warmup_end = 0 if arguments["is_continuation_from_checkpoint"] else scheduler.num_warmup_steps
     for update in range(total + 3):
         lr = scheduler.get_updated_values(update)[0]
         if update < warmup_end:
@@ -195,7 +164,7 @@ def test_no_warmup_given_as_none_is_one_percent():
 
 
 def test_the_length_can_be_given_as_epochs():
-    scheduler = WSDLrScheduler(two_groups(), num_epochs=4, num_update_steps_per_epoch=25)
+    scheduler = WSDLrScheduler(two_groups(*BASES), num_epochs=4, num_update_steps_per_epoch=25)
     assert scheduler.total_steps == 100
 
 
@@ -232,36 +201,20 @@ def test_the_last_update_before_a_decay_is_noted():
 
 def test_the_state_has_the_documented_keys_and_is_plain_json():
     state = wsd(100, num_checkpoints=2).state_dict()
-    assert set(state) == {
-        "base_lr_values",
-        "checkpoint_decay_info",
-        "checkpoint_steps",
-        "decay_phase_ratio",
-        "is_continuation_from_checkpoint",
-        "lr_min",
-        "num_checkpoints",
-        "num_updates",
-        "num_warmup_steps",
-        "param_group_field",
-        "previous_checkpoint_step",
-        "total_steps",
-        "use_inverse_sqrt_decay",
-        "warmup_starting_lr",
-    }
+    documented = """
+        base_lr_values checkpoint_decay_info checkpoint_steps decay_phase_ratio is_continuation_from_checkpoint lr_min
+        num_checkpoints num_updates num_warmup_steps param_group_field previous_checkpoint_step total_steps
+        use_inverse_sqrt_decay warmup_starting_lr
+    """
+    assert set(state) == set(documented.split())
     assert json.loads(json.dumps(state)) == state
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 10, 45, 46, 49, 50, 51, 97, 100, 105])
 @pytest.mark.parametrize("is_continuation", [False, True])
 def test_a_resumed_state_continues_exactly(num_steps, is_continuation):
-    scheduler = wsd(
-        100,
-        num_checkpoints=2,
-        num_warmup_steps=20,
-        lr_min=0.1,
-        use_inverse_sqrt_decay=False,
-        is_continuation_from_checkpoint=is_continuation,
-    )
+    arguments = {"num_checkpoints": 2, "num_warmup_steps": 20, "lr_min": 0.1, "use_inverse_sqrt_decay": False}
+    scheduler = wsd(100, is_continuation_from_checkpoint=is_continuation, **arguments)
     stepped(scheduler, num_steps)
     state = json.loads(json.dumps(scheduler.state_dict()))
     resumed = wsd(77, is_continuation_from_checkpoint=is_continuation)
@@ -327,15 +280,6 @@ def test_a_state_with_missing_keys_leaves_the_rest_as_it_was(is_continuation):
     assert scheduler.decay_phase_ratio == 0.2
 
 
-def test_no_cache_keeps_a_scheduler_alive():
-    scheduler = wsd(100)
-    stepped(scheduler, 100)
-    reference = weakref.ref(scheduler)
-    del scheduler
-    gc.collect()
-    assert reference() is None
-
-
 def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
     create = WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=2)
     per_epoch = TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH
@@ -347,5 +291,5 @@ def test_create_scheduler_fn_leaves_the_counts_to_the_trainer():
 
 
 def test_create_scheduler_fn_with_numbers_needs_no_trainer():
-    scheduler = WSDLrScheduler.create_scheduler_fn(4, 25, num_warmup_epochs=1, lr_min=0.1)(two_groups())
+    scheduler = WSDLrScheduler.create_scheduler_fn(4, 25, num_warmup_epochs=1, lr_min=0.1)(two_groups(*BASES))
     assert scheduler.state_dict() == wsd(100, num_warmup_steps=25, lr_min=0.1).state_dict()
