@@ -16,7 +16,7 @@ from tests.sources.refusing import assert_refused, write
 
 from loopwright.errors import DataError, InputError
 from loopwright.sources import SCHEMAS, DataOptions, files, open_table, preflight
-from loopwright.sources.opening import is_hub, locate, split_files
+from loopwright.sources.locations import is_hub, locate, split_files
 
 CLASSIFY = SCHEMAS["text-classification"]
 
@@ -159,17 +159,17 @@ def test_a_row_of_ten_megabytes_is_refused(tmp_path, name):
     [
         ('[{"a": 1}, {"a": }]', "line 1, at byte 17"),
         ('[\n {"a": 1}\n {"a": 2}\n]', "line 3"),
-        ('[{"a": 1}, 5]', "is a number, not an object"),
-        ('[{"a": 1}, ["b"]]', "is a list, not an object"),
+        ('[{"a": 1}, 5]', "item 2 of the list is a number, not an object"),
+        ('[{"a": 1}, ["b"]]', "item 2 of the list is a list, not an object"),
         ('{"version": 1,\n "articles": {"a": 1}}', "keys version, articles"),
-        ('"text"', "is no list of objects"),
+        ('"text"', "is not a list of objects"),
         ('[{"a": 1}, {"b', "Unterminated string"),
         ('[{"a": 1}', "the file ends there"),
-        ('{"a": 1}\n{"a": \n', "line 2 is no JSON"),
+        ('{"a": 1}\n{"a": \n', "line 2 is not JSON"),
         ('{"a": 1}\n[1]\n', "line 2 is a list"),
-        ('{"data" [{"a": 1}]}', "a colon is missing"),
+        ('{"data" [{"a": 1}]}', "':' delimiter in line 1"),
         ('[{"a": ' + "[" * 100_000, "nested too deeply in line 1"),
-        ('{"a": 1}\n{"a": ' + "[" * 100_000, "line 2 is no JSON: nested too deeply"),
+        ('{"a": 1}\n{"a": ' + "[" * 100_000, "line 2 is not JSON: nested too deeply"),
         ('[{"a": ' + "1" * 5000 + "}]", "in line 1"),
     ],
     ids=[f"form{number}" for number in range(14)],
@@ -283,9 +283,9 @@ def test_options_that_cannot_be_are_refused(tmp_path):
     with assert_refused("args.value"):
         DataOptions(unknown_labels="keep")
     with assert_refused("args.value"):
-        locate(None, None, None, None)
+        locate(None, {"train": None}, {})
     with assert_refused("args.value"):
-        locate("a.csv", "b.csv", None, None)
+        locate("a.csv", {"train": "b.csv"}, {})
 
 
 @pytest.mark.parametrize(

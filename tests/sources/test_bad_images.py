@@ -11,7 +11,7 @@ from PIL import Image
 from tests.sources.drawing import annotation, class_folders, coco, draw, draw_ids, mask_folders
 from tests.sources.refusing import assert_refused, write
 
-from loopwright.sources import SCHEMAS, DataOptions, DataPlan, check_unchanged, open_table, preflight
+from loopwright.sources import SCHEMAS, DataOptions, DataPlan, check_unchanged, json_files, open_table, preflight
 
 CLASSIFY = SCHEMAS["image-classification"]
 SEGMENT = SCHEMAS["semantic-segmentation"]
@@ -32,7 +32,7 @@ def test_an_image_that_is_cut_off_or_none_is_named_or_left_out(tmp_path, ending,
     bad.write_bytes({"cut off": content[: len(content) * 2 // 3], "no image": b"<html>no</html>", "empty": b""}[flaw])
     with assert_refused("data.image") as refusal:
         preflight(CLASSIFY, data=tmp_path / "pets")
-    assert refusal.error.what == "1 of 21 images of pets are missing, cut off or no images"
+    assert refusal.error.what == "1 of 21 images of pets are missing, truncated or not images"
     assert refusal.error.saw[0].startswith(str(bad)) and refusal.error.fix == "put them back, or --bad_images drop"
     plan = preflight(CLASSIFY, data=tmp_path / "pets", options=DataOptions(bad_images="drop"))
     assert plan.dropped == {"bad_images": 1} and sum(map(len, plan.splits.values())) == 20
@@ -122,11 +122,11 @@ def test_a_folder_without_images_is_refused(tmp_path, schema):
 def test_images_outside_class_folders_are_refused_and_empty_classes_are_told(tmp_path):
     class_folders(tmp_path)
     (tmp_path / "cow").mkdir()
-    assert preflight(CLASSIFY, data=tmp_path).warnings[0].endswith("hold no image and are no class: cow")
+    assert preflight(CLASSIFY, data=tmp_path).warnings[0].endswith("hold no image and are not classes: cow")
     draw(tmp_path / "loose.png", 3)
     with assert_refused("data.folder") as refusal:
         preflight(CLASSIFY, data=tmp_path)
-    assert "1 of 21 images lie in no class folder" in refusal
+    assert "1 of 21 images are not in a class folder" in refusal
 
 
 def test_images_without_masks_or_objects_are_no_data_for_those_tasks(tmp_path):
@@ -316,7 +316,7 @@ def test_lines_of_a_yolo_file_that_are_no_objects_are_refused(tmp_path):
         write(tmp_path / "labels" / "a.txt", f"0 0.5 0.5 0.5 0.5\n{line}\n")
         with assert_refused("data.boxes") as refusal:
             preflight(DETECT, data=tmp_path)
-        assert "labels/a.txt: line 2 is no object" in refusal
+        assert "labels/a.txt: line 2 is not an object" in refusal
 
 
 def test_a_category_without_a_name_is_refused(tmp_path):
@@ -372,7 +372,7 @@ def test_a_list_of_images_alone_is_no_data_for_objects(tmp_path):
     assert len(preflight(REBUILD, train_file=path, options=DataOptions(validation_ratio=0)).rows("train")) == 6
 
 
-def test_a_coco_file_that_is_damaged_is_refused_with_the_place(tmp_path):
+def test_a_coco_file_that_is_damaged_or_too_large_is_refused(tmp_path, monkeypatch):
     text = coco(tmp_path / "train.json", [annotation(100), annotation(101)]).read_text()
     for broken in (text[:-30], text.replace('"image_id": 101', '"image_id" 101'), text.replace("}, {", "} {", 1)):
         path = write(tmp_path / "train.json", broken)
@@ -380,6 +380,10 @@ def test_a_coco_file_that_is_damaged_is_refused_with_the_place(tmp_path):
             preflight(DETECT, train_file=path)
     with assert_refused("data.json"):
         open_table(write(tmp_path / "list.json", "[1]"), kind="coco")
+    monkeypatch.setattr(json_files, "MAX_JSON_BYTES", 10)
+    with assert_refused("data.json") as refusal:
+        preflight(DETECT, train_file=write(tmp_path / "train.json", text))
+    assert "line per image" in refusal.error.fix
 
 
 def test_sizes_that_differ_from_the_image_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from tests.sources.drawing import annotation, class_folders, coco, draw, draw_id
 from tests.sources.refusing import assert_refused, write
 
 from loopwright.sources import SCHEMAS, DataOptions, DataPlan, check_unchanged, open_table, preflight
-from loopwright.sources.images import scanning
+from loopwright.sources.images import scene_scan
 from loopwright.sources.images.masks import run_lengths
 
 CLASSIFY = SCHEMAS["image-classification"]
@@ -282,7 +282,7 @@ def test_ignored_pixels_count_for_no_class_and_reduced_labels_are_one_lower(tmp_
 
 
 def test_of_many_masks_some_at_equal_distances_are_read_to_the_last_pixel(tmp_path, monkeypatch):
-    monkeypatch.setattr(scanning, "MOST_MASKS_SCANNED", 4)
+    monkeypatch.setattr(scene_scan, "MOST_MASKS_SCANNED", 4)
     plan = preflight(SEGMENT, data=mask_folders(tmp_path, 12), options=DataOptions(validation_ratio=0))
     assert plan.images["masks_scanned"] == 4 and sum(plan.counts["train"].values()) == 4 * 48
 
@@ -391,7 +391,7 @@ def test_boxes_are_cut_at_the_edge_and_those_without_size_or_outside_are_left_ou
         "first": ["0.png: box [25, 2, 29, 6] lies outside the image of 20 x 10"],
     }
     assert any("have no size and are left out: 0.png" in warning for warning in plan.warnings)
-    assert "2 boxes of train.json are cut at the image's edge" in plan.warnings
+    assert "2 boxes of train.json are clipped at the image's edge" in plan.warnings
     assert json.loads(plan.to_json())["images"]["dropped_boxes"]["zero_size"]["number"] == 2
 
 

@@ -13,8 +13,8 @@ from tests.sources.refusing import assert_refused, write
 
 from loopwright.sources import SCHEMAS, DataOptions, open_table, preflight
 from loopwright.sources.hub import DatasetTable
-from loopwright.sources.opening import locate, split_files
-from loopwright.sources.scanning import scan_table
+from loopwright.sources.locations import locate, split_files
+from loopwright.sources.scan import scan_table
 
 CLASSIFY = SCHEMAS["text-classification"]
 TAG = SCHEMAS["token-classification"]
@@ -101,9 +101,9 @@ def test_a_link_that_leads_nowhere_is_told_where_it_leads(tmp_path):
 def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     csv_file(tmp_path / "train.csv", "ab" * 20)
-    for given in ({"data": ""}, {"data": " "}, {"train_file": ""}):
+    for data, train_file in (("", None), (" ", None), (None, "")):
         with assert_refused("args.value") as refusal:
-            locate(**{"data": None, "train_file": None, "validation_file": None, "test_file": None} | given)
+            locate(data, {"train": train_file}, {})
         assert "is empty" in refusal
 
 
@@ -356,8 +356,8 @@ def test_a_list_of_words_with_nothing_in_it_is_refused(tmp_path):
     ("name", "content", "fix"),
     [
         ("a.txt", "Anna B-PER\nlives O\n\n" * 9, "--file_kind conll"),
-        ("a.csv", "Sentence #,Word,Tag\n" + "1,Anna,B-PER\n,lives,O\n" * 9, "one row for each sentence"),
-        ("a.jsonl", '{"text": "Anna lives", "spans": [{"start": 0, "label": "PER"}]}\n' * 9, "a list of tags"),
+        ("a.csv", "Sentence #,Word,Tag\n" + "1,Anna,B-PER\n,lives,O\n" * 9, "one row per sentence"),
+        ("a.jsonl", '{"text": "Anna lives", "spans": [{"start": 0, "label": "PER"}]}\n' * 9, "lists of tags"),
     ],
     ids=["txt", "csv", "spans"],
 )
@@ -488,7 +488,7 @@ def test_a_number_below_zero_is_no_class_of_a_list_that_names_them(tmp_path, mon
         made = datasets.Dataset.from_list(rows, features=features)
         with assert_refused("data.tags"):
             table = DatasetTable(made, str(tmp_path / "a.parquet"), "parquet", "0" * 64, 1)
-            scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", "|", None)
+            scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", DataOptions(), None)
 
 
 def test_the_number_of_a_tag_that_does_not_count_is_no_class(tmp_path):

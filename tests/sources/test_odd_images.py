@@ -64,7 +64,7 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(pets(tmp_path / "pets") / "cat" / "pipe.png")
     with assert_refused("data.image") as refusal:
         preflight(CLASSIFY, data=tmp_path / "pets")
-    assert "pipe.png is no ordinary file" in refusal
+    assert "pipe.png is not a regular file" in refusal
 
 
 def test_images_of_kinds_that_are_not_read_are_counted(tmp_path):
@@ -72,7 +72,7 @@ def test_images_of_kinds_that_are_not_read_are_counted(tmp_path):
     for name in ("a.heic", "b.HEIC", "c.avif", "Thumbs.db"):
         write(folder / "cat" / name, b"x")
     plan = preflight(CLASSIFY, data=folder)
-    assert any("3 files of pets are of kinds that are not read: .avif, .heic" in note for note in plan.warnings)
+    assert any("3 files of pets have unsupported formats: .avif, .heic" in note for note in plan.warnings)
 
 
 def test_names_of_images_that_are_no_utf8_are_refused(tmp_path):
@@ -81,7 +81,7 @@ def test_names_of_images_that_are_no_utf8_are_refused(tmp_path):
         os.rename(folder / "cat" / f"{number}.png", os.fsencode(folder / "cat") + b"/b\xe9%d.png" % number)
     with assert_refused("data.encoding") as refusal:
         preflight(CLASSIFY, data=folder)
-    assert "2 names" in refusal and r"cat/b\udce90.png" in refusal
+    assert "2 file names" in refusal and r"cat/b\udce90.png" in refusal
 
 
 def test_an_address_is_no_path(tmp_path):
@@ -184,7 +184,7 @@ def test_a_category_whose_id_is_a_text_is_told_that_it_must_be_a_number(tmp_path
 def test_lists_of_cocos_json_that_are_none_are_refused(tmp_path, name, value):
     with assert_refused("data.annotations") as refusal:
         preflight(DETECT, data=saved(tmp_path, coco(tmp_path) | {name: value}))
-    assert "line 1" in refusal
+    assert f'"{name}" is not' in refusal or f"{name}[0]" in refusal
 
 
 def test_names_of_classes_and_of_images_may_hold_anything_that_json_can(tmp_path):
@@ -204,7 +204,7 @@ def test_boxes_in_shares_of_the_image_are_refused(tmp_path):
         annotation["bbox"] = [0.1, 0.2, 0.5, 0.5]
     with assert_refused("data.boxes") as refusal:
         preflight(DETECT, data=saved(tmp_path, content))
-    assert "12 boxes" in refusal and "shares" in refusal and "pixels" in refusal.error.fix
+    assert "12 boxes" in refusal and "fractions" in refusal and "pixels" in refusal.error.fix
     content["annotations"][3]["bbox"] = [3, 3, 9, 9]
     assert preflight(DETECT, data=saved(tmp_path, content)).task == "object-detection"
 
@@ -291,5 +291,5 @@ def test_categories_that_are_no_list_are_refused(category):
 def test_objects_that_python_wrote_are_read():
     found = read_objects("{'bbox': [[1, 1, 5, 5]], 'category': ['a'], 'iscrowd': [False]}", (WIDTH, HEIGHT))
     assert (found.boxes, found.categories) == ([[1.0, 1.0, 6.0, 6.0]], ["a"])
-    with pytest.raises(UnusableValueError, match="no JSON"):
+    with pytest.raises(UnusableValueError, match="not JSON"):
         read_objects("{'bbox': [[", (WIDTH, HEIGHT))

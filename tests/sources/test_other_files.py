@@ -13,10 +13,10 @@ import sys
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.sources.refusing import write
+from tests.sources.refusing import assert_refused, write
 
-from loopwright.sources import files, open_table
-from loopwright.sources.opening import split_files
+from loopwright.sources import files, json_files, open_table
+from loopwright.sources.locations import split_files
 
 ROWS = [{"text": f'row {k} \u00e9\u2028 "q" {{[', "label": k % 3, "more": [k, {"x": None}]} for k in range(50)]
 VALUES = st.recursive(
@@ -52,6 +52,18 @@ def test_a_json_list_cut_anywhere_is_what_json_reads(rows, data, tmp_path_factor
     finally:
         files.CHUNK_BYTES = chunk_bytes
     assert [table[k] for k in range(len(table))] == list(table) == rows
+
+
+@pytest.mark.parametrize("content", [ROWS, {"version": 1, "examples": ROWS}], ids=["list", "wrapped"])
+def test_a_json_list_that_is_too_large_comes_with_a_command_that_converts_it(tmp_path, monkeypatch, content):
+    path = write(tmp_path / "large file.json", json.dumps(content))
+    monkeypatch.setattr(json_files, "MAX_JSON_BYTES", 1000)
+    with assert_refused("data.json") as refusal:
+        open_table(path)
+    assert refusal.error.saw == (f"it has {path.stat().st_size:,} bytes",)
+    command = refusal.error.fix.partition("   ")[0].replace("python ", f"{sys.executable} ", 1)
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
+    assert list(open_table(tmp_path / "large file.jsonl")) == ROWS
 
 
 def test_the_nested_form_of_squad_is_flattened_to_questions(tmp_path):

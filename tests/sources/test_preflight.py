@@ -17,9 +17,10 @@ from tests.sources.refusing import assert_refused, write
 from loopwright.errors import InputError
 from loopwright.sources import CODES, SCHEMAS, DataOptions, DataPlan, Role, Schema, check_unchanged, files, preflight
 from loopwright.sources.column_roles import is_number
-from loopwright.sources.labels import did_you_mean, ordered
-from loopwright.sources.scanning import LengthHistogram
-from loopwright.sources.splitting import duplicated_in, is_held_back
+from loopwright.sources.label_checks import did_you_mean
+from loopwright.sources.labels import ordered
+from loopwright.sources.scan import LengthHistogram
+from loopwright.sources.splits import duplicated_in, is_held_back
 
 CLASSIFY = SCHEMAS["text-classification"]
 TAG = SCHEMAS["token-classification"]
@@ -378,7 +379,7 @@ def test_labels_of_a_trained_model_carry_over(tmp_path):
     assert plan.labels.names == ("pos", "neg") and plan.counts == {"test": {"pos": 2, "neg": 0}}
     with assert_refused("data.labels") as refusal:
         preflight(CLASSIFY, test_file=path, options=DataOptions(label_names=("good", "bad")))
-    assert "is none of the labels that there can be" in refusal
+    assert "1 label of new.csv is unknown" in refusal
 
 
 def test_one_class_only_is_refused(tmp_path):
@@ -485,7 +486,7 @@ def question(answers, context="The cat sat on the mat."):
         ([{"text": "cat"}], "an answer needs a text and a start"),
         ({"text": ["cat", "mat"], "answer_start": [4]}, "is needed, not"),
         (7, "is needed, not 7"),
-        ('{"text": [', "no JSON"),
+        ('{"text": [', "not JSON"),
     ],
     ids=["absent", "elsewhere", "start", "lengths", "number", "json"],
 )

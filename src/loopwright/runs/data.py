@@ -9,7 +9,7 @@ from typing import Any
 from loopwright.quantities import size
 from loopwright.runs.console.screen import Screen, Waiting
 from loopwright.sources import DataPlan
-from loopwright.sources.label_advice import shortened
+from loopwright.sources.label_checks import shortened
 
 _MOST_SHOWN = 6
 
@@ -45,12 +45,12 @@ class ReadingProgress:
 def used_rows(plan: DataPlan, args: Any) -> str:
     """Describe the splits of which a run uses only some rows; empty if it uses all rows."""
     limits = {"train": "max_train_samples", "validation": "max_eval_samples"}
-    told = [
+    limited = [
         f"the first {limit:,} of {split} (--{name})"
         for split, name in limits.items()
         if (limit := getattr(args, name)) is not None and limit < len(plan.splits.get(split, ()))
     ]
-    return f"used: {', '.join(told)}" if told else ""
+    return f"used: {', '.join(limited)}" if limited else ""
 
 
 def describe(plan: DataPlan, args: Any = None) -> list[str]:
@@ -82,13 +82,11 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
 
 def _columns(plan: DataPlan) -> list[str]:
     """Return the column of each role, marking guesses; then everything else that was guessed."""
-    shown, others = [], list(plan.guesses)
-    for role, column in plan.columns.items():
-        guess = next((each for each in others if each.startswith(f"{role}=")), None)
-        if guess is not None:
-            others.remove(guess)
-        shown.append(f"{role}={column!r}" if guess is None else guess.replace(" (guessed by its name)", " (guessed)"))
-    return ["  ".join(shown), *others]
+    guesses = {guess.name: guess for guess in plan.guessed}
+    shown = [
+        guesses.pop(role).brief() if role in guesses else f"{role}={column!r}" for role, column in plan.columns.items()
+    ]
+    return ["  ".join(shown), *map(str, guesses.values())]
 
 
 def _lengths(plan: DataPlan) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from loopwright.errors import InputError
 from loopwright.runs.settings import Settings
 from loopwright.sources import DataOptions, DataPlan, Schema, preflight
-from loopwright.sources.opening import KINDS_BY_ENDING, open_table
+from loopwright.sources.formats import KINDS_BY_ENDING, open_table
 from loopwright.tasks.base import Task
 from loopwright.tasks.data import check_inputs
 

@@ -2,18 +2,17 @@
 
 The interface for the layers above:
 
-* `open_table(path)` gives a `Table`: `columns`, `len`, `table[i]` as a dict, iteration, `sha256`. Rows are read
-  from the file when they are asked for; only their places are kept. csv, tsv, json, jsonl, txt, conll,
-  parquet; gz of these.
+* `open_table(path)` returns a `Table`: `columns`, `len`, `table[i]` as a dict, iteration, `sha256`. Rows are read from
+  the file on access. csv, tsv, json, jsonl, txt, conll, parquet; gz of these.
 * `SCHEMAS["text-classification"]` has the roles of a built-in task; a `Schema` of `Role`s describes any other rows.
-* `preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and gives a `DataPlan`.
+* `preflight(schema, data=..., columns=..., options=DataOptions(...))` checks everything and returns a `DataPlan`.
 * `plan.rows("train")[i]` is a dict by role, ready for a DataLoader: {"text": ..., "label": 1}.
 * `plan.to_json()` is data.json; `DataPlan.from_json(text)` reads it; `check_unchanged(plan)` refuses changed files.
 * `schema.for_prediction()` with `preflight(..., test_file=...)` reads new rows without labels; `label_names` and
-  `label_map` of `DataOptions` carry the labels of a trained model over.
-* Of a task with images `data` and the files may be folders: a folder per class, images and masks, COCO, YOLO; or
+  `label_map` of `DataOptions` carry over the labels of a trained model.
+* For a task with images `data` and the files may be folders: a folder per class, images and masks, COCO, YOLO; or
   files with a column of images. Rows hold paths or bytes, never decoded images.
-* Every complaint is an `InputError` with one of `CODES`.
+* Every problem is an `InputError` with one of `CODES`.
 
     plan = preflight(SCHEMAS["text-classification"], data="reviews.csv")
     rows = plan.rows("train")
@@ -27,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from loopwright.errors import InputError
 from loopwright.sources.codes import CODES
 from loopwright.sources.files import Progress, Say
+from loopwright.sources.formats import IMAGE_KINDS, KINDS, open_table
 from loopwright.sources.labels import Labels
-from loopwright.sources.opening import IMAGE_KINDS, KINDS, open_table
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split, SplitRows, check_unchanged
 from loopwright.sources.preflight import preflight

@@ -28,7 +28,7 @@ CODES: dict[str, str] = {
     "data.gzip": "A gz file is damaged, or too large to be read without unpacking it.",
     "data.hub": "A dataset of the Hub could not be loaded.",
     "data.image": "An image is missing, cut off, or no image.",
-    "data.json": "A JSON file is damaged, or holds something other than rows.",
+    "data.json": "A JSON file is damaged, too large to be loaded whole, or holds something other than rows.",
     "data.label_type": "The labels of one column are of several kinds, such as numbers and words.",
     "data.labels": "The labels of one split do not fit those of the training split, or there are too many of them.",
     "data.long_row": "A row is longer than 10 MB, which is nearly always a damaged file.",

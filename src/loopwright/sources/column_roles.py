@@ -7,21 +7,37 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
 from loopwright.errors import InputError
-from loopwright.sources.images.reading import is_image_name
+from loopwright.sources.images.image_file import is_image_name
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.tables import Row, Table, value_at
 
-ROWS_LOOKED_AT = 500
+ROWS_SAMPLED = 500
+_BY_NAME = "guessed by its name"
 _LANGUAGES = "translation."  # prefix of the entries of a column of languages
 FEW_LABELS = 50  # A column with more distinct values is not guessed to be labels.
 
-Columns = dict[str, str | tuple[str, ...]]
+Column = str | tuple[str, ...]
+Columns = dict[str, Column]
+
+
+class Guess(NamedTuple):
+    """A guessed column of a role, or another guessed setting."""
+
+    name: str
+    value: Column
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={', '.join(map(repr, column_names(self.value)))} ({self.reason})"
+
+    def brief(self) -> str:
+        """Return the guess without its reason if that is the usual one."""
+        return str(self._replace(reason="guessed") if self.reason == _BY_NAME else self)
 
 
 class ColumnSample(NamedTuple):
@@ -48,6 +64,25 @@ class ColumnSample(NamedTuple):
             return False
         return 2 <= self.num_distinct <= min(FEW_LABELS, len(self.values) // 2)
 
+    def fits(self, role: Role) -> bool:
+        """Whether the values could be those of a role."""
+        if role.kind == "text":
+            return self.is_text and not (self.could_be_label and role.is_input)
+        if role.kind in ("label", "class", "position"):
+            return self.could_be_label
+        tests = {
+            **dict.fromkeys(("tokens", "tags", "multi", "texts"), lambda value: isinstance(value, list)),
+            **dict.fromkeys(("image", "mask"), _could_be_image),
+            "float": is_number,
+            "objects": lambda value: isinstance(value, dict) and len(value) > 1,
+        }
+        return role.kind in tests and bool(self.values) and all(map(tests[role.kind], self.values))
+
+
+def column_names(column: Column) -> list[str]:
+    """Return the column, or the several columns, of a role as a list."""
+    return [column] if isinstance(column, str) else list(column)
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number, or a text of one."""
@@ -59,23 +94,28 @@ def is_number(value: Any) -> bool:
         return False
 
 
+def _could_be_image(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    return isinstance(value, bytes) or (isinstance(value, str) and is_image_name(value.strip()))
+
+
 def sample_columns(table: Table) -> dict[str, ColumnSample]:
     """Return the columns of the first rows; entries of a column of objects are columns `column.entry`."""
-    rows: list[Row] = [_without_bytes(row) for row in islice(table, ROWS_LOOKED_AT)]
-    names = list(table.columns)
+    rows: list[Row] = [{name: _truncated(value) for name, value in row.items()} for row in islice(table, ROWS_SAMPLED)]
+    names: list[str] = []
     for name in table.columns:
-        first = next((row[name] for row in rows if row.get(name) is not None), None)
-        if isinstance(first, dict) and first and all(isinstance(value, str) for value in first.values()):
-            names[names.index(name) : names.index(name) + 1] = [f"{name}.{entry}" for entry in first]
-    return {name: ColumnSample(name, _values(rows, name)) for name in names}
+        first: Any = next((row[name] for row in rows if row.get(name) is not None), None)
+        is_object = isinstance(first, dict) and first and all(isinstance(value, str) for value in first.values())
+        names += [f"{name}.{entry}" for entry in first] if is_object else [name]
+    columns = {name: [value_at(row, name) for row in rows] for name in names}
+    return {
+        name: ColumnSample(name, [value for value in values if value is not None]) for name, values in columns.items()
+    }
 
 
-def _without_bytes(row: Row) -> Row:
-    """Return a row with images truncated to their first bytes."""
-    return {name: _first_bytes(value) for name, value in row.items()}
-
-
-def _first_bytes(value: Any) -> Any:
+def _truncated(value: Any) -> Any:
+    """Return a value with the first bytes of an image only."""
     if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
         return value | {"bytes": value["bytes"][:16]}
     return value[:16] if isinstance(value, bytes) else value
@@ -84,186 +124,163 @@ def _first_bytes(value: Any) -> Any:
 def sample_values(table: Table, column: str) -> list[Any]:
     """Return the values of a column in the first rows, without empty ones."""
     block_rows = (value for block in table.blocks([column]) for value in block.values[column])
-    return [value for value in islice(block_rows, ROWS_LOOKED_AT) if value is not None]
+    return [value for value in islice(block_rows, ROWS_SAMPLED) if value is not None]
 
 
-def _values(rows: list[Row], column: str) -> list[Any]:
-    return [value for row in rows if (value := value_at(row, column)) is not None]
+def choose_columns(
+    schema: Schema, table: Table, given: Mapping[str, str | Sequence[str]]
+) -> tuple[Columns, list[Guess]]:
+    """Return the columns by role, and the guesses; InputError (data.column) if one is missing or ambiguous."""
+    roles = [role.name for role in schema.roles]
+    unknown = next((name for name in given if name not in roles), None)
+    if unknown is not None:
+        what, saw = f"--{unknown}_column: {schema.task} has no such role", [f"its roles: {', '.join(roles)}"]
+        fix = f"--{(difflib.get_close_matches(unknown, roles) or roles)[0]}_column {given[unknown]}"
+        raise InputError("args.value", what, saw=saw, fix=fix)
+    choice = _Choice(schema, table)
+    choice.take(given)
+    choice.guess()
+    return {role: choice.columns[role] for role in roles if role in choice.columns}, choice.guesses
 
 
-def choose_columns(schema: Schema, table: Table, given: Mapping[str, str | Sequence[str]]) -> tuple[Columns, list[str]]:
-    """Return the columns by role, and a sentence about each guess; InputError (data.column) if missing or ambiguous."""
-    unknown = [name for name in given if name not in {role.name for role in schema.roles}]
-    if unknown:
-        roles = [role.name for role in schema.roles]
-        raise InputError(
-            "args.value",
-            f"--{unknown[0]}_column: {schema.task} has no such role",
-            saw=[f"its roles: {', '.join(roles)}"],
-            fix=f"--{(difflib.get_close_matches(unknown[0], roles) or roles)[0]}_column {given[unknown[0]]}",
-        )
-    samples = sample_columns(table)
-    chosen: Columns = {}
-    absent: dict[str, str] = {}
-    for role in schema.roles:
-        if role.name in given:
-            names = _as_told(role, given[role.name], samples)
-            unknown = [name for name in names if name not in samples and name not in table.columns]
+class _Choice:
+    """The columns that are chosen so far."""
+
+    def __init__(self, schema: Schema, table: Table) -> None:
+        self.schema = schema
+        self.table = table
+        self.samples = sample_columns(table)
+        self.columns: Columns = {}
+        self.guesses: list[Guess] = []
+
+    def take(self, given: Mapping[str, str | Sequence[str]]) -> None:
+        """Take the given columns; refuse those that do not exist."""
+        absent: dict[str, str] = {}
+        for role in self.schema.roles:
+            if role.name not in given:
+                continue
+            names = self._split(role, given[role.name])
+            unknown = [name for name in names if name not in self.samples and name not in self.table.columns]
             if unknown:
                 absent[role.name] = unknown[0]
             else:
-                chosen[role.name] = names[0] if len(names) == 1 else tuple(names)
-    if absent:
-        raise _no_such_columns(schema, absent, table, samples, chosen)
-    guesses: list[str] = []
-    for role in schema.roles:
-        if role.name not in chosen and (column := _by_name(role, table, samples, chosen)) is not None:
-            chosen[role.name] = column
-            guesses.append(f"{role.name}={_shown(column)} (guessed by its name)")
-    for role in schema.roles:
-        if role.name in chosen or not role.is_required:
-            continue
-        left = [sample for name, sample in samples.items() if name not in _used(chosen)]
-        fitting = [sample.name for sample in left if _fits(role, sample)]
-        if len(fitting) != 1:
-            raise _cannot_choose(role, table, samples, chosen, fitting, _languages_fix(schema, chosen, fitting))
-        chosen[role.name] = fitting[0]
-        guesses.append(f"{role.name}={fitting[0]!r} (guessed: no other column is left that fits)")
-    return {role.name: chosen[role.name] for role in schema.roles if role.name in chosen}, guesses
+                self.columns[role.name] = names[0] if len(names) == 1 else tuple(names)
+        if absent:
+            raise self._no_such_columns(absent)
 
+    def guess(self) -> None:
+        """Guess the other columns, by name and then by elimination."""
+        for role in self.schema.roles:
+            if role.name in self.columns:
+                continue
+            matching = self._by_name(role)
+            if len(matching) > 1:
+                raise self._ambiguous(role, [str(name) for name in matching])
+            if matching:
+                self._add(role, matching[0], _BY_NAME)
+        for role in self.schema.roles:
+            if role.name in self.columns or not role.is_required:
+                continue
+            fitting = [name for name in self._free() if self.samples[name].fits(role)]
+            if len(fitting) != 1:
+                raise self._ambiguous(role, fitting)
+            self._add(role, fitting[0], "guessed: no other column is left that fits")
 
-def _used(chosen: Columns) -> set[str]:
-    return {name for column in chosen.values() for name in ([column] if isinstance(column, str) else column)}
+    def _add(self, role: Role, column: Column, reason: str) -> None:
+        self.columns[role.name] = column
+        self.guesses.append(Guess(role.name, column, reason))
 
+    def _free(self) -> list[str]:
+        """Return the columns that no role has yet."""
+        used = {name for column in self.columns.values() for name in column_names(column)}
+        return [name for name in self.samples if name not in used]
 
-def _shown(column: str | tuple[str, ...]) -> str:
-    return repr(column) if isinstance(column, str) else ", ".join(map(repr, column))
+    def _split(self, role: Role, column: str | Sequence[str]) -> list[str]:
+        """Return the columns given for a role; several of a role of texts may be one comma-separated text."""
+        if isinstance(column, str) and role.kind == "texts" and column not in self.samples and "," in column:
+            return [name.strip() for name in column.split(",")]
+        return [column] if isinstance(column, str) else list(column)
 
+    def _by_name(self, role: Role) -> list[Column]:
+        """Return the columns that have the role's names: one, or several if none of them is preferred."""
+        free = {name.lower(): name for name in self._free()}
+        for name in role.names:
+            if name.endswith("*") and (family := _family(name, free)):
+                return [tuple(family)]
+        matching: list[Column] = [free[name] for name in role.names if name in free]
+        is_preferred = bool(matching) and str(matching[0]).lower() in (role.names[0], role.name)
+        return matching[:1] if is_preferred else matching
 
-def _as_told(role: Role, column: str | Sequence[str], samples: dict[str, ColumnSample]) -> list[str]:
-    """Return the columns named for a role; several of a role of texts may be one comma-separated word."""
-    if isinstance(column, str) and role.kind == "texts" and column not in samples and "," in column:
-        return [name.strip() for name in column.split(",")]
-    return [column] if isinstance(column, str) else list(column)
+    def _no_such_columns(self, absent: Mapping[str, str]) -> InputError:
+        # Columns that other roles use, or are proposed for, are not proposed again.
+        for role in self.schema.roles:
+            if role.is_required and role.name not in self.columns and role.name not in absent:
+                matching = self._by_name(role)
+                self.columns[role.name] = matching[0] if len(matching) == 1 else ()
+        whats, fixes = [], []
+        for role in self.schema.roles:
+            if role.name in absent:
+                free = self._free()
+                near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
+                fitting = near or [name for name in free if self.samples[name].fits(role)]
+                whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
+                fixes.append(self._fix(role, fitting))
+                self.columns[role.name] = tuple(fitting[:1] or free[:1])
+        saw = describe_columns(self.table, self.samples)
+        return InputError("data.column", "; ".join(whats), saw=saw, fix=" ".join(fixes))
 
+    def _ambiguous(self, role: Role, fitting: list[str]) -> InputError:
+        what = "no column looks like it"
+        if len(fitting) > 1:
+            first, last = ", ".join(map(repr, fitting[:-1])), repr(fitting[-1])
+            what = f"{first} and {last} would {'both' if len(fitting) == 2 else 'all'} do"
+        saw, fix = describe_columns(self.table, self.samples), self._languages_fix(fitting) or self._fix(role, fitting)
+        return InputError("data.column", f"the column for {role.name} cannot be guessed: {what}", saw=saw, fix=fix)
 
-def _no_such_columns(
-    schema: Schema, absent: Mapping[str, str], table: Table, samples: dict[str, ColumnSample], chosen: Columns
-) -> InputError:
-    # Columns that other roles use, or are proposed for, are not proposed again.
-    taken = dict(chosen)
-    for role in schema.roles:
-        if role.is_required and role.name not in taken and role.name not in absent:
-            with suppress(InputError):  # ambiguous: none is chosen
-                taken[role.name] = _by_name(role, table, samples, taken) or ()
-    whats, fixes = [], []
-    for role in schema.roles:
-        if role.name in absent:
-            free = [name for name in samples if name not in _used(taken)]
-            near = difflib.get_close_matches(absent[role.name], free, n=1, cutoff=0.5)
-            fitting = near or [name for name in free if _fits(role, samples[name])]
-            whats.append(f"{role.flag} {absent[role.name]!r}: no such column")
-            fixes.append(_column_fix(role, fitting, free, table, samples))
-            taken[role.name] = tuple(fitting[:1] or free[:1])
-    return InputError("data.column", "; ".join(whats), saw=describe_columns(table, samples), fix=" ".join(fixes))
+    def _languages_fix(self, fitting: list[str]) -> str:
+        """Return flags for the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
+        codes = [name[len(_LANGUAGES) :] for name in fitting if name.lower().startswith(_LANGUAGES)]
+        if len(codes) < 2:
+            return ""
+        unnamed = [role.name for role in self.schema.roles if role.has_language and role.name not in self.columns]
+        return " ".join(f"--{role}_lang {code}" for role, code in zip(unnamed, codes, strict=False))
 
-
-def _by_name(
-    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns
-) -> str | tuple[str, ...] | None:
-    """Return the column with one of the role's names, or None; refuse several, unless one has the first name."""
-    used = _used(chosen)
-    free = {name.lower(): name for name in samples if name not in used}
-    several = [tuple(found) for name in role.names if name.endswith("*") and (found := _family(name, free))]
-    if several:
-        return several[0]
-    matching = [free[name] for name in role.names if name in free]
-    if len(matching) > 1 and matching[0].lower() != role.names[0] and matching[0].lower() != role.name:
-        raise _cannot_choose(role, table, samples, chosen, matching)
-    return matching[0] if matching else None
+    def _fix(self, role: Role, fitting: list[str]) -> str:
+        """Return the flag with the nearest column, of `fitting` ones or else of unused ones with suitable values."""
+        free = self._free()
+        if role.kind in ("tokens", "tags") and not fitting:
+            if self.table.kind == "txt":
+                return "--file_kind conll if each line holds a word and its tag, with blank lines between sentences"
+            if self.table.kind in ("csv", "tsv"):
+                return "give one row per sentence, with its words and its tags separated by blanks; or a .conll file"
+            return f"{role.flag} with a column of lists of {'words' if role.kind == 'tokens' else 'tags'}"
+        if role.kind in ("image", "mask") and not fitting:
+            return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
+        if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
+            fitting = [
+                max(fitting, key=lambda name: sum(len(str(value).split()) for value in self.samples[name].values))
+            ]
+        if role.kind == "text":
+            is_nested = {
+                name: any(isinstance(part, dict | list) for part in self.samples[name].values) for name in free
+            }
+            free = [name for name in free if not is_nested[name]]
+        if not fitting and not free:
+            return f"a file with a column for {role.name}, named by {role.flag}"
+        return f"{role.flag} {quote((fitting or free)[0])}"
 
 
 def _family(pattern: str, free: dict[str, str]) -> list[str]:
-    stem = re.escape(pattern[:-1])
-    found = [
-        (match[1], name) for lower, name in free.items() if (match := re.fullmatch(rf"{stem}_?(\d+|[a-z])", lower))
-    ]
-    return [name for _, name in sorted(found, key=lambda pair: (len(pair[0]), pair[0]))] if len(found) > 1 else []
-
-
-def _fits(role: Role, sample: ColumnSample) -> bool:
-    if role.kind == "text":
-        return sample.is_text and not (sample.could_be_label and role.is_input)
-    if role.kind in ("label", "class", "position"):
-        return sample.could_be_label
-    if role.kind == "float":
-        return bool(sample.values) and all(map(is_number, sample.values))
-    if role.kind in ("tokens", "tags", "multi", "texts"):
-        return bool(sample.values) and all(isinstance(value, list) for value in sample.values)
-    if role.kind in ("image", "mask"):
-        return bool(sample.values) and all(map(_could_be_image, sample.values))
-    if role.kind == "objects":
-        return bool(sample.values) and all(isinstance(value, dict) and len(value) > 1 for value in sample.values)
-    return False
-
-
-def _could_be_image(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    return isinstance(value, bytes) or (isinstance(value, str) and is_image_name(value.strip()))
-
-
-def _cannot_choose(
-    role: Role, table: Table, samples: dict[str, ColumnSample], chosen: Columns, fitting: list[str], fix: str = ""
-) -> InputError:
-    what = f"{' and '.join(map(repr, fitting))} would both do" if len(fitting) > 1 else "no column looks like it"
-    if len(fitting) > 2:
-        what = f"{', '.join(map(repr, fitting[:-1]))} and {fitting[-1]!r} would all do"
-    left = [name for name in samples if name not in _used(chosen)]
-    return InputError(
-        "data.column",
-        f"the column for {role.name} cannot be guessed: {what}",
-        saw=describe_columns(table, samples),
-        fix=fix or _column_fix(role, fitting, left, table, samples),
-    )
-
-
-def _languages_fix(schema: Schema, chosen: Columns, fitting: list[str]) -> str:
-    """Return flags for the languages of records such as {"translation": {"en": ..., "ro": ...}}; else ""."""
-    codes = [name[len(_LANGUAGES) :] for name in fitting if name.lower().startswith(_LANGUAGES)]
-    unnamed = [role.name for role in schema.roles if role.has_language and role.name not in chosen]
-    if len(codes) < 2:
-        return ""
-    return " ".join(f"--{role}_lang {code}" for role, code in zip(unnamed, codes, strict=False))
-
-
-def _column_fix(
-    role: Role, fitting: list[str], others: list[str], table: Table, samples: dict[str, ColumnSample]
-) -> str:
-    """Return the flag with the nearest column, of `fitting` ones or else of unused `others` with suitable values."""
-    if role.kind in ("tokens", "tags") and not fitting:
-        if table.kind == "txt":
-            return "--file_kind conll if each line holds a word and its tag, with blank lines between sentences"
-        if table.kind in ("csv", "tsv"):
-            return "give one row for each sentence, its words and its tags with blanks between them; or a .conll file"
-        return (
-            f"{role.flag} with a column that holds a list of {'words' if role.kind == 'tokens' else 'tags'} in each row"
-        )
-    if role.kind == "text" and not fitting:
-        others = [name for name in others if not any(isinstance(part, dict | list) for part in samples[name].values)]
-    if role.kind in ("image", "mask") and not fitting:
-        return f"--data FOLDER of images   or   a file with a column of their paths, named by {role.flag}"
-    if not fitting and not others:
-        return f"a file with a column for {role.name}, named by {role.flag}"
-    if role.kind == "text" and fitting:  # an id is a text too: prefer the column with the most words
-        fitting = [max(fitting, key=lambda name: sum(len(str(value).split()) for value in samples[name].values))]
-    return f"{role.flag} {quote((fitting or others)[0])}"
+    """Return the columns of a pattern ("ending*"), in the order of their numbers or letters; none if there is one."""
+    matches = {name: re.fullmatch(rf"{re.escape(pattern[:-1])}_?(\d+|[a-z])", lower) for lower, name in free.items()}
+    ends = {name: match[1] for name, match in matches.items() if match is not None}
+    return sorted(ends, key=lambda name: (len(ends[name]), ends[name])) if len(ends) > 1 else []
 
 
 def describe_columns(table: Table, samples: dict[str, ColumnSample]) -> list[str]:
     """Return a line about each column: an example and the number of distinct values."""
     width = max(map(len, samples), default=0)
-    part = "" if len(table) <= ROWS_LOOKED_AT else f" in the first {ROWS_LOOKED_AT} rows"
+    part = "" if len(table) <= ROWS_SAMPLED else f" in the first {ROWS_SAMPLED} rows"
     lines = []
     for name, sample in samples.items():
         example = repr(sample.values[0]) if sample.values else "nothing"

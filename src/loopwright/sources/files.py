@@ -6,6 +6,7 @@ stays in memory: eight bytes per row. gz files are unpacked into memory, up to a
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import hashlib
 import os
@@ -341,11 +342,36 @@ def blank_lines(
     return blank
 
 
-def given_twice(data: object, train_file: object) -> InputError:
-    """Return the error for training data given by two options."""
-    return InputError(
-        "args.value",
-        "--data and --train_file both say what to train on",
-        saw=[f"--data {data}", f"--train_file {train_file}"],
-        fix="leave one of them out",
-    )
+def folder_listing(folder: Path) -> list[str]:
+    """Return the content of a folder, in a few lines."""
+    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    if not names:
+        return ["the folder is empty"]
+    return [f"it holds: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")]
+
+
+def missing_file(path: Path, flag: str) -> InputError:
+    """Return the error about a missing file, with the nearest names."""
+    if path.is_symlink():
+        target = os.readlink(path)
+        what, fix = (
+            f"{flag} {path} is a link to {target}, which does not exist",
+            f"create {target}, or give another file",
+        )
+        return InputError("data.file", what, fix=fix)
+    folder, near = path.parent, near_names(path)
+    saw = [f"looked in {'the current folder' if folder == Path('.') else folder}"]
+    if not folder.is_dir():
+        saw = [f"there is no folder {folder}"]
+    elif near:
+        saw.append(f"similar names there: {', '.join(near)}")
+    else:
+        saw += folder_listing(folder)
+    fix = f"{flag} {quote(str(folder / near[0]))}" if near else f"{flag} with a file that exists"
+    return InputError("data.file", f"{flag} {path} does not exist", saw=saw, fix=fix)
+
+
+def near_names(path: Path) -> list[str]:
+    """Return the names beside a path that are similar to its own."""
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    return difflib.get_close_matches(path.name, names, n=3, cutoff=0.7)

@@ -12,9 +12,8 @@ from typing import Any
 
 from loopwright.errors import InputError
 from loopwright.sources.files import Progress, Say, sha256_of
-from loopwright.sources.tables import Block, Row, Table, value_at
+from loopwright.sources.tables import Block, Row, Table, as_block
 
-ROWS_PER_BLOCK = 1000
 IMAGES_PER_BLOCK = 32
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -38,15 +37,14 @@ class DatasetTable(Table):
         for column in images:  # as {"bytes", "path"}: loader workers decode them
             dataset = dataset.cast_column(column, type(dataset.features[column])(decode=False))
         self._dataset = dataset
-        self._rows_per_block = IMAGES_PER_BLOCK if images else ROWS_PER_BLOCK
+        self.rows_per_block = IMAGES_PER_BLOCK if images else Table.rows_per_block
         self._names = {column: names for column in self.columns if (names := _class_names(dataset.features[column]))}
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a table of {len(self)} rows")
+    def row(self, index: int) -> Row:
+        """Return one row, with the names of classes instead of their numbers."""
         return {column: self._named(column, value) for column, value in self._dataset[index].items()}
 
     def class_names(self, column: str) -> tuple[str, ...]:
@@ -69,20 +67,18 @@ class DatasetTable(Table):
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         """Yield all rows in order, with the named columns only. A missing value is None."""
-        num_rows, step = len(self), self._rows_per_block
-        needed = [name for name in self.columns if any(column.partition(".")[0] == name for column in (*columns,))]
-        needed += [name for name in columns if name in self.columns and name not in needed]
-        dataset = self._dataset.select_columns(needed)
-        for start in range(0, num_rows, step):
+        wanted = {*columns, *(column.partition(".")[0] for column in columns)}
+        dataset = self._dataset.select_columns([name for name in self.columns if name in wanted])
+        for start in range(0, len(self), self.rows_per_block):
+            stop = min(start + self.rows_per_block, len(self))
             batch = {
                 column: [self._named(column, value) for value in values]
-                for column, values in dataset[start : start + step].items()
+                for column, values in dataset[start:stop].items()
             }
             rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-            yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+            yield as_block(start, rows, columns)
             if say is not None:
-                done = min(1.0, (start + step) / num_rows)
-                say(Progress(self.path, "checking", int(done * self.num_bytes), self.num_bytes))
+                say(Progress(self.path, "checking", self.num_bytes * stop // len(self), self.num_bytes))
 
     def settings(self) -> dict[str, Any]:
         """Return the kind, and the split of a Hub dataset."""
@@ -106,23 +102,16 @@ def open_parquet(path: Path) -> DatasetTable:
             raise InputError("data.no_rows", f"{path} has no rows", fix="give a file with rows")
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice:
-            raise InputError(
-                "data.duplicate_column",
-                f"{path} has {len(twice)} column name{'s' if len(twice) > 1 else ''} twice or more",
-                saw=[repr(name) for name in twice],
-                fix="write it again with a name of its own for each column",
-            )
+            what, saw = f"{path} has several columns of the same name", [repr(name) for name in twice]
+            raise InputError("data.duplicate_column", what, saw=saw, fix="write it again with a unique name per column")
         with _silent(datasets):
             dataset = datasets.Dataset.from_parquet(str(path))
     except InputError:
         raise
     except Exception as error:  # any error of pyarrow and datasets about a damaged file
-        raise InputError(
-            "data.value",
-            f"{path} cannot be read" if columns else f"{path} is no parquet file",
-            saw=[str(error.__cause__ or error)[:200]],
-            fix="write the file again, or its rows as csv or jsonl",
-        ) from error
+        what = f"{path} {'cannot be read' if columns else 'is not a parquet file'}"
+        saw, fix = [str(error.__cause__ or error)[:200]], "write the file again, or its rows as csv or jsonl"
+        raise InputError("data.value", what, saw=saw, fix=fix) from error
     return DatasetTable(dataset, str(path), "parquet", sha256, path.stat().st_size)
 
 
@@ -149,28 +138,20 @@ def _silent(datasets: Any) -> Iterator[None]:
 
 def open_hub(name: str, split: str | None = None) -> dict[str, DatasetTable]:
     """Return the splits of a Hub dataset by name, or only one of them. `name:part` selects a configuration."""
-    datasets = _import_datasets(f"{name!r} is no file here, and reading it from the Hub")
+    datasets = _import_datasets(f"{name!r} is not a local file; reading it from the Hub")
     identifier, _, part = name.partition(":")
     try:
         loaded = datasets.load_dataset(identifier, part or None, split=None)
     except Exception as error:  # dozens of types, from the network to the dataset's own files
-        raise InputError(
-            "data.hub",
-            f"{name!r} is neither a file or folder here nor a dataset that can be loaded from the Hub",
-            saw=[f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"],
-            fix="check the name and the network, or give a local file with --train_file",
-        ) from error
-    tables = {
-        key: DatasetTable(
-            dataset,
-            name,
-            "hub",
-            hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest(),  # datasets' hash of data and transforms
-            int(dataset.dataset_size or 0),
-            key,
-        )
-        for key, dataset in loaded.items()
-    }
+        what = f"{name!r} is neither a local file or folder nor a dataset that can be loaded from the Hub"
+        saw = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:160]}"
+        fix = "check the name and the network, or give a local file with --train_file"
+        raise InputError("data.hub", what, saw=[saw], fix=fix) from error
+    tables = {}
+    for key, dataset in loaded.items():
+        # datasets' hash of data and transforms
+        sha256 = hashlib.sha256(str(dataset._fingerprint).encode()).hexdigest()
+        tables[key] = DatasetTable(dataset, name, "hub", sha256, int(dataset.dataset_size or 0), key)
     return tables if split is None else {split: tables[split]}
 
 
@@ -178,9 +159,5 @@ def _import_datasets(what: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
-        raise InputError(
-            "install.extra",
-            f"{what} needs the package datasets",
-            saw=[str(error)],
-            fix="pip install 'loopwright[data]'",
-        ) from error
+        what, fix = f"{what} needs the package datasets", "pip install 'loopwright[data]'"
+        raise InputError("install.extra", what, saw=[str(error)], fix=fix) from error

@@ -49,9 +49,6 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         for name in ("unknown_labels", "missing_values", "bad_images"):
-            if getattr(self, name) not in ("refuse", "drop"):
-                raise InputError(
-                    "args.value",
-                    f"--{name} {getattr(self, name)!r} is unknown",
-                    fix=f"--{name} refuse   or   --{name} drop",
-                )
+            value, fix = getattr(self, name), f"--{name} refuse   or   --{name} drop"
+            if value not in ("refuse", "drop"):
+                raise InputError("args.value", f"--{name} {value!r} is unknown", fix=fix)

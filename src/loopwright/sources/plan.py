@@ -6,25 +6,25 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loopwright.errors import InputError
-from loopwright.sources.column_roles import Columns
+from loopwright.sources.column_roles import Columns, Guess, column_names
 from loopwright.sources.files import Say, sha256_of
+from loopwright.sources.formats import open_table
 from loopwright.sources.hub import open_hub
-from loopwright.sources.images.reading import as_source, upright_size
-from loopwright.sources.images.scanning import SceneOptions, hash_files, joined, read_scene
+from loopwright.sources.images.image_file import as_source, upright_size
+from loopwright.sources.images.scene_scan import SceneOptions, hash_files, joined, read_scene
 from loopwright.sources.images.tables import ImageTable
 from loopwright.sources.labels import Labels
-from loopwright.sources.opening import open_table
 from loopwright.sources.schema import PICTURE_KINDS
-from loopwright.sources.splitting import Rows
+from loopwright.sources.splits import Rows
 from loopwright.sources.tables import Row, Table, value_at
-from loopwright.sources.values import as_answers, as_text, as_texts, as_tokens, without_empty_end
+from loopwright.sources.values import as_role, without_empty_end
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
@@ -81,8 +81,8 @@ class DataPlan:
         label_range: Smallest and largest label of a task that predicts a number.
         duplicates: Rows of a split that are also in training, by split, before deduplication.
         dropped: Dropped rows, by reason.
-        guesses: The guesses, in sentences to print.
-        warnings: Suspicious findings, likewise.
+        guessed: The guessed columns and settings.
+        warnings: Suspicious findings, in sentences to print.
         images: For image tasks: sizes; bad images; objects, empty scenes, clipped or dropped boxes; "class_ids": the
             number of each label in the file; "ignore_index" and "reduce_labels" of masks.
         tables: The open files, by their index in `files`; not in data.json.
@@ -99,10 +99,15 @@ class DataPlan:
     label_range: tuple[float, float] | None = None
     duplicates: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
-    guesses: tuple[str, ...] = ()
+    guessed: tuple[Guess, ...] = ()
     warnings: tuple[str, ...] = ()
     images: Mapping[str, Any] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """The guesses, in sentences to print."""
+        return tuple(map(str, self.guessed))
 
     def rows(self, split: str, say: Say | None = None) -> SplitRows:
         """Open the files of a split and return its rows, for a DataLoader: they can be pickled and have a length."""
@@ -124,48 +129,30 @@ class DataPlan:
 
     def to_json(self) -> str:
         """Return the text of data.json."""
-        labels = None
-        if self.labels is not None:
-            labels = {
-                "kind": self.labels.kind,
-                "names": list(self.labels.names),
-                "label_map": dict(self.labels.label_map),
-                "separator": self.labels.separator,
-            }
+        splits = {}
+        for name, split in self.splits.items():
+            parts = [
+                {"file": part.file} | _pack_rows(part.rows, self.files[part.file].num_rows) for part in split.parts
+            ]
+            splits[name] = {"num_rows": len(split), "parts": parts}
         content = {
             "format": FORMAT,
             "task": self.task,
-            "files": [
-                {
-                    "path": file.path,
-                    "kind": file.kind,
-                    "sha256": file.sha256,
-                    "num_bytes": file.num_bytes,
-                    "num_rows": file.num_rows,
-                    "settings": dict(file.settings),
-                }
-                for file in self.files
-            ],
+            "files": [vars(file) for file in self.files],
             "columns": self.columns,
-            "kinds": dict(self.kinds),
-            "labels": labels,
-            "splits": {
-                name: {
-                    "num_rows": len(split),
-                    "parts": [
-                        {"file": part.file, **_pack_rows(part.rows, self.files[part.file].num_rows)}
-                        for part in split.parts
-                    ],
-                }
-                for name, split in self.splits.items()
-            },
+            "kinds": self.kinds,
+            "labels": None
+            if self.labels is None
+            else {each.name: getattr(self.labels, each.name) for each in fields(Labels)},
+            "splits": splits,
             "counts": self.counts,
             "lengths": self.lengths,
             "label_range": self.label_range,
             "duplicates": self.duplicates,
             "dropped": self.dropped,
-            "guesses": list(self.guesses),
-            "warnings": list(self.warnings),
+            "guesses": self.guesses,
+            "guessed": self.guessed,
+            "warnings": self.warnings,
         } | ({"images": self.images} if self.images else {})
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -185,47 +172,38 @@ class DataPlan:
             content = json.loads(text)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
+            files = tuple(DataFile(**file) for file in content["files"])
+            splits = {}
+            for name, split in content["splits"].items():
+                parts = [
+                    Part(part["file"], _unpack_rows(part, files[part["file"]].num_rows)) for part in split["parts"]
+                ]
+                splits[name] = Split(name, tuple(parts))
+            labels = content["labels"]
             return cls(
-                task=content["task"],
-                files=(files := tuple(DataFile(**file) for file in content["files"])),
-                splits={
-                    name: Split(
-                        name,
-                        tuple(
-                            Part(part["file"], _unpack_rows(part, files[part["file"]].num_rows))
-                            for part in split["parts"]
-                        ),
-                    )
-                    for name, split in content["splits"].items()
-                },
-                columns={
-                    role: column if isinstance(column, str) else tuple(column)
-                    for role, column in content["columns"].items()
-                },
-                kinds=content["kinds"],
-                labels=None
-                if content["labels"] is None
-                else Labels(**content["labels"] | {"names": tuple(content["labels"]["names"])}),
-                counts=content["counts"],
-                lengths=content["lengths"],
+                files=files,
+                splits=splits,
+                columns={role: _column(column) for role, column in content["columns"].items()},
+                labels=None if labels is None else Labels(**labels | {"names": tuple(labels["names"])}),
                 label_range=None if content["label_range"] is None else tuple(content["label_range"]),
-                duplicates=content["duplicates"],
-                dropped=content["dropped"],
-                guesses=tuple(content["guesses"]),
+                guessed=tuple(
+                    Guess(name, _column(value), reason) for name, value, reason in content.get("guessed", ())
+                ),
                 warnings=tuple(content["warnings"]),
                 images=content.get("images", {}),
+                **{name: content[name] for name in ("task", "kinds", "counts", "lengths", "duplicates", "dropped")},
             )
         except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
             raise _no_plan(error) from error
 
 
+def _column(value: Any) -> str | tuple[str, ...]:
+    return value if isinstance(value, str) else tuple(value)
+
+
 def _no_plan(error: Exception) -> InputError:
-    return InputError(
-        "resume.data",
-        "data.json cannot be read as a data plan",
-        saw=[f"{type(error).__name__}: {error}"],
-        fix="start the run again from its config.yaml",
-    )
+    what, saw = "data.json cannot be read as a data plan", [f"{type(error).__name__}: {error}"]
+    return InputError("resume.data", what, saw=saw, fix="start the run again from its config.yaml")
 
 
 def _pack_rows(rows: Rows, num_rows: int) -> dict[str, Any]:
@@ -282,15 +260,11 @@ class SplitRows:
         values = table[row]
         found: Row = {}
         for role, column in self._columns.items():
-            names = [column] if isinstance(column, str) else column
+            names = column_names(column)
             if all(name.partition(".")[0] in table.columns or name in table.columns for name in names):
                 parts = [value_at(values, name) for name in names]
                 value = parts[0] if len(parts) == 1 else without_empty_end(parts)
-                if self._kinds[role] in PICTURE_KINDS:
-                    assert isinstance(table, ImageTable) and isinstance(column, str), "preflight opened it as such"
-                    found[role] = self._form_picture(self._kinds[role], value, found, table, column)
-                else:
-                    found[role] = self._form(self._kinds[role], value, found)
+                found[role] = self._form(self._kinds[role], value, found, table, names[0])
         return found
 
     def place(self, index: int) -> str:
@@ -303,27 +277,20 @@ class SplitRows:
         start = int(self._ends[part - 1]) if part else 0
         return self._tables[part], int(self._rows[part][index - start])
 
-    def _form(self, kind: str, value: Any, found: Row) -> Any:
-        if kind == "text":
-            return as_text(value)
-        if kind == "tokens":
-            return as_tokens(value)
-        if kind == "texts":
-            return as_texts(value)
-        if kind == "answers":
-            return as_answers(value, found["context"])
-        assert self._labels is not None, "preflight makes labels for a role that has them"
-        return self._labels.encode(value)
-
-    def _form_picture(self, kind: str, value: Any, found: Row, table: ImageTable, column: str) -> Any:
+    def _form(self, kind: str, value: Any, found: Row, table: Table, column: str) -> Any:
+        """Return a value in the format of its role."""
+        if kind in ("text", "texts", "tokens", "answers"):
+            return as_role(kind, value, found.get("context", ""))
+        if kind not in PICTURE_KINDS:
+            assert self._labels is not None, "preflight makes labels for a role that has them"
+            return self._labels.encode(value)
+        assert isinstance(table, ImageTable), "preflight opened it as such"
         if kind in ("image", "mask"):
             return as_source(value, table.root)
         assert self._labels is not None, "preflight makes labels for a role that has them"
         objects = read_scene(value, table.root, upright_size(found["image"]), True, self._scene_options)
         ids = [self._labels.find(table.category_name(category, column)) for category in objects.categories]
-        known = [
-            place for place, number in enumerate(ids) if number is not None
-        ]  # others are dropped, or refused earlier
+        known = [place for place, number in enumerate(ids) if number is not None]  # unknown ones were dropped
         return {
             "boxes": [objects.boxes[place] for place in known],
             "classes": [ids[place] for place in known],
@@ -343,20 +310,14 @@ def check_unchanged(plan: DataPlan, say: Say | None = None) -> None:
     for file in plan.files:
         name = Path(file.path).name
         if file.kind != "hub" and not Path(file.path).exists():
-            raise InputError(
-                "resume.data",
-                f"{name} is gone since the run started",
-                saw=[f"it was {file.path}, sha256 {file.sha256[:12]}..."],
-                fix="put it back, or give its new place: --data or --train_file",
-            )
+            what, saw = f"{name} is gone since the run started", [f"it was {file.path}, sha256 {file.sha256[:12]}..."]
+            fix = "put it back, or give its new place: --data or --train_file"
+            raise InputError("resume.data", what, saw=saw, fix=fix)
         now = _hash_now(plan, file, say)
         if now != file.sha256:
-            raise InputError(
-                "resume.data",
-                f"{name} changed since the run started (sha256 {file.sha256[:12]}... -> {now[:12]}...)",
-                saw=[f"then: {file.sha256}", f"now:  {now}", f"file: {file.path}"],
-                fix="put it back, or --allow_changed_data",
-            )
+            what = f"{name} changed since the run started (sha256 {file.sha256[:12]}... -> {now[:12]}...)"
+            saw = [f"then: {file.sha256}", f"now:  {now}", f"file: {file.path}"]
+            raise InputError("resume.data", what, saw=saw, fix="put it back, or --allow_changed_data")
 
 
 def _hash_now(plan: DataPlan, file: DataFile, say: Say | None) -> str:

@@ -30,9 +30,11 @@ class Table(ABC):
     Attributes:
         has_fixed_columns: Whether the kind of the table fixes its column names, so that nothing is guessed.
         notes: Suspicious findings, in sentences.
+        rows_per_block: Of `blocks`. The sha256 of images depends on it, so it never changes.
     """
 
     has_fixed_columns = False
+    rows_per_block = 1000
     notes: tuple[str, ...] = ()
 
     path: str
@@ -46,12 +48,21 @@ class Table(ABC):
         """Return the number of rows."""
 
     @abstractmethod
-    def __getitem__(self, index: int) -> Row:
-        """Return one row; raise IndexError outside 0 .. len - 1."""
+    def row(self, index: int) -> Row:
+        """Return one row; called with a valid index."""
 
-    @abstractmethod
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a table of {len(self)} rows")
+        return self.row(index)
+
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         """Yield all rows in order, with the named columns only. A missing value is None."""
+        for start in range(0, len(self), self.rows_per_block):
+            stop = min(start + self.rows_per_block, len(self))
+            yield as_block(start, [self.row(index) for index in range(start, stop)], columns)
+            if say is not None:
+                say(Progress(self.path, "checking", self.num_bytes * stop // len(self), self.num_bytes))
 
     @property
     def name(self) -> str:
@@ -94,9 +105,8 @@ class IndexedTable(Table):
     def __len__(self) -> int:
         return len(self.index) - 1
 
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a table of {len(self)} rows")
+    def row(self, index: int) -> Row:
+        """Read and parse one row."""
         return self.parse(self.source.read_row(int(self.index[index]), int(self.index[index + 1])), index)
 
     def __iter__(self) -> Iterator[Row]:
@@ -106,8 +116,7 @@ class IndexedTable(Table):
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         """Yield all rows in order, with the named columns only. A missing value is None."""
         for start, pieces in self.pieces(say):
-            rows = [self.parse(piece, start + k) for k, piece in enumerate(pieces)]
-            yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+            yield as_block(start, [self.parse(piece, start + k) for k, piece in enumerate(pieces)], columns)
 
     def pieces(self, say: Say | None) -> Iterator[tuple[int, list[bytes]]]:
         """Yield (first row, bytes of each row) for a few megabytes of rows at a time."""
@@ -132,6 +141,11 @@ class IndexedTable(Table):
     def place(self, index: int) -> str:
         """Return the line where a row starts."""
         return f"line {self.source.line_at(int(self.index[index])):,}"
+
+
+def as_block(start: int, rows: list[Row], columns: Sequence[str]) -> Block:
+    """Return rows column by column."""
+    return Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
 
 
 def value_at(row: Row, column: str) -> Any:

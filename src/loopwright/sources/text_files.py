@@ -43,11 +43,8 @@ class TextTable(IndexedTable):
     def __init__(self, source: FileBytes, text_unit: str, say: Say | None) -> None:
         super().__init__(source, "txt")
         if text_unit not in TEXT_UNITS:
-            raise InputError(
-                "args.value",
-                f"--text_unit {text_unit!r} is unknown",
-                fix="--text_unit line   or   --text_unit paragraph",
-            )
+            fix = "--text_unit line   or   --text_unit paragraph"
+            raise InputError("args.value", f"--text_unit {text_unit!r} is unknown", fix=fix)
         self.columns = ("text",)
         self.text_unit = text_unit
         self.index = index_rows(source, LineSplitter() if text_unit == "line" else ParagraphSplitter(), say)
@@ -88,16 +85,13 @@ class ConllTable(IndexedTable):
         # Anything but a sentence is appended to the previous one, where it has no effect.
         self.index = np.append(index[:-1][is_sentence], index[-1])
         if not len(self):
-            raise InputError(
-                "data.no_rows", f"{self.path} holds no sentence", saw=["only comments"], fix="give a file with tokens"
-            )
+            what, fix = f"{self.path} holds no sentence", "give a file with tokens"
+            raise InputError("data.no_rows", what, saw=["only comments"], fix=fix)
         if self._num_fields < 2:
-            raise InputError(
-                "data.ragged",
-                f"{self.path}: {self.place(0)} has one field where a token and its tag are expected",
-                saw=[repr(self.source.read_row(int(self.index[0]), int(self.index[1])).decode("utf-8")[:60])],
-                fix="write one token and its tag per line, with a blank or tab between them",
-            )
+            what = f"{self.path}: {self.place(0)} has one field where a token and its tag are expected"
+            saw = [repr(self.source.read_row(int(self.index[0]), int(self.index[1])).decode("utf-8")[:60])]
+            fix = "write one token and its tag per line, with a blank or tab between them"
+            raise InputError("data.ragged", what, saw=saw, fix=fix)
         self.columns = ("tokens", *(f"field_{k}" for k in range(2, self._num_fields)), "tags")
 
     def parse(self, data: bytes, index: int) -> Row:
@@ -107,13 +101,10 @@ class ConllTable(IndexedTable):
         for line, fields in zip(lines, rows, strict=True):
             if len(fields) != self._num_fields:
                 offset = int(self.index[index]) + data.index(line.encode("utf-8"))
-                raise InputError(
-                    "data.ragged",
-                    f"{self.path}: line {self.source.line_at(offset):,} has {len(fields)} fields where the first line "
-                    f"has {self._num_fields}",
-                    saw=[repr(line[:60])],
-                    fix="write the same fields in each line; put an empty line between sentences",
-                )
+                place = f"{self.path}: line {self.source.line_at(offset):,}"
+                what = f"{place} has {len(fields)} fields where the first line has {self._num_fields}"
+                fix = "write the same fields in each line; put an empty line between sentences"
+                raise InputError("data.ragged", what, saw=[repr(line[:60])], fix=fix)
         return {name: list(values) for name, values in zip(self.columns, zip(*rows, strict=True), strict=True)}
 
     def _lines(self, data: bytes) -> list[str]:

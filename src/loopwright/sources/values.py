@@ -15,6 +15,13 @@ class UnusableValueError(ValueError):
     """A value that its role cannot use; the message has the reason."""
 
 
+def as_role(kind: str, value: Any, context: str = "") -> Any:
+    """Return a value in the format of a role's kind: text, tokens, texts or answers (in their context)."""
+    if kind == "answers":
+        return as_answers(value, context)
+    return {"text": as_text, "tokens": as_tokens, "texts": as_texts}[kind](value)
+
+
 def as_text(value: Any) -> str:
     """Return a text; numbers are written out, None becomes the empty text."""
     if isinstance(value, str):
@@ -32,7 +39,7 @@ def _decoded(value: bytes) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnusableValueError(f"a text is needed, not {_shown(value)}, which is no UTF-8") from error
+        raise UnusableValueError(f"a text is needed, not {_shown(value)}, which is not UTF-8") from error
 
 
 def as_tokens(value: Any) -> list[str]:
@@ -106,7 +113,7 @@ def as_answers(value: Any, context: str) -> dict[str, list[Any]]:
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         written = written_value(value)
         if not isinstance(written, dict | list):
-            raise UnusableValueError(f"the answers are no JSON: {_shown(value)}")
+            raise UnusableValueError(f"the answers are not JSON: {_shown(value)}")
         value = written
     if value is None or value == "" or value == []:
         return {"text": [], "answer_start": []}

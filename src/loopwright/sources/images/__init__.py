@@ -1,8 +1,8 @@
 """Images as data: folders, COCO, YOLO, masks, and tables with a column of images. Pillow is imported lazily.
 
-* `layouts` finds out what a folder holds; `folders`, `coco`, `yolo` and `wrapping` are the tables. * `reading` looks at
-an image: its size, upright, and its content; `objects` and `masks` at what is in it. * `scanning` goes over all rows of
-a file; `summary` says what that means for labels and for data.json.
+* `layouts` detects the layout of a folder; `folders`, `coco`, `yolo` and `tables` hold the tables.
+* `image_file` inspects an image: its upright size and its content; `objects` and `masks` read its annotations.
+* `scene_scan` goes over all rows of a file; `scenes` derives labels, counts and data.json from the scans.
 """
 
 from __future__ import annotations

@@ -1,29 +1,32 @@
-"""COCO's json: images, annotations and categories in one file. Only the offsets of annotations are kept.
+"""COCO's json: images, annotations and categories in one file, which is loaded whole.
 
-Category ids are numbered 0, 1, ... by ascending id. Annotations are read with their image.
+Category ids are numbered 0, 1, ... by ascending id. The annotations of an image stay in memory as one JSON text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from loopwright.errors import InputError
-from loopwright.sources.files import FileBytes, Offsets, Say
-from loopwright.sources.images.reading import path_of
-from loopwright.sources.images.tables import ListedTable
-from loopwright.sources.json_files import ListReader, mended
+from loopwright.sources.files import FileBytes, Say
+from loopwright.sources.images.tables import ListedTable, find_folder
+from loopwright.sources.json_files import encodable, load_json
 from loopwright.sources.tables import Row
 
 LISTS = ("images", "annotations", "categories")
 _MOST_NAMED = 5
 _HEAD_BYTES = 1 << 16
+_KEYS = ("bbox", "category_id", "segmentation", "iscrowd")
+_UNQUOTED = "without quotes, as the number that it refers to"
+_FORMAT = '{"images": [...], "annotations": [...], "categories": [...]}'
+_FIX_IF_LARGE = (
+    'split it by images, or give a .jsonl file with a line per image: {"image": "a.jpg", "objects": '
+    '{"bbox": [[x, y, width, height], ...], "category": ["cat", ...], "segmentation": [...], "iscrowd": [...]}}'
+)
 
 
 def is_coco(path: Path) -> bool:
@@ -40,176 +43,121 @@ class CocoTable(ListedTable):
     """The images of a COCO json, each with its objects. `image_dir` is relative to the folder of the file."""
 
     def __init__(self, source: FileBytes, image_dir: str | None, say: Say | None) -> None:
-        self.source = source
-        self.path = str(source.path)
-        self.kind = "coco"
+        super().__init__(source.path, "coco", ("image", "objects", "image_id"))
         self.num_bytes = source.num_bytes
-        self.files: list[str] = []
-        self._ids: list[Any] = []
-        self._sizes: list[tuple[int, int] | None] = []
-        self.names = {}
-        images_of: list[Any] = []
-        categories_of: list[Any] = []
-        starts, ends = array("Q"), array("Q")
-        found = set()
-        for name, start, end, value in ListReader(source, say).parts(LISTS):
-            found.add(name)
-            if value is None:
-                continue
-            if name in LISTS and not isinstance(value, dict):
-                raise InputError(
-                    "data.annotations",
-                    f'{self.path}: "{name}" in line {source.line_at(start):,} is no list of objects',
-                    saw=[repr(value)[:80]],
-                    fix=f'write "{name}": [{{...}}, ...]',
-                )
-            if name == "images":
-                self._add_image(value, start)
-            elif name == "categories":
-                self._add_category(value, start)
-            elif name == "annotations":
-                images_of.append(value.get("image_id"))
-                categories_of.append(value.get("category_id"))
-                starts.append(start)
-                ends.append(end)
+        content = load_json(source, say, _FIX_IF_LARGE)
         self.sha256 = source.sha256
-        if not self.files:
-            raise InputError(
-                "data.annotations",
-                f"{self.path} lists no images",
-                saw=[f"it holds: {', '.join(sorted(found))}"],
-                fix='give COCO\'s form: {"images": [...], "annotations": [...], "categories": [...]}',
-            )
-        self.names = {number: self.names[number] for number in sorted(self.names)}
-        rows = self._rows_of(images_of, starts)
-        self._check_categories(categories_of, rows, starts)
-        order = np.argsort(rows, kind="stable")
-        self._starts: Offsets = np.array(starts, np.uint64)[order]
-        self._ends: Offsets = np.array(ends, np.uint64)[order]
-        self._firsts = np.searchsorted(rows[order], np.arange(len(self.files) + 1))
-        self.columns = ("image", "objects", "image_id") if "annotations" in found else ("image", "image_id")
-        folder = os.path.dirname(os.path.abspath(self.path))
-        self.image_dir = image_dir if image_dir is not None else self._find_images(Path(folder))
+        if not isinstance(content, dict):
+            what = f"{self.path} is not an object in COCO's format"
+            raise InputError("data.json", what, saw=[repr(content)[:60]], fix=f"write {_FORMAT}")
+        images, annotations, categories = (self._list(content, name) for name in LISTS)
+        if not images:
+            saw = [f"it holds: {', '.join(sorted(content))}"]
+            raise InputError("data.annotations", f"{self.path} lists no images", saw=saw, fix=f"write {_FORMAT}")
+        if "annotations" not in content:
+            self.columns = ("image", "image_id")
+        self._read_images(images)
+        self._read_categories(categories)
+        self._read_annotations(annotations)
+        folder = os.path.dirname(self.root)
+        self.image_dir = image_dir if image_dir is not None else self._find_images(folder)
         self.root = os.path.normpath(os.path.join(folder, self.image_dir))
 
-    # ----------------------------------------------------------------------------------------------------- reading
+    def _list(self, content: Row, name: str) -> list[Row]:
+        found = content.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            what = f'{self.path}: "{name}" is not a list of objects'
+            raise InputError("data.annotations", what, saw=[repr(found)[:80]], fix=f'write "{name}": [{{...}}, ...]')
+        return found
 
-    def _add_image(self, value: Row, start: int) -> None:
-        if not isinstance(value.get("id"), str | int | float) or not isinstance(value.get("file_name"), str):
-            raise self._damaged("an image", "id and file_name", value, start)
-        width, height = value.get("width"), value.get("height")
-        self.files.append(value["file_name"])
-        self._ids.append(value["id"])
-        self._sizes.append((width, height) if isinstance(width, int) and isinstance(height, int) else None)
-
-    def _add_category(self, value: Row, start: int) -> None:
-        number, name = value.get("id"), mended(value.get("name"))
-        if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
-            raise self._damaged("a category", "id (a whole number) and name", value, start)
-        if name in self.names.values() or number in self.names:
-            raise InputError(
-                "data.classes",
-                f"{self.path}: two categories have the same {'name' if name in self.names.values() else 'id'}",
-                saw=[f"line {self.source.line_at(start):,}: {json.dumps(value)[:80]}"],
-                fix="give each category its own id and name",
-            )
-        self.names[number] = name
-
-    def _damaged(self, what: str, needed: str, value: Row, start: int) -> InputError:
-        return InputError(
-            "data.annotations",
-            f"{self.path}: {what} in line {self.source.line_at(start):,} lacks its {needed}",
-            saw=[json.dumps(value)[:100]],
-            fix=f"give {what} {needed}",
-        )
-
-    def _rows_of(self, images_of: list[Any], starts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the row of each annotation; refuse duplicate or unknown image ids."""
+    def _read_images(self, images: list[Row]) -> None:
+        for place, image in enumerate(images):
+            if not isinstance(image.get("id"), str | int | float) or not isinstance(image.get("file_name"), str):
+                raise self._incomplete("images", place, "an id and a file_name", image)
+        self.files = [image["file_name"] for image in images]
+        self._ids = [image["id"] for image in images]
+        sizes = [(image.get("width"), image.get("height")) for image in images]
+        self._sizes = [size if all(isinstance(side, int) for side in size) else None for size in sizes]
         rows = {number: row for row, number in enumerate(self._ids)}
-        if len(rows) != len(self._ids):
-            twice = next(number for row, number in enumerate(self._ids) if rows[number] != row)
-            raise InputError(
-                "data.annotations",
-                f"{self.path}: two images have the id {twice!r}",
-                saw=[f"{name} " for name, number in zip(self.files, self._ids, strict=True) if number == twice],
-                fix="give each image its own id",
-            )
-        unknown = [place for place, number in enumerate(images_of) if not _is_in(number, rows)]
-        if unknown:
-            fix = 'list the images under "images" with these ids, or take the annotations out'
-            if any(_is_in(_as_number(images_of[place]), rows) for place in unknown):
-                fix = "write the image_id as the id of the image is written: a number without quotes"
-            raise InputError(
-                "data.annotations",
-                f"{self.path}: {len(unknown):,} of {len(images_of):,} annotations are of an image that is not listed",
-                saw=[
-                    f"image_id {images_of[place]!r} in line {self.source.line_at(int(starts[place])):,}"
-                    for place in unknown[:_MOST_NAMED]
-                ],
-                fix=fix,
-            )
-        return np.array([rows[number] for number in images_of], np.int64)
+        twice = next((number for row, number in enumerate(self._ids) if rows[number] != row), None)
+        if twice is not None:
+            saw = [name for name, number in zip(self.files, self._ids, strict=True) if number == twice]
+            what = f"{self.path}: two images have the id {twice!r}"
+            raise InputError("data.annotations", what, saw=saw, fix="give each image its own id")
 
-    def _check_categories(self, categories_of: list[Any], rows: Any, starts: Any) -> None:
-        nameless = [place for place, number in enumerate(categories_of) if not _is_in(number, self.names)]
-        if not nameless:
-            return
-        first = categories_of[nameless[0]]
-        fix = f'add {{"id": {first}, "name": "..."}} to "categories"'
-        if _is_in(_as_number(first), self.names):
-            fix = "write the category_id as the id of the category is written: a number without quotes"
-        elif not isinstance(first, int):
+    def _read_categories(self, categories: list[Row]) -> None:
+        names: dict[int, str] = {}
+        for place, category in enumerate(categories):
+            number, name = category.get("id"), encodable(category.get("name"))
+            if not isinstance(number, int) or not isinstance(name, str) or not name.strip():
+                raise self._incomplete("categories", place, "an id (a whole number) and a name", category)
+            if name in names.values() or number in names:
+                what = f"{self.path}: two categories have the same {'name' if name in names.values() else 'id'}"
+                saw = [f"categories[{place}]: {json.dumps(category)[:80]}"]
+                raise InputError("data.classes", what, saw=saw, fix="give each category its own id and name")
+            names[number] = name
+        self.names = dict(sorted(names.items()))
+
+    def _incomplete(self, name: str, place: int, needed: str, value: Row) -> InputError:
+        what, saw = f"{self.path}: {name}[{place}] lacks {needed}", [json.dumps(value)[:100]]
+        return InputError("data.annotations", what, saw=saw, fix=f"give each of the {name} {needed}")
+
+    def _read_annotations(self, annotations: list[Row]) -> None:
+        rows = {number: row for row, number in enumerate(self._ids)}
+        unlisted = _unknown_ids(annotations, "image_id", rows)
+        if unlisted:
+            what = f"{len(unlisted):,} of {len(annotations):,} annotations are of an image that is not listed"
+            saw = [f"annotations[{place}]: image_id {found!r}" for place, found in unlisted[:_MOST_NAMED]]
+            fix = 'list the images under "images" with these ids, or delete the annotations'
+            fix = f"write each image_id {_UNQUOTED}" if _are_quoted(unlisted, rows) else fix
+            raise InputError("data.annotations", f"{self.path}: {what}", saw=saw, fix=fix)
+        nameless = _unknown_ids(annotations, "category_id", self.names)
+        if nameless:
+            ids = ", ".join(sorted({str(found) for _, found in nameless})[:8])
+            images = [self.files[rows[annotations[place]["image_id"]]] for place, _ in nameless[:_MOST_NAMED]]
+            saw = [f"category_id {found!r} in {image}" for (_, found), image in zip(nameless, images, strict=False)]
             fix = 'give each annotation its "category_id": the id of one of the categories'
-        missing = sorted({str(categories_of[place]) for place in nameless})
-        raise InputError(
-            "data.classes",
-            f"{self.path}: {len(nameless):,} annotations have a category without a name: {', '.join(missing[:8])}",
-            saw=[
-                f"category_id {categories_of[place]!r} in {self.files[int(rows[place])]}, "
-                f"line {self.source.line_at(int(starts[place])):,}"
-                for place in nameless[:_MOST_NAMED]
-            ],
-            fix=fix,
-        )
+            if _are_quoted(nameless, self.names):
+                fix = f"write each category_id {_UNQUOTED}"
+            elif isinstance(nameless[0][1], int):
+                fix = f'add {{"id": {nameless[0][1]}, "name": "..."}} to "categories"'
+            what = f"{self.path}: {len(nameless):,} annotations have a category without a name: {ids}"
+            raise InputError("data.classes", what, saw=saw, fix=fix)
+        objects: list[list[Row]] = [[] for _ in self.files]
+        for annotation in annotations:
+            objects[rows[annotation["image_id"]]].append({key: annotation.get(key) for key in _KEYS})
+        self._objects = [json.dumps(found).encode() for found in objects]
 
-    def _find_images(self, folder: Path) -> str:
+    def _find_images(self, folder: str) -> str:
         """Return the folder of the first images, relative to the file; "." if none is found."""
-        stem = os.path.basename(self.path).partition(".")[0]
+        stem = self.name.partition(".")[0]
         split = stem.rpartition("_")[2]
         candidates = [".", "images", split, stem, f"images/{split}", f"{split}/images"]
         candidates += ["..", "../images", f"../{split}", f"../images/{split}", f"../{split}/images"]
-        for candidate in candidates:
-            if any(os.path.isfile(path_of(str(folder / candidate), name)) for name in self.files[:_MOST_NAMED]):
-                return os.path.normpath(candidate)
-        return "."
-
-    # -------------------------------------------------------------------------------------------------------- rows
+        return find_folder(folder, candidates, self.files[:_MOST_NAMED])
 
     def row(self, index: int) -> Row:
         """Return the image, its id, and its objects in the format of the file."""
         row: Row = {"image": self.files[index], "image_id": self._ids[index]}
         if "objects" in self.columns:
-            places = range(int(self._firsts[index]), int(self._firsts[index + 1]))
-            found = [json.loads(self.source.read_row(int(self._starts[k]), int(self._ends[k]))) for k in places]
+            found = json.loads(self._objects[index])
             row["objects"] = {
-                "bbox": [annotation.get("bbox") for annotation in found],
-                "category": [annotation["category_id"] for annotation in found],
-                "segmentation": [annotation.get("segmentation") for annotation in found],
-                "iscrowd": [annotation.get("iscrowd", 0) for annotation in found],
+                "bbox": [each["bbox"] for each in found],
+                "category": [each["category_id"] for each in found],
+                "segmentation": [each["segmentation"] for each in found],
+                "iscrowd": [each["iscrowd"] or 0 for each in found],
                 "size": self._sizes[index],
             }
         return row
 
-    def settings(self) -> dict[str, Any]:
-        """Return the kind, and the location of the images."""
-        return {"kind": self.kind, "image_dir": self.image_dir}
+
+def _unknown_ids(annotations: list[Row], key: str, known: Mapping[Any, Any]) -> list[tuple[int, Any]]:
+    """Return (place, id) of each annotation whose id is not known; a list or an object never is."""
+    ids = [(place, annotation.get(key)) for place, annotation in enumerate(annotations)]
+    return [(place, found) for place, found in ids if not isinstance(found, str | int | float) or found not in known]
 
 
-def _is_in(number: Any, known: Mapping[Any, Any]) -> bool:
-    """Whether an id is known; a list or an object never is."""
-    return isinstance(number, str | int | float) and number in known
-
-
-def _as_number(value: Any) -> Any:
-    """Return a text as a number; None for anything else."""
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else None
+def _are_quoted(unknown: list[tuple[int, Any]], known: Mapping[Any, Any]) -> bool:
+    """Whether ids are unknown because they are texts of numbers."""
+    texts = [found for _, found in unknown if isinstance(found, str) and found.strip().isdecimal()]
+    return any(int(text) in known for text in texts)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.sources.images.reading import BadImageError, Source, import_pillow, read_bytes
+from loopwright.sources.images.image_file import BadImageError, Source, import_pillow, read_bytes
 from loopwright.sources.values import UnusableValueError
 
 _ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -24,7 +24,7 @@ def _decode(source: Source) -> tuple[Any, str, str]:
             image.load()
             return np.asarray(image), image.mode, image.format
     except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
-        raise BadImageError(f"is no image, or cut off: {error}") from error
+        raise BadImageError(f"is not an image, or truncated: {error}") from error
 
 
 def decode_ids(source: Source) -> Ids:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from loopwright.errors import InputError
 NAMES_FILES = ("id2label.json", "label2id.json", "classes.json", "labels.json", "data.yaml", "data.yml", "dataset.yaml")
 NAMES_TEXTS = ("classes.txt", "obj.names", "labels.txt")
 
+_FORMAT = '{"0": "background", "1": "cat"}, or a list of names'
 _SPLIT = re.compile(r"(train|training|validation|valid|val|dev|eval|test)[\d_-]*")
 
 Names = dict[int, str]
@@ -28,14 +31,21 @@ def find_names_file(root: Path, annotation_dir: str = ".") -> Path | None:
     return None
 
 
+def names_of_folder(root: Path, names_file: str | None, annotation_dir: str = ".") -> tuple[str | None, Names]:
+    """Return the file of class names of a folder, relative to it, and the names; it is looked for if not given."""
+    if names_file is None:
+        found = find_names_file(root, annotation_dir)
+        names_file = os.path.relpath(found, root) if found is not None else None
+    return names_file, read_names(root / names_file) if names_file is not None else {}
+
+
 def read_names(path: Path) -> Names:
     """Return the names by ascending number; raise an InputError (data.file, data.json, data.classes)."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            "data.file", f"{path} cannot be read", saw=[str(error)], fix="--id2label with a file of names"
-        ) from error
+        what, fix = f"{path} cannot be read", "--id2label FILE with the names of the classes"
+        raise InputError("data.file", what, saw=[str(error)], fix=fix) from error
     if path.suffix in (".txt", ".names"):
         names: Any = [line.strip() for line in text.splitlines() if line.strip()]
     elif path.suffix in (".yaml", ".yml"):
@@ -44,20 +54,13 @@ def read_names(path: Path) -> Names:
         try:
             names = json.loads(text)
         except ValueError as error:
-            raise InputError(
-                "data.json",
-                f"{path} is no JSON: {error}",
-                fix='write {"0": "background", "1": "cat"}, or a list of names',
-            ) from error
+            raise InputError("data.json", f"{path} is not JSON: {error}", fix=f"write {_FORMAT}") from error
     found = _as_names(names)
-    if not found or len(set(found.values())) != len(found):
-        twice = sorted({name for name in found.values() if list(found.values()).count(name) > 1})
-        raise InputError(
-            "data.classes",
-            f"{path} names two classes {twice[0]!r}" if twice else f"{path} holds no names of classes",
-            saw=[f"it starts with {text[:60]!r}"],
-            fix='give each class its own name: {"0": "background", "1": "cat"}, or a list of names',
-        )
+    twice = sorted(name for name, number in Counter(found.values()).items() if number > 1)
+    if not found or twice:
+        what = f"{path} gives two classes the name {twice[0]!r}" if twice else f"{path} holds no class names"
+        saw, fix = [f"it starts with {text[:60]!r}"], f"give each class its own name: {_FORMAT}"
+        raise InputError("data.classes", what, saw=saw, fix=fix)
     return found
 
 
@@ -67,12 +70,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(
-            "data.file",
-            f"{path} cannot be read",
-            saw=str(error).splitlines()[:3],
-            fix="write it as YAML: names: [cat, dog]",
-        ) from error
+        what, saw = f"{path} cannot be read", str(error).splitlines()[:3]
+        raise InputError("data.file", what, saw=saw, fix="write it as YAML: names: [cat, dog]") from error
     return content if isinstance(content, dict) else {}
 
 

@@ -51,7 +51,7 @@ def by_column(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         written = written_value(value) if value.strip() else []
         if not isinstance(written, dict | list):
-            raise UnusableValueError(f"the objects are no JSON: {value[:60]!r}")
+            raise UnusableValueError(f"the objects are not JSON: {value[:60]!r}")
         value = written
     if value is None or value == []:
         value = {}
@@ -91,22 +91,22 @@ def read_objects(value: Any, size: tuple[int, int], is_turned: bool = False) -> 
     stated = stated_size(columns)
     if stated is not None and stated != size and not (is_turned and stated == size[::-1]):
         found.problem = f"stated as {stated[0]} x {stated[1]}, but the image is {size[0]} x {size[1]}"
-    rows = zip(*(columns[name] for name in _KEYS), strict=True)
-    for bbox, category, segmentation, is_crowd in rows:
-        segment = _as_segment(segmentation, size if columns.get("is_relative") else None)
+    relative_to = size if columns.get("is_relative") else None
+    where = f"outside the image of {size[0]} x {size[1]}"
+    for bbox, category, segmentation, is_crowd in zip(*(columns[name] for name in _KEYS), strict=True):
+        segment = _as_segment(segmentation, relative_to)
         if isinstance(segment, dict) and segment["size"] != [size[1], size[0]]:
             height, width = segment["size"]
             found.problem = f"a mask of {width} x {height}, but the image is {size[0]} x {size[1]}"
-        box = _as_box(bbox, segment, size if columns.get("is_relative") else None)
+        box = _as_box(bbox, segment, relative_to)
         clipped = [min(max(edge, 0.0), float(size[place % 2])) for place, edge in enumerate(box)]
-        outline = [] if not isinstance(segment, list) else _box_of(segment)
+        outline = _box_of(segment) if isinstance(segment, list) else []
         if box[2] <= box[0] or box[3] <= box[1]:
             found.dropped.append(("zero_size", f"box {_shown(box)} has no size"))
         elif clipped[2] <= clipped[0] or clipped[3] <= clipped[1]:
-            found.dropped.append(("outside", f"box {_shown(box)} lies outside the image of {size[0]} x {size[1]}"))
+            found.dropped.append(("outside", f"box {_shown(box)} lies {where}"))
         elif outline and (min(outline[2:]) <= 0 or outline[0] >= size[0] or outline[1] >= size[1]):
-            where = f"{_shown(outline)} lies outside the image of {size[0]} x {size[1]}"
-            found.dropped.append(("outside", f"the outline in {where}"))
+            found.dropped.append(("outside", f"the outline in {_shown(outline)} lies {where}"))
         else:
             found.num_clipped += any(abs(a - b) > _NEAR for a, b in zip(box, clipped, strict=True))
             found.boxes.append(clipped)
@@ -172,12 +172,13 @@ def _is_length(value: Any) -> bool:
 def unpacked_run_lengths(packed: str) -> npt.NDArray[np.int64]:
     """Return the run lengths of COCO's packed text: five bits per character, differences from the third on."""
     digits = np.frombuffer(packed.encode("ascii", "replace"), np.uint8).astype(np.int64) - 48
+    damaged = UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
     if not len(digits) or digits.min() < 0 or digits.max() > 63 or digits[-1] & 32:
-        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+        raise damaged
     ends = np.flatnonzero(digits & 32 == 0)  # the sixth bit marks that a number continues
     starts = np.concatenate([[0], ends[:-1] + 1])
     if int((ends - starts).max()) > _MOST_DIGITS:
-        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+        raise damaged
     places = np.arange(len(digits)) - np.repeat(starts, ends - starts + 1)
     numbers = np.add.reduceat((digits & 31) << (5 * places), starts)
     is_negative = digits[ends] & 16 != 0
@@ -185,7 +186,7 @@ def unpacked_run_lengths(packed: str) -> npt.NDArray[np.int64]:
     for first in (1, 2):  # each is the difference to the second last
         numbers[first::2] = np.cumsum(numbers[first::2])
     if numbers.min() < 0:
-        raise UnusableValueError(f"run lengths in {packed[:40]!r} are damaged")
+        raise damaged
     return numbers
 
 
@@ -197,12 +198,9 @@ def _box_of(segment: Any) -> list[float]:
     try:
         mask = importlib.import_module("faster_coco_eval.core.mask")
     except ImportError as error:
-        raise InputError(
-            "install.extra",
-            "objects with run lengths and no box need the package faster-coco-eval",
-            saw=[str(error)],
-            fix="pip install 'loopwright[vision]', or give each object its bbox",
-        ) from error
+        what = "objects with run lengths and no box need the package faster-coco-eval"
+        fix = "pip install 'loopwright[vision]', or give each object its bbox"
+        raise InputError("install.extra", what, saw=[str(error)], fix=fix) from error
     packed = mask.frPyObjects(segment, *segment["size"]) if isinstance(segment["counts"], list) else segment
     x, y, width, height = map(float, mask.toBbox(packed))
     return [x, y, x + width, y + height]

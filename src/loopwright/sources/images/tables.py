@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from loopwright.sources.files import Say
+from loopwright.sources.images.image_file import path_of
 from loopwright.sources.images.names import Names, read_names
-from loopwright.sources.images.reading import path_of
 from loopwright.sources.tables import Block, Row, Table, value_at
 
-ROWS_PER_BLOCK = 256
 ROWS_TRIED = 5
 
 
@@ -23,11 +21,13 @@ class ImageTable(Table):
     Attributes:
         root: The folder that paths in its rows are relative to.
         names: The names of its classes by ascending number; empty if unknown.
-        names_file: The file of these names, relative to the table's folder.
+        image_dir, annotation_dir, names_file: As in `open_table`, as far as its kind has them.
     """
 
     root: str
     names: Names
+    image_dir: str | None = None
+    annotation_dir: str | None = None
     names_file: str | None = None
 
     def category_name(self, value: Any, column: str) -> str | None:
@@ -35,13 +35,18 @@ class ImageTable(Table):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            text = str(value).strip() if isinstance(value, str) else ""
-            return text or None
-        return self.names.get(value) if self.names else str(value)
+            return (value.strip() or None) if isinstance(value, str) else None
+        names = self.id_names(column)
+        return names.get(value) if names else str(value)
 
     def id_names(self, column: str) -> Names:
         """Return the class names of a column by number, if the data has them."""
         return self.names
+
+    def settings(self) -> dict[str, Any]:
+        """Return the kind, the folders, and the file of class names."""
+        found = {name: getattr(self, name) for name in ("image_dir", "annotation_dir", "names_file")}
+        return {"kind": self.kind} | {name: value for name, value in found.items() if value is not None}
 
 
 class TableOfImages(ImageTable):
@@ -69,19 +74,15 @@ class TableOfImages(ImageTable):
             return
         rows = (self[index] for index in range(min(len(self), ROWS_TRIED)))
         paths = [path for row in rows if isinstance(path := value_at(row, column), str)]
-        self.image_dir = next(
-            (place for place in (".", "images", "..", "../images") if self._are_in(place, paths)), "."
-        )
+        self.image_dir = find_folder(self.root, (".", "images", "..", "../images"), paths)
         self.root = os.path.normpath(os.path.join(self.root, self.image_dir))
-
-    def _are_in(self, place: str, paths: list[str]) -> bool:
-        return any(os.path.isfile(path_of(os.path.join(self.root, place), path)) for path in paths)
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def __getitem__(self, index: int) -> Row:
-        return self._table[index]
+    def row(self, index: int) -> Row:
+        """Return one row of the table."""
+        return self._table.row(index)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
         """Yield all rows in order, with the named columns only. A missing value is None."""
@@ -93,57 +94,52 @@ class TableOfImages(ImageTable):
 
     def settings(self) -> dict[str, Any]:
         """Return the table's settings, the location of its images, and the file of its names."""
-        names = {"names_file": self.names_file} if self.names_file is not None else {}
-        return self._table.settings() | {"image_dir": self.image_dir} | names
+        return self._table.settings() | super().settings()
 
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the classes of a column in the order of their ids, if the table names them."""
         return self._table.class_names(column)
 
-    def category_name(self, value: Any, column: str) -> str | None:
-        """Return the class name of an object; Hub datasets know their own names."""
-        names = self.id_names(column)
-        if names and isinstance(value, int) and not isinstance(value, bool):
-            return names.get(value)
-        return super().category_name(value, column)
-
     def id_names(self, column: str) -> Names:
         """Return the names by number: from a file, the column, or a column `semantic_class_to_id`."""
         if not self.names:
-            stated = next(
-                (names for entry in ("category", "categories") if (names := self.class_names(f"{column}.{entry}"))), ()
-            )
-            self.names = dict(enumerate(stated))
+            found = (self.class_names(f"{column}.{entry}") for entry in ("category", "categories"))
+            self.names = dict(enumerate(next(filter(None, found), ())))
         if not self.names and "semantic_class_to_id" in self.columns:
             given = self[0]["semantic_class_to_id"] or {}
-            self.names = {number: name for number, name in sorted((int(value), key) for key, value in given.items())}
+            self.names = dict(sorted((int(value), key) for key, value in given.items()))
         return self.names
 
 
 class ListedTable(ImageTable):
-    """A table over lists in memory: one image per row, with its own columns."""
+    """A table over a list of images, with columns that its kind fixes. `files` are relative to `root`."""
 
     has_fixed_columns = True
-    files: list[str]  # the images, relative to `root`
+    rows_per_block = 256
+    files: list[str]
+
+    def __init__(self, path: Path, kind: str, columns: tuple[str, ...]) -> None:
+        self.path = str(path)
+        self.kind = kind
+        self.columns = columns
+        self.root = os.path.abspath(path)
+        self.names = {}
 
     def __len__(self) -> int:
         return len(self.files)
 
-    @abstractmethod
-    def row(self, index: int) -> Row:
-        """Return one row; called with a valid index."""
-
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a table of {len(self)} rows")
-        return self.row(index)
-
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only."""
-        for start in range(0, len(self), ROWS_PER_BLOCK):
-            rows = [self.row(index) for index in range(start, min(start + ROWS_PER_BLOCK, len(self)))]
-            yield Block(start, {name: [value_at(row, name) for row in rows] for name in columns})
+        """Yield all rows in order, with the named columns only; the scan of the images reports the progress."""
+        return super().blocks(columns)
 
     def place(self, index: int) -> str:
         """Return the image of a row."""
         return self.files[index]
+
+
+def find_folder(root: str, candidates: Sequence[str], images: Sequence[str]) -> str:
+    """Return the first candidate, relative to root, that holds one of the images; "." if none does."""
+    for candidate in candidates:
+        if any(os.path.isfile(path_of(os.path.join(root, candidate), image)) for image in images):
+            return os.path.normpath(candidate)
+    return "."

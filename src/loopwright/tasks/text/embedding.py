@@ -18,9 +18,8 @@ from loopwright.config.choices import must_be
 from loopwright.errors import InputError
 from loopwright.metrics import Combined, Metric
 from loopwright.metrics import load as load_metric
-from loopwright.sources import DataPlan, Role, Schema
+from loopwright.sources import DataPlan, Role, Schema, open_table
 from loopwright.sources.column_roles import choose_columns
-from loopwright.sources.opening import open_table
 from loopwright.sources.tables import value_at
 from loopwright.sources.values import UnusableValueError, as_text
 from loopwright.tasks.arguments import ShortName, TaskArguments, TaskTrainingArguments, flag

@@ -19,7 +19,7 @@ from loopwright.errors import DataError, InputError
 from loopwright.run_folder import RunFolder
 from loopwright.sources import DataPlan, Role
 from loopwright.sources.images.folders import list_images
-from loopwright.sources.images.reading import IMAGE_ENDINGS, is_image_name
+from loopwright.sources.images.image_file import IMAGE_ENDINGS, is_image_name
 from loopwright.tasks.arguments import ShortName, TaskArguments, flag
 from loopwright.tasks.base import COMMON_DEFAULTS, Job, Rows, Task
 from loopwright.tasks.optional_imports import import_object, is_object_name

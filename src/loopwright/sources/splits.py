@@ -10,35 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.scanning import Hashes
 
+Hashes = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 
 
-def is_held_back(split_key: Hashes, ratio: float) -> npt.NDArray[np.bool_]:
+def is_held_back(split_key: Hashes, ratio: float) -> Mask:
     """Return which rows go to validation: those with the lowest hashes.
 
     If that leaves a side empty (a few rows), the content with the smallest hash goes to validation.
     """
     if not 0 < ratio < 1:
-        raise InputError(
-            "args.value", f"--validation_ratio {ratio} is no share of the rows", fix="--validation_ratio 0.2"
-        )
-    held_back: npt.NDArray[np.bool_] = split_key < np.uint64(int(ratio * 2**64))
+        what = f"--validation_ratio {ratio} is not between 0 and 1"
+        raise InputError("args.value", what, fix="--validation_ratio 0.2")
+    held_back: Mask = split_key < np.uint64(int(ratio * 2**64))
     if held_back.any() and not held_back.all():
         return held_back
     if len(np.unique(split_key)) < 2:
-        raise InputError(
-            "data.split",
-            f"{len(split_key)} row{'s' if len(split_key) != 1 else ''} cannot be split into training and validation",
-            saw=["all rows are the same"] if len(split_key) > 1 else [],
-            fix="give more rows, or --validation_file",
-        )
-    smallest: npt.NDArray[np.bool_] = split_key == split_key.min()
+        is_one = len(split_key) == 1
+        what = f"{len(split_key)} row{'' if is_one else 's'} cannot be split into training and validation"
+        saw = [] if is_one else ["all rows are the same"]
+        raise InputError("data.split", what, saw=saw, fix="give more rows, or --validation_file")
+    smallest: Mask = split_key == split_key.min()
     return smallest
 
 
-def keep_classes_in_training(held_back: npt.NDArray[np.bool_], codes: npt.NDArray[np.int32]) -> list[int]:
+def keep_classes_in_training(held_back: Mask, codes: npt.NDArray[np.int32]) -> list[int]:
     """Move classes whose rows are all held out into training, in place; return their codes."""
     in_training = np.unique(codes[~held_back])
     only_held_back = np.setdiff1d(codes[held_back], in_training)
@@ -46,9 +44,9 @@ def keep_classes_in_training(held_back: npt.NDArray[np.bool_], codes: npt.NDArra
     return [int(code) for code in only_held_back]
 
 
-def duplicated_in(content: Hashes, training: Hashes) -> npt.NDArray[np.bool_]:
+def duplicated_in(content: Hashes, training: Hashes) -> Mask:
     """Return which rows have the same content as a training row."""
     ordered = np.unique(training)
     places = np.minimum(np.searchsorted(ordered, content), max(len(ordered) - 1, 0))
-    found: npt.NDArray[np.bool_] = ordered[places] == content if len(ordered) else np.zeros(len(content), np.bool_)
+    found: Mask = ordered[places] == content if len(ordered) else np.zeros(len(content), np.bool_)
     return found

@@ -18,7 +18,7 @@ IMAGE_ENDINGS = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2"),
 )
 UNREAD_ENDINGS = (".heic", ".heif", ".avif", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw", ".raw", ".exr", ".dcm")
-_ADDRESS = re.compile(r"(https?|ftp|s3|gs)://")
+_URL = re.compile(r"(https?|ftp|s3|gs)://")
 _ORIENTATION = 274  # the EXIF tag
 _TURNED = (5, 6, 7, 8)  # orientations with width and height swapped
 _PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -61,12 +61,8 @@ def import_pillow(module: str = "Image") -> Any:
     try:
         return importlib.import_module(f"PIL.{module}")
     except ImportError as error:
-        raise InputError(
-            "install.extra",
-            "reading images needs the package pillow",
-            saw=[str(error)],
-            fix="pip install 'loopwright[vision]'",
-        ) from error
+        what, fix = "reading images needs the package pillow", "pip install 'loopwright[vision]'"
+        raise InputError("install.extra", what, saw=[str(error)], fix=fix) from error
 
 
 def shown_source(source: Source) -> str:
@@ -82,7 +78,7 @@ def read_bytes(source: Source) -> bytes:
         raise BadImageError("has a NUL byte in its name")
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):  # A pipe would block.
-            raise BadImageError("is no ordinary file")
+            raise BadImageError("is not a regular file")
         data = Path(source).read_bytes()
     except FileNotFoundError as error:
         raise BadImageError("does not exist") from error
@@ -93,7 +89,7 @@ def read_bytes(source: Source) -> bytes:
     return data
 
 
-def look_at(source: Source) -> ImageFacts:
+def inspect_image(source: Source) -> ImageFacts:
     """Return the properties of an image; raise a BadImageError if it is missing, truncated or invalid."""
     data = read_bytes(source)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -117,14 +113,10 @@ def upright_size(source: Source) -> tuple[int, int]:
     try:
         with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             width, height = image.size
-            data = b""
-            if image.format == "PNG":
-                data = read_bytes(source)
-            if _is_turned(image, data):
-                width, height = height, width
-            return width, height
+            is_turned = _is_turned(image, read_bytes(source) if image.format == "PNG" else b"")
+            return (height, width) if is_turned else (width, height)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise BadImageError("does not exist" if isinstance(error, FileNotFoundError) else "is no image") from error
+        raise BadImageError("does not exist" if isinstance(error, FileNotFoundError) else "is not an image") from error
 
 
 def _is_turned(image: Any, data: bytes) -> bool:
@@ -152,10 +144,10 @@ def _has_end(kind: str | None, data: bytes) -> bool:
 
 def _explain(error: Exception, data: bytes) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
-        return f"is no image: it starts with {data[:8]!r}"
+        return f"is not an image: it starts with {data[:8]!r}"
     if type(error).__name__ == "DecompressionBombError":
         return "is too large: Pillow refuses to decode it"
-    return f"is cut off or damaged: {error}"
+    return f"is truncated or damaged: {error}"
 
 
 def path_of(folder: str, name: str) -> str:
@@ -181,7 +173,7 @@ def as_source(value: Any, folder: str) -> Source | None:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        if _ADDRESS.match(value.strip()):
-            raise UnusableValueError(f"{value.strip()[:80]!r} is an address: download the images, and give their paths")
+        if _URL.match(value.strip()):
+            raise UnusableValueError(f"{value.strip()[:80]!r} is a URL: download the images, and give their paths")
         return os.path.normpath(path_of(folder, os.path.expanduser(value.strip())))
     raise UnusableValueError(f"the path or the bytes of an image are needed, not {repr(value)[:60]}")

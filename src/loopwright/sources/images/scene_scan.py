@@ -1,0 +1,317 @@
+"""One pass over the images of a file and their annotations."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import InputError
+from loopwright.sources.files import Progress, Say
+from loopwright.sources.images.image_file import (
+    BadImageError,
+    ImageFacts,
+    Source,
+    as_source,
+    inspect_image,
+    read_bytes,
+    shown_source,
+)
+from loopwright.sources.images.masks import class_of, count_ids, decode_ids, objects_of_mask
+from loopwright.sources.images.objects import Objects, read_objects, stated_size
+from loopwright.sources.images.tables import ImageTable
+from loopwright.sources.schema import Role
+from loopwright.sources.values import UnusableValueError
+
+MOST_MASKS_SCANNED = 5_000
+MOST_NAMED = 5
+SAY_EVERY = 200
+
+
+class SceneOptions(NamedTuple):
+    """The meaning of masks: the ignored id, and whether 0 means no class and all others are one too high."""
+
+    ignore_index: int = 255
+    reduce_labels: bool = False
+
+
+@dataclass
+class Findings:
+    """The count of a finding, and the first ones."""
+
+    number: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, what: str) -> None:
+        """Count one more."""
+        self.number += 1
+        if len(self.first) < MOST_NAMED:
+            self.first.append(what)
+
+
+def picture_of(value: Any, folder: str) -> Source | None:
+    """Return the picture of class and instance ids, if objects are given as one; None for lists."""
+    is_path = isinstance(value, str) and bool(value.strip()) and not value.lstrip().startswith(("{", "["))
+    is_stored = isinstance(value, dict) and ("bytes" in value or "path" in value)
+    return as_source(value, folder) if is_path or is_stored or isinstance(value, bytes) else None
+
+
+def read_scene(value: Any, folder: str, size: tuple[int, int], is_turned: bool, options: SceneOptions) -> Objects:
+    """Return the objects of an image from lists, JSON, or a picture of class and instance ids.
+
+    Raises:
+        UnusableValueError: It is neither.
+        BadImageError: It is a picture that cannot be decoded.
+    """
+    picture = picture_of(value, folder)
+    if picture is not None:
+        value = objects_of_mask(picture, options.ignore_index, options.reduce_labels)
+    return read_objects(value, size, is_turned)
+
+
+class SceneScan:
+    """Collects the properties of the images of one file, block by block.
+
+    Attributes:
+        is_bad: Which rows have an image or mask that is missing, truncated or invalid.
+        bad: These images, with the reasons.
+        sizes: Width and height of each upright image; 0 for a bad one.
+        num_turned: The number of images that EXIF rotates by 90 degrees.
+        counts: The frequency of each class, by name or id, by scanned row.
+        first_with: The first row with each class, and the frequency.
+        num_objects: By row, for files with objects.
+        dropped: Dropped boxes, by reason.
+        clipped: Boxes clipped at the edge of their image.
+        num_masks_scanned: The number of masks read completely.
+    """
+
+    def __init__(self, table: ImageTable, options: SceneOptions, say: Say | None) -> None:
+        self.table = table
+        self.options = options
+        self.is_bad = np.zeros(len(table), np.bool_)
+        self.bad = Findings()
+        self.sizes: npt.NDArray[np.int32] = np.zeros((len(table), 2), np.int32)
+        self.num_turned = 0
+        self.counts: dict[int, dict[Any, int]] = {}
+        self.first_with: dict[Any, tuple[int, int]] = {}
+        self.num_objects: npt.NDArray[np.int32] = np.zeros(len(table), np.int32)
+        self.dropped: dict[str, Findings] = {}
+        self.clipped = Findings()
+        self.num_masks_scanned = 0
+        self._is_turned = np.zeros(len(table), np.bool_)
+        self._files = _FilesDigest()
+        self._wrong_size = Findings()
+        self._wrong_mask = Findings()
+        self._no_outline = Findings()
+        self._num_turned_annotations = 0
+        self._num_fractional_boxes = 0
+        self._say = say
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of all images and masks in separate files; "" if all are inside the table."""
+        return self._files.hexdigest()
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings about the images, in sentences."""
+        if not self._num_turned_annotations:
+            return []
+        return [
+            f"{self._num_turned_annotations:,} images of {self.table.name} are turned by their EXIF orientation, and "
+            "their annotations state the size before that: boxes are taken to be in the upright image"
+        ]
+
+    def add(self, role: Role, column: str, start: int, values: list[Any]) -> list[Any]:
+        """Add the values of some rows; return the part of each in its row's content hash."""
+        taken = []
+        for row, value in enumerate(values, start):
+            try:
+                taken.append(self._add(role, column, row, value))
+            except UnusableValueError as error:
+                what = f"{self.table.name}: the {role.name} in {self.table.place(row)} cannot be used"
+                saw, fix = [str(error)], f"correct it, or {role.flag} with another column"
+                if role.kind == "objects":
+                    raise InputError("data.boxes", what, saw=saw, fix=fix) from error
+                raise InputError("data.value", what, saw=saw, fix=fix) from error
+            if self._say is not None and role.kind != "objects" and (row + 1) % SAY_EVERY == 0:
+                self._say(Progress(self.table.path, f"checking {role.kind}s", row + 1, len(self.table)))
+        return taken
+
+    def _add(self, role: Role, column: str, row: int, value: Any) -> Any:
+        if role.kind == "objects":
+            self._add_objects(row, value, role, column)
+            return value
+        source = as_source(value, self.table.root)
+        facts = self._inspect(row, source, value) if source is not None else None
+        if role.kind == "mask":
+            if source is not None and facts is not None:
+                self._add_mask(row, source, facts)
+            return value if source is not None else None
+        if facts is None:
+            return f"bad image {row}" if source is not None else ""
+        self.sizes[row] = facts.width, facts.height
+        self._is_turned[row] = facts.is_turned
+        self.num_turned += facts.is_turned
+        return facts.sha256
+
+    def _inspect(self, row: int, source: Source, value: Any) -> ImageFacts | None:
+        try:
+            facts = inspect_image(source)
+        except BadImageError as error:
+            self._files.add(source, value, *error.fingerprint)
+            self._note_bad(row, source, error)
+            return None
+        self._files.add(source, value, facts.sha256, facts.num_bytes)
+        return facts
+
+    def _note_bad(self, row: int, source: Source, error: BadImageError) -> None:
+        if not self.is_bad[row]:
+            where = f" ({self.table.place(row)})" if not self.table.has_fixed_columns else ""
+            self.bad.add(f"{shown_source(source)} {error}{where}")
+        self.is_bad[row] = True
+
+    def _add_mask(self, row: int, source: Source, facts: ImageFacts) -> None:
+        name = os.path.basename(source) if isinstance(source, str) else shown_source(source)
+        width, height = self.sizes[row]
+        if not self.is_bad[row] and (facts.width, facts.height) != (width, height):
+            self._wrong_size.add(f"{name} is {facts.width} x {facts.height}, its image is {width} x {height}")
+            return
+        num_rows = max(len(self.table), MOST_MASKS_SCANNED)
+        if row * MOST_MASKS_SCANNED // num_rows == (row - 1) * MOST_MASKS_SCANNED // num_rows:
+            return  # of more masks only some, evenly spaced, are counted
+        try:
+            found = count_ids(decode_ids(source))
+        except BadImageError as error:
+            self._note_bad(row, source, error)
+        except UnusableValueError as error:
+            self._wrong_mask.add(f"{name}: {error}")
+        else:
+            self.num_masks_scanned += 1
+            self._count(row, found, [number for number in found if class_of(number, *self.options) is not None])
+
+    def _count(self, row: int, found: dict[Any, int], classes: list[Any]) -> None:
+        self.counts[row] = found
+        for name in classes:
+            self.first_with.setdefault(name, (row, found[name]))
+
+    def _add_objects(self, row: int, value: Any, role: Role, column: str) -> None:
+        picture = picture_of(value, self.table.root)
+        if isinstance(picture, str):
+            self._files.add(picture, value, *content_of(picture))
+        if self.is_bad[row] or not self.sizes[row].any():
+            return
+        size = int(self.sizes[row, 0]), int(self.sizes[row, 1])
+        is_turned = bool(self._is_turned[row])
+        try:
+            found = read_scene(value, self.table.root, size, is_turned, self.options)
+        except BadImageError as error:
+            assert picture is not None, "lists are not images"
+            self._note_bad(row, picture, error)
+            return
+        place = self.table.place(row)
+        if found.problem is not None:
+            self._wrong_size.add(f"{place}: {found.problem}")
+        self._num_turned_annotations += is_turned and stated_size(value) == size[::-1] != size
+        for reason, what in found.dropped:
+            self.dropped.setdefault(reason, Findings()).add(f"{place}: {what}")
+        for _ in range(found.num_clipped):
+            self.clipped.add(place)
+        for segment in found.segments if role.has_outlines else ():
+            if segment is None:
+                self._no_outline.add(place)
+        self.num_objects[row] = len(found.boxes)
+        self._num_fractional_boxes += sum(max(box) <= 1 < min(size) for box in found.boxes)
+        names = Counter(self._name(category, column, row) for category in found.categories)
+        self._count(row, dict(names), list(names))
+
+    def _name(self, category: Any, column: str, row: int) -> str:
+        name = self.table.category_name(category, column)
+        if name is not None:
+            return name
+        names = self.table.id_names(column)
+        what = f"an object of {self.table.place(row)} has the category {category!r}, which has no name"
+        saw = f"there are {len(names)} names, for {min(names)} to {max(names)}" if names else "no names are given"
+        fix = f"add a name for it to {self.table.names_file or 'id2label.json'}, or --id2label FILE"
+        raise InputError("data.classes", f"{self.table.name}: {what}", saw=[saw], fix=fix)
+
+    def problem(self) -> InputError | None:
+        """Return the first problem that no option drops: data.size, data.masks, data.boxes or data.outlines."""
+        name, found = self.table.name, self._wrong_size
+        if found.number:
+            what, fix = "annotations are for an image of another size", "scale the annotations with their images"
+            return InputError("data.size", f"{name}: {found.number:,} {what}", saw=found.first, fix=fix)
+        found = self._wrong_mask
+        if found.number:
+            fix = "write masks as PNG with one channel, or a palette, whose pixels are class ids"
+            return InputError(
+                "data.masks", f"{name}: {found.number:,} masks hold no class ids", saw=found.first, fix=fix
+            )
+        number = self._num_fractional_boxes
+        if number and number == self.num_objects.sum():
+            what, saw = "boxes are within the first pixel of their image", "they look like fractions of its size"
+            fix = "write boxes in pixels: x and width times the width of the image, y and height times its height"
+            return InputError("data.boxes", f"{name}: all {number:,} {what}", saw=[saw], fix=fix)
+        found = self._no_outline
+        if found.number:
+            fix = "give each a segmentation (polygons or run lengths), or train object-detection"
+            what = f"{name}: {found.number:,} objects have a box and no outline"
+            return InputError("data.outlines", what, saw=found.first, fix=fix)
+        return None
+
+
+class _FilesDigest:
+    """The sha256 over the names in the rows, the sizes and the contents of image files."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._is_empty = True
+
+    def add(self, source: Source | None, value: Any, sha256: str, num_bytes: int) -> None:
+        """Add an image, unless it is inside the table."""
+        if isinstance(source, str):
+            name = value.get("path") if isinstance(value, dict) else value
+            self._digest.update(f"{name}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape"))
+            self._is_empty = False
+
+    def hexdigest(self) -> str:
+        """Return the sha256; "" if there are no files."""
+        return "" if self._is_empty else self._digest.hexdigest()
+
+
+def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -> str:
+    """Return the current sha256 of all images and masks of a table, as in `SceneScan.sha256`.
+
+    `columns` maps each kind of role to its column, in the order of the roles.
+    """
+    digest = _FilesDigest()
+    for block in table.blocks(list(columns.values())):
+        for kind, column in columns.items():
+            for value in block.values[column]:
+                source = (picture_of if kind == "objects" else as_source)(value, table.root)
+                if isinstance(source, str):
+                    digest.add(source, value, *content_of(source))
+        if say is not None:
+            num_rows = len(next(iter(block.values.values())))
+            say(Progress(table.path, "checking images", block.start + num_rows, len(table)))
+    return digest.hexdigest()
+
+
+def content_of(path: str) -> tuple[str, int]:
+    """Return the sha256 and the size of a file; ("", 0) if it cannot be read."""
+    try:
+        data = read_bytes(path)
+    except BadImageError as error:
+        return error.fingerprint
+    return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def joined(sha256: str, of_files: str) -> str:
+    """Return the combined sha256 of a table and its images."""
+    return hashlib.sha256(f"{sha256} {of_files}".encode()).hexdigest() if of_files else sha256

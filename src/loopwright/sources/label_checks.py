@@ -1,0 +1,193 @@
+"""Checks of labels: errors about those that cannot be used, as values, and notes about those that look odd."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from loopwright.errors import InputError
+from loopwright.sources.column_roles import is_number
+from loopwright.sources.labels import LabelScan, label_text
+from loopwright.sources.tables import Table
+
+MOST_SHOWN = 12
+_MOST_NAMED = 5
+_MOST_NEAR = 8
+_MOST_COMPARED = 1_000
+_LONGEST_SHOWN = 40
+_TRUTH = {"false": "0", "true": "1"}
+_NO_VALUES = ("nan", "na", "n/a", "null", "#n/a")
+_NO_NUMBERS = frozenset((*_NO_VALUES, "none", "inf", "-inf", "infinity", "-infinity", "-", "?", "#div/0!", "unknown"))
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+
+
+def mixed_types(scan: LabelScan) -> InputError | None:
+    """Return the error about labels of mixed kinds: two JSON types, or numbers among words."""
+    table, types = scan.table, scan.types
+    where = f"the label column {scan.column!r} of {table.name}"
+    if "object" in types or ("list" in types and scan.kind == "class"):
+        kind, article = ("object", "an") if "object" in types else ("list", "a")
+        what = f"the label in {table.place(types[kind])} of {table.name} is {article} {kind}"
+        fix = "--label_kind multi if rows have several labels, or --label_column with another column"
+        return InputError("data.value", what, saw=[f"column {scan.column!r}"], fix=fix)
+    as_classes = "--label_kind class to take all of them as classes"
+    if len(types) > 1 and not set(types) <= {"whole number", "number"}:
+        saw = [f"{name}: first in {table.place(row)}" for name, row in types.items()]
+        fix = f"write all labels in the same way, or {as_classes}"
+        return InputError("data.label_type", f"{where} holds values of {len(types)} kinds", saw=saw, fix=fix)
+    texts = scan.texts
+    numbers = [place for place, text in enumerate(texts) if text and is_number(text)]
+    words = [place for place, text in enumerate(texts) if text and not is_number(text)]
+    if not numbers or not words:
+        return None
+    if all(texts[place].strip().lower() in _NO_NUMBERS for place in words):
+        saw = [f"{texts[place]!r}, first in {scan.place(place)}" for place in words[:MOST_SHOWN]]
+        fix = "write numbers there, or leave these cells empty, and --missing_values drop"
+        return InputError("data.label_type", f"{where} holds numbers, and words that stand for none", saw=saw, fix=fix)
+    first = {"numbers": numbers[0], "words": words[0]}
+    saw = [f"{name}: e.g. {texts[place]!r}, first in {scan.place(place)}" for name, place in first.items()]
+    fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])} if they mean the same, or {as_classes}"
+    return InputError("data.label_type", f"{where} holds numbers and words", saw=saw, fix=fix)
+
+
+def unknown_labels(
+    noun: str, table: Table, lead: Table, names: Sequence[str], found: Mapping[str, str], saw: list[str], fix: str = ""
+) -> InputError:
+    """Return the error about labels that cannot be encoded.
+
+    Args:
+        noun: "label" or "class".
+        table: The table that has them.
+        lead: The table that defines the labels.
+        names: The known labels.
+        found: The unknown labels, each with its number and first place in words.
+        saw: The first lines of evidence.
+        fix: By default the labels that were probably meant, or to drop the rows.
+    """
+    pairs = []
+    for text, place in list(found.items())[:_MOST_NAMED]:
+        near = did_you_mean(text, names) if not fix else None
+        saw = [*saw, f"unknown {text!r}: {place}" + (f" -- did you mean {near!r}?" if near else "")]
+        pairs += [(text, near)] if near else []
+    fix = fix or (f"{map_flag(pairs)}   or   " if pairs else "") + "--unknown_labels drop"
+    is_one = len(found) == 1
+    counted = f"{len(found)} {noun if is_one else 'classes' if noun == 'class' else noun + 's'} of {table.name}"
+    what = f"{counted} never occur{'s' if is_one else ''} in {lead.name}"
+    if table is lead:
+        what = f"{counted} {'is' if is_one else 'are'} unknown"
+    return InputError("data.labels", what, saw=saw, fix=fix)
+
+
+def known_names(names: Sequence[str]) -> str:
+    """Return the known labels as a line of evidence."""
+    return f"known: {', '.join(names[:20])}" + (" ..." if len(names) > 20 else "")
+
+
+def unique_labels(scan: LabelScan, num_rows: int) -> InputError:
+    """Return the error about labels that hardly repeat, so that no class can be learnt and validated."""
+    fix = f"{scan.role.flag} with another column, or rows with labels that repeat"
+    if all(_DECIMAL_COMMA.fullmatch(label_text(text)) for text in scan.texts if text.strip()):
+        fix = "write the numbers with a decimal point: 3.5 instead of 3,5"
+    examples = ", ".join(repr(shortened(text)) for text in scan.texts[:_MOST_NAMED])
+    what = f"{num_rows:,} rows of {scan.table.name} have {len(scan.texts):,} classes: hardly any occurs twice"
+    return InputError("data.labels", what, saw=[f"{scan.column!r} holds {examples}, ..."], fix=fix)
+
+
+def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
+    """Return how to read labels that should be positions from 0: letters, numbers from 1, or numbers with a point."""
+    letters = [chr(ord("a") + place) for place in range(num_choices)]
+    forms = ([letter.upper() for letter in letters], letters, [f"{place}.0" for place in range(num_choices)])
+    for form in (*forms, [str(place + 1) for place in range(num_choices)]):
+        if set(found) <= set(form):
+            return map_flag((text, str(place)) for place, text in enumerate(form))
+    if all(text.removeprefix("-").isdecimal() for text in found):
+        return "--unknown_labels drop   or write the position of the right choice, from 0"
+    return "write the position of the right choice, from 0, as the label"
+
+
+def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Iterator[str]:
+    """Yield notes about suspicious classes.
+
+    Args:
+        counts: The frequency of each class.
+        column: The column of the labels.
+        is_guessed: Whether the column was guessed, so that its name may be a row of a file without a header.
+    """
+    empty = [name for name in counts if name.lower() in _NO_VALUES]
+    if empty:
+        are = "is a class" if len(empty) == 1 else "are classes"
+        yield f"{_quoted(empty)} {are} of {column!r}: for no value leave the cell empty, and --missing_values drop"
+    spellings: dict[str, list[str]] = {}
+    for name in counts:
+        spellings.setdefault(name.casefold(), []).append(name)
+    twins = [found for found in spellings.values() if len(found) > 1]
+    if twins:
+        usual = [max(found, key=counts.__getitem__) for found in twins[:_MOST_NAMED]]
+        pairs = [(name, best) for best, found in zip(usual, twins, strict=False) for name in found if name != best]
+        yield f"{_quoted(twins[0])} differ only in case and are separate classes: {map_flag(pairs)} makes them one"
+    if is_guessed and column in counts:
+        yield (
+            f"the first line is read as the names of the columns, and {column!r} is also a class: if that line is a "
+            "row, put one with names above it"
+        )
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return the first of some labels, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(shortened, names[:_MOST_NAMED])) + more
+
+
+def did_you_mean(text: str, names: Sequence[str]) -> str | None:
+    """Return the label that was probably meant: another spelling, the same number, a prefix, a similar text."""
+    lower, number = text.lower(), _TRUTH.get(text.lower(), text)
+    for name in names:
+        if name.lower() == lower:
+            return name
+    for name in names if is_number(number) else ():
+        if is_number(other := _TRUTH.get(name.lower(), name)) and float(other) == float(number):
+            return name
+    for name in names:
+        if min(len(name), len(text)) >= 2 and (lower.startswith(name.lower()) or name.lower().startswith(lower)):
+            return name
+    return next(iter(difflib.get_close_matches(text, names, n=1)), None)
+
+
+def map_flag(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return renamed labels as a command line option."""
+    return " ".join(["--label_map", *(shlex.quote(f"{old}={new}") for old, new in pairs)])
+
+
+def never_renamed(label_map: Mapping[str, str], found: Iterable[str], what: str = "row has the label") -> Iterator[str]:
+    """Yield a warning for each renamed label that does not occur in any split; called before training.
+
+    Not an error, as a complete map may be used for a part of the data. `what` is the subject of the sentence.
+    """
+    names = list(dict.fromkeys(found))
+    for old, new in label_map.items() if names else ():
+        if old in names:
+            continue
+        near = did_you_mean(old, names)
+        # With very many labels only some are compared letter by letter.
+        like = difflib.get_close_matches(old, names[:_MOST_COMPARED], n=_MOST_NEAR, cutoff=0)
+        shown = ", ".join(map(repr, list(dict.fromkeys([near, *like] if near else like))[:_MOST_NEAR]))
+        more = f" and {len(names) - _MOST_NEAR} more" if len(names) > _MOST_NEAR else ""
+        yield f"{map_flag([(old, new)])} changes nothing: no {what} {old!r}, but {shown}{more}"
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    """Return "neg 26, pos 34", truncated if there are many."""
+    shown = [f"{name} {number:,}" for name, number in list(counts.items())[:MOST_SHOWN]]
+    return ", ".join(shown) + (f" and {len(counts) - MOST_SHOWN} more" if len(counts) > MOST_SHOWN else "")
+
+
+def shortened(name: str) -> str:
+    """Return a label for display: on one line, truncated if very long."""
+    name = " ".join(name.split())
+    return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names[:_MOST_NAMED]))
