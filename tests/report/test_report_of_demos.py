@@ -21,7 +21,7 @@ def test_what_a_report_shows_is_said_for_each_of_the_fourteen_tasks():
 
 def test_each_demo_that_is_trained_has_its_report_looked_at():
     calls = {}
-    for path in sorted(TASKS.glob("test_*.py")):
+    for path in sorted(set(TASKS.glob("test_*.py")) - {TASKS / "test_registry.py"}):  # its task is a stranger's
         text = path.read_text(encoding="utf-8")
         for test in re.split(r"\n(?=@pytest|def )", text):
             if 'main(["demo", ' in test and "== 0" in test:

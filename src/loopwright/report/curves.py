@@ -31,21 +31,30 @@ _COURSE: Final = (
 )
 _BOUNDS: Final = ("_low", "_high")
 
+Group = Sequence[tuple[int, RunView]]
+
 
 def charts_of(runs: Sequence[RunView]) -> list[Chart]:
     """Return the charts of these runs, the loss first; curves of several runs are overlaid."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.series))
     columns = max(min(_COLUMNS, _MOST_POINTS // 2 // max(len(names) * len(runs), 1)), _FEWEST_COLUMNS)
-    charts = [_loss_chart(runs, group, columns) for group in _groups(runs)]
-    charts += [chart for group in _groups(runs) for chart in _metric_charts(runs, group, names, columns)]
+    is_alone, groups, everyone = len(runs) == 1, _groups(runs), list(enumerate(runs))
+    losses = (("training", _TRAIN_LOSSES), ("evaluation", _EVAL_LOSSES))
+    note = "" if is_alone else "training dashed, evaluation solid"
+    charts = [
+        replace(_chart(runs, group, "Loss", losses, columns), is_wide=True, note=note, has_legend=is_alone)
+        for group in groups
+    ]
+    charts += [chart for group in groups for chart in _metric_charts(runs, group, names, columns)]
     used = {*_EVAL_LOSSES, *_TRAIN_LOSSES}
     for choices, title, unit in _COURSE:
         used |= set(choices)
-        charts.append(_plain_chart(runs, choices, title, unit, columns))
+        chart = _chart(runs, everyone, title, ((title.lower(), choices),), columns)
+        charts.append(replace(chart, unit=unit.removeprefix("amount"), is_from_zero=bool(unit)))
     for name in names:
-        is_shown = name in used or name.startswith("eval_") or name.removesuffix("_low").removesuffix("_high") != name
-        if not is_shown:
-            charts.append(_plain_chart(runs, (name,), name.replace("_", " "), "", columns))
+        if not (name in used or name.startswith("eval_") or name.endswith(_BOUNDS)):
+            title = name.replace("_", " ")
+            charts.append(_chart(runs, everyone, title, ((title.lower(), (name,)),), columns))
     last = max((run.metrics.update for run in runs), default=0)
     shown = [chart for chart in charts if any(curve.points for curve in chart.curves)][:_MOST_CHARTS]
     return [replace(chart, span=(0.0, float(last))) for chart in shown]
@@ -60,101 +69,82 @@ def best_update(run: RunView) -> float | None:
     return None if best is None else best[0]
 
 
-def _groups(runs: Sequence[RunView]) -> list[list[tuple[int, RunView]]]:
+def _groups(runs: Sequence[RunView]) -> list[Group]:
     """Return the runs with their indices by task: losses and metrics of different tasks have no common scale."""
     groups: dict[str, list[tuple[int, RunView]]] = {}
     for index, run in enumerate(runs):
         groups.setdefault(run.task, []).append((index, run))
-    return list(groups.values())
+    return [*groups.values()]
 
 
-def _titled(title: str, runs: Sequence[RunView], group: Sequence[tuple[int, RunView]]) -> str:
-    return title if len(group) == len(runs) else f"{title}, {group[0][1].task}"
-
-
-def _loss_chart(runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], columns: int) -> Chart:
-    curves = []
-    is_alone = len(runs) == 1
-    for index, run in group:
-        series = run.metrics.series
-        for kind, (title, names) in enumerate((("training", _TRAIN_LOSSES), ("evaluation", _EVAL_LOSSES))):
-            points = next((series[name].points(columns) for name in names if name in series), [])
-            is_dashed = kind == 0 and not is_alone
-            has_dots = len(points) <= _DOTS and not is_dashed
-            name = title if is_alone else f"{title} {run.id}"
-            curve = Curve(name, points, _colour(index, len(runs), kind), has_dots=has_dots, is_dashed=is_dashed)
-            curves += [curve] if points else []
-    note = "" if is_alone else "training dashed, evaluation solid"
-    title = _titled("Loss", runs, group)
-    marks = _marks(runs, [index for index, _ in group])
-    return Chart(title, curves, marks, is_wide=True, note=note, has_legend=is_alone)
-
-
-def _metric_charts(
-    runs: Sequence[RunView], group: Sequence[tuple[int, RunView]], names: Sequence[str], columns: int
-) -> list[Chart]:
+def _metric_charts(runs: Sequence[RunView], group: Group, names: Sequence[str], columns: int) -> list[Chart]:
     """Return a chart per evaluation metric, the decisive one first, with intervals and baselines."""
     bounds = {f"{name}{end}" for name in names for end in _BOUNDS}
     found = [name for name in names if name.startswith("eval_") and name not in bounds and name not in _EVAL_LOSSES]
     chief = next((f"eval_{run.metric}" for _, run in group if run.metric), None)
-    found.sort(key=lambda name: name != chief)
     charts = []
-    is_alone = len(runs) == 1
-    for name in found:
+    for name in sorted(found, key=lambda name: name != chief):
         short = name.removeprefix("eval_")
-        shown = {index: run for index, run in group if name in run.metrics.series}
-        curves = [
-            _metric_curve(run, name, columns, _colour(index, len(runs), 1), is_alone) for index, run in shown.items()
-        ]
+        title = short.replace("_", " ")
+        chart = _chart(runs, group, title, ((title, (name,)),), columns, kind=1, has_band=len(runs) == 1)
         levels = [
             (each, values[short]) for _, run in group for each, values in run.baselines.items() if short in values
         ]
-        note = "decides which model is best" if is_alone and runs[0].decisive == short else ""
-        title = _titled(short.replace("_", " "), runs, group)
-        charts.append(Chart(title, curves, _marks(runs, list(shown)), list(dict.fromkeys(levels)), note=note))
+        note = "decides which model is best" if len(runs) == 1 and runs[0].decisive == short else ""
+        charts.append(replace(chart, levels=list(dict.fromkeys(levels)), note=note))
     return charts
 
 
-def _metric_curve(run: RunView, name: str, columns: int, colour: int, is_alone: bool) -> Curve:
-    """Return the curve of a metric, with its interval if it is the only run on the chart."""
-    series = run.metrics.series
-    points = series[name].points(columns)
-    band = []
-    if is_alone and all(f"{name}{end}" in series for end in _BOUNDS):
-        lows = dict(series[f"{name}_low"].points(columns))
-        highs = dict(series[f"{name}_high"].points(columns))
-        band = [(x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs]
-    label = name.removeprefix("eval_").replace("_", " ") if is_alone else run.id
-    return Curve(label, points, colour, band, has_dots=len(points) <= _DOTS)
+def _chart(
+    runs: Sequence[RunView],
+    group: Group,
+    title: str,
+    lines: Sequence[tuple[str, Sequence[str]]],
+    columns: int,
+    kind: int = 0,
+    has_band: bool = False,
+) -> Chart:
+    """Return a chart of some of the runs.
 
-
-def _plain_chart(runs: Sequence[RunView], choices: Sequence[str], title: str, unit: str, columns: int) -> Chart:
-    curves, shown = [], []
-    for index, run in enumerate(runs):
-        name = next((name for name in choices if name in run.metrics.series), None)
-        if name is not None:
-            points = run.metrics.series[name].points(columns)
-            label = title.lower() if len(runs) == 1 else run.id
+    Args:
+        runs: all runs of the page.
+        group: the runs of this chart, with their indices.
+        title: of the chart.
+        lines: (label, names of series, of which the first that exists is drawn) of each line of a run.
+        columns: the number of pixel columns.
+        kind: the colour of the first line in the report of one run; in a comparison each run has its colour.
+        has_band: draw the interval around a line.
+    """
+    curves, shown, is_alone = [], [], len(runs) == 1
+    for index, run in group:
+        series = run.metrics.series
+        for place, (label, names) in enumerate(lines):
+            name = next((name for name in names if name in series), None)
+            if name is None:
+                continue
+            points, band = series[name].points(columns), []
+            if has_band and all(f"{name}{end}" in series for end in _BOUNDS):
+                lows, highs = (dict(series[f"{name}{end}"].points(columns)) for end in _BOUNDS)
+                band = [(x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs]
+            if not is_alone:
+                label = f"{label} {run.id}" if len(lines) > 1 else run.id
+            is_dashed = not is_alone and place < len(lines) - 1
+            has_dots = len(points) <= _DOTS and not is_dashed
+            colour = kind + place if is_alone else index % NUM_COLOURS
+            curves.append(Curve(label, points, colour, band, has_dots, is_dashed))
             shown.append(index)
-            curves.append(Curve(label, points, _colour(index, len(runs), 0), has_dots=len(points) <= _DOTS))
-    return Chart(title, curves, _marks(runs, shown), unit=unit.removeprefix("amount"), is_from_zero=bool(unit))
-
-
-def _colour(index: int, num_runs: int, kind: int) -> int:
-    """Return a colour index: by kind in the report of one run, by run in a comparison."""
-    return kind if num_runs == 1 else index % NUM_COLOURS
+    title = title if len(group) == len(runs) else f"{title}, {group[0][1].task}"
+    return Chart(title, curves, _marks(runs, list(dict.fromkeys(shown))))
 
 
 def _marks(runs: Sequence[RunView], shown: Sequence[int]) -> list[Mark]:
     """Return the marks of a single run; for several, only problems, in the colours of the runs on the chart.
 
-    Args:
-        runs: all runs of the page.
-        shown: the indices of the runs with a curve on the chart.
+    `shown` are the indices of the runs with a curve on the chart.
     """
     if len(runs) > 1:
         return [
-            mark._replace(text=f"{runs[index].id}: {mark.text}", colour=_colour(index, len(runs), 0))
+            mark._replace(text=f"{runs[index].id}: {mark.text}", colour=index % NUM_COLOURS)
             for index in shown
             for mark in runs[index].metrics.marks
             if mark.kind in ("resume", "split", "evalsplit", "nan")

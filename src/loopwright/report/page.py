@@ -12,9 +12,8 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup, escape
 
-from loopwright.report import charts
-from loopwright.report import provenance as facts
-from loopwright.report.blocks import Picture, Table
+from loopwright.report import charts, provenance
+from loopwright.report.blocks import Table
 from loopwright.report.comparison import notes_of, panels_of, results_table
 from loopwright.report.curves import charts_of
 from loopwright.report.formats import metric, plural
@@ -29,6 +28,7 @@ MOST_BYTES: Final = 2_000_000
 _SPARE_BYTES: Final = 50_000
 _TEMPLATES: Final = Path(__file__).with_name("templates")
 _PAGE: Final = "report.html"
+_EMBEDDED: Final = {"style": "style.css", "script": "script.js", "live_script": "live.js"}
 _FLAG: Final = re.compile(r"--[a-z][a-z_-]*")
 _NUMBER: Final = re.compile(r"-?[\d,.:]+(e[+-]?\d+)?( ?%| \w{1,3})?")
 
@@ -46,25 +46,22 @@ def render(runs: Sequence[RunView], findings: Findings | None = None, stamp: str
     if findings is None:
         findings = read_findings(run.folder.evaluation, run.labels)
     notes = [*run.notes, *findings.notes]
-    below = facts.data_panel(run), facts.speed_panel(run), tuning_panel(run.folder.path)
+    below = provenance.data_panel(run), provenance.speed_panel(run), tuning_panel(run.folder.path)
     content: dict[str, Any] = {
         "run": run,
         "card": card_of(run),
         "charts": charts_of(runs),
         "findings": findings,
         "panels": [panel for panel in below if panel is not None],
-        "again": facts.again_panel(run),
-        "settings": facts.all_settings(run),
+        "again": provenance.again_panel(run),
+        "settings": provenance.all_settings(run),
         "stamp": stamp,
         "notes": notes,
         "pictures": [],
     }
-    text = _fill(_PAGE, content)
-    left = MOST_BYTES - _SPARE_BYTES - len(text.encode())
-    pictures, more = pictures_of(run.folder.path, left)
-    if pictures or more:
-        text = _fill(_PAGE, {**content, "pictures": pictures, "notes": [*notes, *more]})
-    return text
+    text = fill(_PAGE, content)
+    pictures, more = pictures_of(run.folder.path, MOST_BYTES - _SPARE_BYTES - len(text.encode()))
+    return fill(_PAGE, {**content, "pictures": pictures, "notes": [*notes, *more]}) if pictures or more else text
 
 
 def _render_several(runs: Sequence[RunView]) -> str:
@@ -77,13 +74,15 @@ def _render_several(runs: Sequence[RunView]) -> str:
         "num_colours": charts.NUM_COLOURS,
         "pictures": [],
     }
-    text = _fill("compare.html", content)
+    text = fill("compare.html", content)
     room = (MOST_BYTES - _SPARE_BYTES - len(text.encode())) // len(runs)
-    shown: list[tuple[str, Picture]] = []
-    for run in runs:
-        pictures, _ = pictures_of(run.folder.path, room)
-        shown += [(run.id, picture) for picture in pictures if picture.name.startswith(("predictions", "worst"))]
-    return _fill("compare.html", {**content, "pictures": shown}) if shown else text
+    shown = [
+        (run.id, picture)
+        for run in runs
+        for picture in pictures_of(run.folder.path, room)[0]
+        if picture.name.startswith(("predictions", "worst"))
+    ]
+    return fill("compare.html", {**content, "pictures": shown}) if shown else text
 
 
 @cache
@@ -104,9 +103,7 @@ def _environment() -> jinja2.Environment:
         numeric_columns=_numeric_columns,
         share_of=_share_of,
         version=package_version(),
-        style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        script=(_TEMPLATES / "script.js").read_text(encoding="utf-8"),
-        live_script=(_TEMPLATES / "live.js").read_text(encoding="utf-8"),
+        **{name: (_TEMPLATES / file).read_text(encoding="utf-8") for name, file in _EMBEDDED.items()},
     )
     environment.filters.update(metric=metric, plural=plural, with_flags=_with_flags)
     return environment
@@ -117,9 +114,10 @@ def compile_templates() -> None:
     _environment().get_template(_PAGE)
 
 
-def _fill(template: str, content: dict[str, Any]) -> str:
-    made = f"{datetime.now():%Y-%m-%d %H:%M}"
-    return _environment().get_template(template).render(made=made, **content)
+def fill(template: str, content: dict[str, Any]) -> str:
+    """Return a template with its placeholders filled, and the time of rendering."""
+    now = f"{datetime.now():%Y-%m-%d %H:%M}"
+    return _environment().get_template(template).render(now=now, **content)
 
 
 def _with_flags(value: Any) -> Markup:

@@ -41,12 +41,12 @@ class ReportServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OverflowError:
-            told = f"{option}{port} is not between 0 and 65535"
-            raise InputError("args.value", told, fix=f"{option}{PORT}") from None
+            what = f"{option}{port} is not between 0 and 65535"
+            raise InputError("args.value", what, fix=f"{option}{PORT}") from None
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            why = "is in use" if error.errno == errno.EADDRINUSE else "is not for everybody"
+            why = "is in use" if error.errno == errno.EADDRINUSE else "needs more privileges"
             raise InputError("watch.port", f"port {port} {why}", fix=f"{option}{next_free(port + 1)}") from None
 
     @property
@@ -70,12 +70,7 @@ class ReportServer(ThreadingHTTPServer):
 class Watch:
     """Serves a run's page in a thread, until `close`, or the end of the `with` block or the program.
 
-    Args:
-        run_folder: the run folder.
-        port: on localhost; 0 takes any free port.
-
-    Raises:
-        InputError: the port is in use; names the next free port.
+    Takes the arguments of `ReportServer`, and raises the same errors.
     """
 
     def __init__(self, run_folder: str | Path, port: int = PORT) -> None:

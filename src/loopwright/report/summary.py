@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from loopwright.report.curves import best_update
 from loopwright.report.formats import duration, metric, number, plural
@@ -13,15 +12,9 @@ from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
 _FEW_ROWS = 5  # a bootstrap of so few is meaningless: they may all be alike
-_STATES = {
-    "done": "done",
-    "running": "running",
-    "stopped": "stopped",
-    "failed": "failed",
-    "preempted": "interrupted",
-    "lost": "lost",
-    "new": "not begun",
-}
+_STATES = {"preempted": "interrupted", "new": "not begun"}  # others are shown as they are
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class Card:
 
     metric: str = ""
     value: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: Interval | None = None
     bars: list[Bar] = field(default_factory=list)
     verdict: str = ""
     others: list[tuple[str, str, str]] = field(default_factory=list)
@@ -71,54 +64,49 @@ def card_of(run: RunView) -> Card:
     """Return the top of a run's page."""
     values, intervals = _values(run)
     name = run.metric if run.metric in values else next(iter(values), None)
-    made = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
+    card = Card(state=_STATES.get(run.state, run.state), facts=_facts(run))
     if name is None:
-        made.verdict = _nothing_yet(run)
-        return made
-    made.metric, made.value, made.interval = name, values[name], intervals.get(name)
-    floors = {floor: found[name] for floor, found in run.baselines.items() if name in found}
-    made.bars = _bars(made.value, made.interval, floors)
-    made.verdict = _verdict(run, made, floors)
-    made.others = [
-        (other.replace("_", " "), metric(value), interval_text(intervals.get(other)))
-        for other, value in values.items()
-        if other != name
+        card.verdict = _nothing_yet(run)
+        return card
+    card.metric, card.value, card.interval = name, values.pop(name), intervals.get(name)
+    baselines = {baseline: found[name] for baseline, found in run.baselines.items() if name in found}
+    card.bars = _bars(card.value, card.interval, baselines)
+    card.verdict = ("" if run.result else "So far, at the best evaluation: ") + _verdict(run, card, baselines)
+    card.others = [
+        (other.replace("_", " "), metric(value), interval_text(intervals.get(other))) for other, value in values.items()
     ]
-    made.others += [(other, str(word), "") for other, word in (run.result.get("nonfinite") or {}).items()]
-    return made
+    card.others += [(other, str(value), "") for other, value in (run.result.get("nonfinite") or {}).items()]
+    return card
 
 
-def interval_text(bounds: tuple[float, float] | None) -> str:
+def interval_text(bounds: Interval | None) -> str:
     """Return an interval in words; empty without one."""
     return "" if bounds is None else f"{metric(bounds[0])} to {metric(bounds[1])}"
 
 
-def _values(run: RunView) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+def _values(run: RunView) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return metrics and intervals, from the result or else from the best evaluation so far."""
-    if run.result.get("metrics"):
-        found = {str(key): float(value) for key, value in run.result["metrics"].items()}
-        spread = {str(key): _pair(bounds) for key, bounds in (run.result.get("intervals") or {}).items()}
-        tested = {f"test {key}": float(value) for key, value in (run.result.get("test_metrics") or {}).items()}
-        spread |= {f"test {key}": _pair(bounds) for key, bounds in (run.result.get("test_intervals") or {}).items()}
-        return {**found, **tested}, spread
     values: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
-    series = run.metrics.series
-    at = best_update(run)
-    for name, curve in series.items():
-        short = name.removeprefix("eval_")
-        if short == name or name.endswith(("_low", "_high")) and name.rpartition("_")[0] in series:
-            continue
-        point = _at(curve.points(1 << 12), at)
-        if point is not None:
-            values[short] = point
-        bounds = [
-            _at(series[f"{name}{end}"].points(1 << 12), at) for end in ("_low", "_high") if f"{name}{end}" in series
-        ]
-        if len(bounds) == 2 and bounds[0] is not None and bounds[1] is not None:
-            intervals[short] = (bounds[0], bounds[1])
-    if "loss_epoch" in values and "loss" in values:
-        del values["loss_epoch"]
+    intervals: dict[str, Interval] = {}
+    if run.result.get("metrics"):
+        for prefix, title in (("", ""), ("test_", "test ")):
+            metrics, bounds = run.result.get(f"{prefix}metrics") or {}, run.result.get(f"{prefix}intervals") or {}
+            values |= {f"{title}{name}": float(value) for name, value in metrics.items()}
+            intervals |= {f"{title}{name}": (float(low), float(high)) for name, (low, high) in bounds.items()}
+        return values, intervals
+    update = best_update(run)
+    at_best = {
+        name.removeprefix("eval_"): value
+        for name, curve in run.metrics.series.items()
+        if name.startswith("eval_") and (value := _at(curve.points(1 << 12), update)) is not None
+    }
+    for name, value in at_best.items():
+        if not (name.endswith(("_low", "_high")) and name.rpartition("_")[0] in at_best):
+            values[name] = value
+            if f"{name}_low" in at_best and f"{name}_high" in at_best:
+                intervals[name] = at_best[f"{name}_low"], at_best[f"{name}_high"]
+    if "loss" in values:
+        values.pop("loss_epoch", None)
     return values, intervals
 
 
@@ -128,56 +116,44 @@ def _at(points: list[tuple[float, float]], update: float | None) -> float | None
     return next((value for x, value in reversed(points) if x == update), points[-1][1])
 
 
-def _pair(bounds: Any) -> tuple[float, float]:
-    low, high = bounds
-    return float(low), float(high)
-
-
-def _bars(value: float, interval: tuple[float, float] | None, floors: Mapping[str, float]) -> list[Bar]:
-    everything = [value, *floors.values(), *(interval or ())]
+def _bars(value: float, interval: Interval | None, baselines: Mapping[str, float]) -> list[Bar]:
+    everything = [value, *baselines.values(), *(interval or ())]
     if min(everything) < 0:
         return []
     top = 1.0 if max(everything) <= 1 else 100.0 if 50 < max(everything) <= 100 else max(everything) * 1.05
     low, high = (None, None) if interval is None else (interval[0] / top, interval[1] / top)
     ours = Bar("this run", value, value / top, low, high, True)
-    return [ours, *(Bar(name, floor, floor / top) for name, floor in floors.items())]
+    return [ours, *(Bar(name, each, each / top) for name, each in baselines.items())]
 
 
-def _verdict(run: RunView, made: Card, floors: Mapping[str, float]) -> str:
-    assert made.value is not None
-    prefix = "" if run.result else "So far, at the best evaluation: "
-    if not floors:
-        return prefix + (
-            f"{made.metric} is {metric(made.value)}; there is no baseline to hold it against."
-            if made.interval is None
-            else f"{made.metric} is {metric(made.value)}, and with 95 % probability between "
-            f"{metric(made.interval[0])} and {metric(made.interval[1])}; there is no baseline to hold it against."
-        )
+def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
+    assert card.value is not None
+    if not baselines:
+        range_ = ""
+        if card.interval is not None:
+            range_ = f", and with 95 % probability between {metric(card.interval[0])} and {metric(card.interval[1])}"
+        return f"{card.metric} is {metric(card.value)}{range_}; there is no baseline to hold it against."
     sign = 1 if run.is_more_better else -1
-    name = max(floors, key=lambda floor: sign * floors[floor])
-    floor = floors[name]
-    gain = sign * (made.value - floor)
-    amount = _amount(abs(gain), made.value, floor, is_share=run.is_more_better)
-    if gain == 0 and _is_perfect(made.value, run.is_more_better):
-        return f"{prefix}As good as {name}: both are perfect, so this data cannot tell them apart."
+    name = max(baselines, key=lambda each: sign * baselines[each])
+    baseline = baselines[name]
+    against = f"{name} ({metric(baseline)})"
+    gain = sign * (card.value - baseline)
     if gain == 0:
-        return f"{prefix}No better than {name} ({metric(floor)}): the model has learnt nothing that this metric shows."
+        if _is_perfect(card.value, run.is_more_better):
+            return f"As good as {name}: both are perfect, so this data cannot tell them apart."
+        return f"No better than {against}: the model has learnt nothing that this metric shows."
+    kind = "better" if gain > 0 else "worse"
+    amount = _amount(abs(gain), card.value, baseline, is_share=run.is_more_better)
     num_rows = _num_evaluated(run)
-    if made.interval is None or num_rows < _FEW_ROWS:
-        word = "better" if gain > 0 else "worse"
+    if card.interval is None or num_rows < _FEW_ROWS:
         few = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
         why = f"{few} too few to judge it by" if num_rows < _FEW_ROWS else "there is no interval to judge it by"
-        return f"{prefix}{amount.capitalize()} {word} than {name} ({metric(floor)}); {why}."
-    nearest = made.interval[0] if run.is_more_better else made.interval[1]
-    farthest = made.interval[1] if run.is_more_better else made.interval[0]
-    if gain > 0:
-        is_clear = sign * (nearest - floor) > 0
-        end = "the interval does not touch it." if is_clear else "but the interval includes it: this may be chance."
-        joint = ";" if is_clear else ","
-        return f"{prefix}Better than {name} ({metric(floor)}) by {amount}{joint} {end}"
-    is_clear = sign * (farthest - floor) < 0
-    end = "the interval does not reach it." if is_clear else "the interval includes it: this may be chance."
-    return f"{prefix}Worse than {name} ({metric(floor)}) by {amount}; {end}"
+        return f"{amount.capitalize()} {kind} than {against}; {why}."
+    if not card.interval[0] <= baseline <= card.interval[1]:
+        end = "; the interval does not touch it." if gain > 0 else "; the interval does not reach it."
+    else:
+        end = f"{', but' if gain > 0 else ';'} the interval includes it: this may be chance."
+    return f"{kind.capitalize()} than {against} by {amount}{end}"
 
 
 def _num_evaluated(run: RunView) -> float:
@@ -190,13 +166,13 @@ def _is_perfect(value: float, is_more_better: bool) -> bool:
     return value in (1.0, 100.0) if is_more_better else value == 0.0
 
 
-def _amount(gain: float, value: float, floor: float, is_share: bool) -> str:
+def _amount(gain: float, value: float, baseline: float, is_share: bool) -> str:
     """Return a difference: in points for shares and for metrics out of a hundred, but not for errors."""
     if not is_share:
         return number(gain, 3)
-    if max(value, floor) <= 1 and min(value, floor) >= 0:
+    if max(value, baseline) <= 1 and min(value, baseline) >= 0:
         return f"{100 * gain:.1f} points"
-    return f"{gain:.1f} points" if 50 < max(value, floor) <= 100 else number(gain, 3)
+    return f"{gain:.1f} points" if 50 < max(value, baseline) <= 100 else number(gain, 3)
 
 
 def _nothing_yet(run: RunView) -> str:

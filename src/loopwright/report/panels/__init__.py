@@ -74,8 +74,7 @@ def read_findings(folder: Path, labels: Sequence[str]) -> Findings:
             bad += 1
             continue
         try:
-            if collector is None:
-                collector = _collector_for(sample, labels)
+            collector = collector or _collector_for(sample)(labels)
             collector.add(sample)
             by_length.add(sample, collector.score(sample))
             findings.num_samples += 1
@@ -114,30 +113,25 @@ def _worst(path: Path, verdicts: Mapping[bool | None, int]) -> Examples | None:
     return Examples(f"The {what} with the largest losses", shown) if shown else None
 
 
-def _collector_for(sample: Sample, labels: Sequence[str]) -> Collector:
-    """Return the collector for samples of this form; the form is more reliable than the task's name."""
+def _collector_for(sample: Sample) -> type[Collector]:
+    """Return the collector of samples of this form; the form is more reliable than the task's name."""
     predicted, true = sample.get("prediction"), sample.get("reference")
-    if "choices" in sample:
-        return Choices()
-    if "pixels" in sample:
-        return Pixels(labels)
-    if isinstance(sample.get("counts"), Mapping):
-        return Objects(labels)
-    if isinstance(sample.get("tokens"), list):
-        return Tags()
-    if "question" in sample:
-        return Answers()
-    if "rank" in sample and "similarity" in sample:
-        return Retrieval()
-    if isinstance(predicted, list):
-        return Masked() if "num_tokens" in sample else LabelSets(labels)
-    if isinstance(predicted, float) and isinstance(true, (int, float)):
-        return Numbers()
-    if isinstance(predicted, str) and isinstance(true, str):
-        return Written() if "source" in sample else Labels(labels)
-    if "num_tokens" in sample:
-        return Language()
-    return Losses()
+    forms: list[tuple[type[Collector], bool]] = [
+        (Choices, "choices" in sample),
+        (Pixels, "pixels" in sample),
+        (Objects, isinstance(sample.get("counts"), Mapping)),
+        (Tags, isinstance(sample.get("tokens"), list)),
+        (Answers, "question" in sample),
+        (Retrieval, "rank" in sample and "similarity" in sample),
+        (Masked, isinstance(predicted, list) and "num_tokens" in sample),
+        (LabelSets, isinstance(predicted, list)),
+        (Numbers, isinstance(predicted, float) and isinstance(true, (int, float))),
+        (Written, isinstance(predicted, str) and isinstance(true, str) and "source" in sample),
+        (Labels, isinstance(predicted, str) and isinstance(true, str)),
+        (Language, "num_tokens" in sample),
+        (Losses, True),
+    ]
+    return next(kind for kind, holds in forms if holds)
 
 
 def _suspects(path: Path) -> Table | None:

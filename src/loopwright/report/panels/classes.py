@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from loopwright.report.blocks import Block, Matrix, Table
 from loopwright.report.formats import metric, percent
-from loopwright.report.panels.collectors import Chosen, Collector, Surest, Values, histogram, in_order, label_counts
+from loopwright.report.panels.collectors import Collector, Surest, in_order, label_counts
 from loopwright.report.panels.sample import Sample, is_right
 
 _MOST_IN_MATRIX: Final = 30
@@ -67,23 +67,21 @@ def scores_table(title: str, counts: Iterable[tuple[str, Sequence[int]]], unit: 
 
 
 class Labels(Collector):
-    """Text and image classification: one label a sample; `names` are the labels in the model's order."""
+    """Text and image classification: one label a sample."""
 
     title = "Classes"
     score_name = "accuracy"
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = [str(name) for name in names]
-        self._pairs: Counter[tuple[str, str]] = Counter()
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__(labels)
         self._losses: defaultdict[str, float] = defaultdict(float)
-        self._confidences = {"right": Values(), "wrong": Values()}
         self._mistakes = Surest()
 
     def add(self, sample: Sample) -> None:
         true, predicted = str(sample["reference"]), str(sample["prediction"])
-        self._pairs[true, predicted] += 1
+        self.pairs[true, predicted] += 1
         self._losses[true] += float(sample.get("loss") or 0.0)
-        self._confidences["right" if true == predicted else "wrong"].add(sample.get("confidence"))
+        self.values["right" if true == predicted else "wrong"].add(sample.get("confidence"))
         if true != predicted:
             self._mistakes.add(sample)
 
@@ -91,18 +89,18 @@ class Labels(Collector):
         return float(sample["prediction"] == sample["reference"])
 
     def blocks(self) -> list[Block]:
-        labels, counts = in_order(self._names, self._pairs), label_counts(self._pairs)
+        labels, counts = in_order(self.labels, self.pairs), label_counts(self.pairs)
         return [
-            matrix_of(self._pairs, labels),
-            confused(self._pairs),
+            matrix_of(self.pairs, labels),
+            confused(self.pairs),
             scores_table("By class", ((label, counts.get(label, (0, 0, 0))) for label in labels), "samples"),
-            histogram("How sure it was", self._confidences, "samples by the model's confidence"),
+            self.histogram("How sure it was", "right", "wrong", note="samples by the model's confidence"),
             self._mistakes.block("Most confident mistakes"),
         ]
 
     def slices(self) -> list[Block]:
         """Return accuracy and mean loss of each true class, the lowest accuracy first."""
-        counts = label_counts(self._pairs)
+        counts = label_counts(self.pairs)
         accuracies = {label: counts[label][0] / counts[label][2] for label in self._losses}
         rows = [
             [label, counts[label][2], metric(accuracies[label]), metric(self._losses[label] / counts[label][2])]
@@ -117,13 +115,10 @@ class LabelSets(Collector):
     title = "Labels"
     score_name = "exact match"
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._counts: dict[str, list[int]] = {str(name): [0, 0, 0] for name in names}
-
     def add(self, sample: Sample) -> None:
         true, predicted = set(map(str, sample["reference"])), set(map(str, sample["prediction"]))
         for label in sorted(true | predicted):
-            entry = self._counts.setdefault(label, [0, 0, 0])
+            entry = self.counts.setdefault(label, [0, 0, 0])
             for place, labels in enumerate((true & predicted, predicted, true)):
                 entry[place] += label in labels
 
@@ -131,7 +126,7 @@ class LabelSets(Collector):
         return float(set(sample["prediction"]) == set(sample["reference"]))
 
     def blocks(self) -> list[Block]:
-        return [scores_table("By label", self._counts.items(), "samples")]
+        return [scores_table("By label", self.counts.items(), "samples")]
 
 
 class Choices(Collector):
@@ -140,26 +135,21 @@ class Choices(Collector):
     title = "Choices"
     score_name = "accuracy"
 
-    def __init__(self) -> None:
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._confidences = {"right": Values(), "wrong": Values()}
-        self._hits, self._misses = Chosen(), Chosen()
-
     def add(self, sample: Sample) -> None:
         right = sample["prediction"] == sample["reference"]
-        self._pairs[f"choice {sample['reference']}", f"choice {sample['prediction']}"] += 1
-        self._confidences["right" if right else "wrong"].add(sample.get("confidence"))
-        (self._hits if right else self._misses).add(sample)
+        self.pairs[f"choice {sample['reference']}", f"choice {sample['prediction']}"] += 1
+        self.values["right" if right else "wrong"].add(sample.get("confidence"))
+        self.keep(sample, right)
 
     def score(self, sample: Sample) -> float | None:
         return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
         return [
-            matrix_of(self._pairs, in_order([], self._pairs), "Which place was chosen"),
-            histogram("How sure it was", self._confidences),
-            self._misses.block("Misses"),
-            self._hits.block("Hits"),
+            matrix_of(self.pairs, in_order([], self.pairs), "Which place was chosen"),
+            self.histogram("How sure it was", "right", "wrong"),
+            self.misses.block("Misses"),
+            self.hits.block("Hits"),
         ]
 
 
@@ -170,19 +160,14 @@ class Pixels(Collector):
     score_name = "mean IoU"
     score_key = "iou"
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = [str(name) for name in names]
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._values = Values()
-
     def add(self, sample: Sample) -> None:
         for true, row in sample["pixels"].items():
             for predicted, count in row.items():
-                self._pairs[true, predicted] += count
-        self._values.add(sample.get("iou"))
+                self.pairs[true, predicted] += count
+        self.values["images"].add(sample.get("iou"))
 
     def blocks(self) -> list[Block]:
-        labels, counts = in_order(self._names, self._pairs), label_counts(self._pairs)
+        labels, counts = in_order(self.labels, self.pairs), label_counts(self.pairs)
         rows: list[list[Any]] = []
         for label in labels[:_MOST_CLASSES]:
             right, predicted, true = counts.get(label, (0, 0, 0))
@@ -190,7 +175,7 @@ class Pixels(Collector):
             rows.append([label, metric(right / union if union else None), metric(right / true if true else None), true])
         return [
             Table("By class", ["class", "IoU", "accuracy", "pixels"], rows, bar=1),
-            matrix_of(self._pairs, labels),
-            confused(self._pairs, "pixels"),
-            histogram("Mean IoU by image", {"images": self._values}),
+            matrix_of(self.pairs, labels),
+            confused(self.pairs, "pixels"),
+            self.histogram("Mean IoU by image", "images"),
         ]

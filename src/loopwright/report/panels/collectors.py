@@ -7,6 +7,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,14 +27,30 @@ _LENGTH_KEYS: Final = ("text", "text_pair", "question", "context", "source", "st
 class Collector(ABC):
     """Collects the predictions of an evaluation one by one, and makes its panel.
 
+    A subclass counts each sample in `add` and returns its figures in `blocks`.
+
     Attributes:
         score_name: the name of `score`'s value in the tables by slice.
         score_key: the key of that value in a sample.
+        labels: the class names in the model's order.
+        pairs: how often each label was predicted for each true label: (true, predicted).
+        counts: how often each label was right, predicted and true.
+        numbers: other counts by name.
+        values: the numbers of a histogram by the name of their group.
+        hits, misses: samples of each kind to show.
     """
 
     title = "Predictions"
     score_name = "mean loss"
     score_key = "loss"
+
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        self.labels = [str(label) for label in labels]
+        self.pairs: Counter[tuple[str, str]] = Counter()
+        self.counts: dict[str, list[int]] = {label: [0, 0, 0] for label in self.labels}
+        self.numbers: Counter[str] = Counter()
+        self.values: defaultdict[str, Values] = defaultdict(Values)
+        self.hits, self.misses = Chosen(), Chosen()
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -51,6 +68,15 @@ class Collector(ABC):
     def slices(self) -> list[Block]:
         """Return the tables by slice that only this task has."""
         return []
+
+    def keep(self, sample: Sample, is_hit: bool) -> None:
+        """Choose among the samples to show."""
+        (self.hits if is_hit else self.misses).add(sample)
+
+    def histogram(self, title: str, *groups: str, note: str = "") -> Histogram:
+        """Return a histogram of groups of values over the same bars; groups without numbers are left out."""
+        present = {name: self.values[name].values for name in groups if self.values[name].values}
+        return histogram(title, present, note)
 
 
 class Chosen:
@@ -113,12 +139,11 @@ class Values:
         self._num_seen += 1
 
 
-def histogram(title: str, groups: Mapping[str, Values], note: str = "") -> Histogram:
-    """Return a histogram of groups of numbers over the same bars; groups without numbers are left out."""
-    present = {name: group.values for name, group in groups.items() if group.values}
-    if not present:
+def histogram(title: str, groups: Mapping[str, Sequence[float]], note: str = "") -> Histogram:
+    """Return a histogram of groups of numbers over the same bars."""
+    if not groups:
         return Histogram(title, [], [], note)
-    low, high = min(map(min, present.values())), max(map(max, present.values()))
+    low, high = min(map(min, groups.values())), max(map(max, groups.values()))
     if high - low <= _SAME * max(abs(low), abs(high)):
         middle, is_share = float(f"{low:.6g}"), low >= 0 and high <= 1
         low, high = middle - 0.5, middle + 0.5
@@ -129,7 +154,7 @@ def histogram(title: str, groups: Mapping[str, Values], note: str = "") -> Histo
     edges = [*(before if inside[0] > low else []), *inside, *(after if inside[-1] < high else [])]
     last = len(edges) - 2
     counted = []
-    for name, values in present.items():
+    for name, values in groups.items():
         counts = [0] * (last + 1)
         for value in values:
             counts[min(max(bisect_right(edges, value) - 1, 0), last)] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Final
 from loopwright.report.blocks import Block, Lines, Table
 from loopwright.report.formats import metric
 from loopwright.report.panels.classes import scores_table
-from loopwright.report.panels.collectors import Collector, Values, histogram
-from loopwright.report.panels.sample import Sample
+from loopwright.report.panels.collectors import Collector
+from loopwright.report.panels.sample import Sample, json_or_none
 from loopwright.report.series import thinned
 
 CLASSES: Final = "classes.json"
@@ -32,9 +31,8 @@ class Objects(Collector):
     score_name = "F1"
     score_key = "f1"
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._counts: dict[str, list[int]] = {str(name): [0, 0, 0] for name in names}
-        self._scores = {"right": Values(), "wrong": Values()}
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__(labels)
         self._by_number: dict[int, list[float]] = {}
         self._matched: list[tuple[float, bool]] = []
         self._num_true = 0
@@ -42,7 +40,7 @@ class Objects(Collector):
     def add(self, sample: Sample) -> None:
         num_objects = 0
         for label, (hits, wrong, missed) in sample["counts"].items():
-            entry = self._counts.setdefault(str(label), [0, 0, 0])
+            entry = self.counts.setdefault(str(label), [0, 0, 0])
             for place, count in enumerate((hits, hits + wrong, hits + missed)):
                 entry[place] += count
             num_objects += hits + missed
@@ -54,11 +52,12 @@ class Objects(Collector):
             self._num_true += sum(not each.get("crowd") for each in truth)
             for score, is_hit in matches(found, truth):
                 self._matched.append((score, is_hit))
-                self._scores["right" if is_hit else "wrong"].add(score)
+                self.values["right" if is_hit else "wrong"].add(score)
 
     def blocks(self) -> list[Block]:
-        table = scores_table("By class", self._counts.items(), "objects")
-        return [table, self._precision_and_recall(), histogram("Scores of the objects found", self._scores)]
+        table = scores_table("By class", self.counts.items(), "objects")
+        spread = self.histogram("Scores of the objects found", "right", "wrong")
+        return [table, self._precision_and_recall(), spread]
 
     def slices(self) -> list[Block]:
         """Return the mean F1 by the number of objects in an image."""
@@ -108,10 +107,7 @@ def overlap(first: Box, second: Box) -> float:
 
 def average_precision(path: Path) -> Table:
     """Return COCO's average precision per class from eval/classes.json; an empty table without it."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        rows = []
+    rows = json_or_none(path)
     rows = [row for row in rows if isinstance(row, dict) and "label" in row] if isinstance(rows, list) else []
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if "map" in name]
     rows = sorted(rows, key=lambda row: row.get(names[0]) or 0.0)[:_MOST_CLASSES] if names else []

@@ -40,6 +40,14 @@ def json_lines(path: Path) -> Iterator[Sample]:
             yield sample if isinstance(sample, dict) else {}
 
 
+def json_or_none(path: Path) -> Any:
+    """Return the contents of a JSON file; None if it is missing or damaged, since the page can do without."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def example(sample: Sample) -> Example:
     """Return a sample of any task as the page shows it; called for each one shown."""
     if "tokens" in sample and isinstance(sample.get("prediction"), list):

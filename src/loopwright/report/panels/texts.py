@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from loopwright.report.blocks import Block, Example, Examples, Facts, Piece, Table
 from loopwright.report.formats import cut, metric, percent
 from loopwright.report.panels.classes import confused, scores_table
-from loopwright.report.panels.collectors import Chosen, Collector, Values, histogram, label_counts
+from loopwright.report.panels.collectors import Chosen, Collector, label_counts
 from loopwright.report.panels.sample import Sample, differing, is_right, same_answer
 
 _RANKS: Final = (1, 3, 5, 10, 50)
@@ -24,36 +24,30 @@ class Tags(Collector):
     title = "Entities"
     score_name = "token accuracy"
 
-    def __init__(self) -> None:
-        self._spans: dict[str, list[int]] = {}
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._right, self._wrong = Chosen(), Chosen()
-        self._has_spans = False
-
     def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
-            self._pairs[str(true), str(predicted)] += 1
+            self.pairs[str(true), str(predicted)] += 1
         if "expected" in sample:
-            self._has_spans = True
+            self.numbers["spans"] += 1
             found, expected = (
                 {(span["label"], span["start"], span["end"]) for span in sample[key]}
                 for key in ("entities", "expected")
             )
             for place, spans in enumerate((found & expected, found, expected)):
                 for label, _, _ in spans:
-                    self._spans.setdefault(str(label), [0, 0, 0])[place] += 1
-        (self._right if sample["prediction"] == sample["reference"] else self._wrong).add(sample)
+                    self.counts.setdefault(str(label), [0, 0, 0])[place] += 1
+        self.keep(sample, sample["prediction"] == sample["reference"])
 
     def score(self, sample: Sample) -> float | None:
         return _share_right(sample)
 
     def blocks(self) -> list[Block]:
-        if self._has_spans:
-            table = scores_table("By entity", sorted(self._spans.items()), "entities")
+        if self.numbers["spans"]:
+            table = scores_table("By entity", sorted(item for item in self.counts.items() if any(item[1])), "entities")
         else:
-            table = scores_table("By tag", sorted(label_counts(self._pairs).items()), "tokens")
-        examples = self._wrong.block("Sentences with mistakes"), self._right.block("Sentences without")
-        return [table, confused(self._pairs, "tokens"), *examples]
+            table = scores_table("By tag", sorted(label_counts(self.pairs).items()), "tokens")
+        examples = self.misses.block("Sentences with mistakes"), self.hits.block("Sentences without")
+        return [table, confused(self.pairs, "tokens"), *examples]
 
 
 class Answers(Collector):
@@ -62,31 +56,23 @@ class Answers(Collector):
     title = "Answers"
     score_name = "exact match"
 
-    def __init__(self) -> None:
-        self._hits, self._misses = Chosen(), Chosen()
-        self._num = self._num_right = self._num_within = self._num_empty = 0
-
     def add(self, sample: Sample) -> None:
-        right = bool(is_right(sample))
-        self._num += 1
-        self._num_right += right
-        text = str(sample.get("prediction") or "")
-        self._num_empty += not text
-        if not right and text:
-            answers = [str(answer) for answer in sample.get("reference") or []]
-            self._num_within += any(answer and (answer in text or text in answer) for answer in answers)
-        (self._hits if right else self._misses).add(sample)
+        right, text = bool(is_right(sample)), str(sample.get("prediction") or "")
+        answers = [str(answer) for answer in sample.get("reference") or []]
+        overlaps = any(answer and (answer in text or text in answer) for answer in answers)
+        self.numbers.update(all=1, right=right, overlapping=bool(text) and not right and overlaps, empty=not text)
+        self.keep(sample, right)
 
     def score(self, sample: Sample) -> float | None:
         return float(bool(is_right(sample)))
 
     def blocks(self) -> list[Block]:
         facts = [
-            ("hit", _of_all(self._num_right, self._num)),
-            ("missed, but the answer overlaps", f"{self._num_within:,}"),
-            ("left without an answer", f"{self._num_empty:,}"),
+            ("hit", _of_all(self.numbers["right"], self.numbers["all"])),
+            ("missed, but the answer overlaps", f"{self.numbers['overlapping']:,}"),
+            ("left without an answer", f"{self.numbers['empty']:,}"),
         ]
-        return [Facts("Questions", facts), self._misses.block("Misses"), self._hits.block("Hits")]
+        return [Facts("Questions", facts), self.misses.block("Misses"), self.hits.block("Hits")]
 
 
 class Written(Collector):
@@ -95,28 +81,23 @@ class Written(Collector):
     title = "Written texts"
     score_name = "exact match"
 
-    def __init__(self) -> None:
-        self._num = self._num_exact = self._num_written = self._num_wanted = 0
-        self._right, self._wrong = Chosen(), Chosen()
-
     def add(self, sample: Sample) -> None:
         exact = same_answer(sample["prediction"], sample["reference"])
-        self._num += 1
-        self._num_exact += exact
-        self._num_written += len(str(sample["prediction"]).split())
-        self._num_wanted += len(str(sample["reference"]).split())
-        (self._right if exact else self._wrong).add(sample)
+        written, wanted = (len(str(sample[key]).split()) for key in ("prediction", "reference"))
+        self.numbers.update(all=1, exact=exact, written=written, wanted=wanted)
+        self.keep(sample, exact)
 
     def score(self, sample: Sample) -> float | None:
         return float(same_answer(sample["prediction"], sample["reference"]))
 
     def blocks(self) -> list[Block]:
+        num = max(self.numbers["all"], 1)
         facts = [
-            ("exactly right", _of_all(self._num_exact, self._num)),
-            ("words written, on average", metric(self._num_written / max(self._num, 1))),
-            ("words wanted, on average", metric(self._num_wanted / max(self._num, 1))),
+            ("exactly right", _of_all(self.numbers["exact"], self.numbers["all"])),
+            ("words written, on average", metric(self.numbers["written"] / num)),
+            ("words wanted, on average", metric(self.numbers["wanted"] / num)),
         ]
-        samples = self._wrong.block("Samples that differ"), self._right.block("Samples that are right")
+        samples = self.misses.block("Samples that differ"), self.hits.block("Samples that are right")
         return [Facts("Texts", facts), *samples]
 
 
@@ -125,20 +106,18 @@ class Language(Collector):
 
     title = "Text"
 
-    def __init__(self) -> None:
-        self._losses = Values()
-        self._unit = "mean loss of a part"
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__(labels)
         self._chosen = Chosen(4)
 
     def add(self, sample: Sample) -> None:
-        if isinstance(sample.get("bits_per_byte"), float):
-            self._unit = "bits per byte of a part"
-        self._losses.add(sample.get("bits_per_byte", sample.get("loss")))
+        self.numbers["in bits"] += isinstance(sample.get("bits_per_byte"), float)
+        self.values["parts"].add(sample.get("bits_per_byte", sample.get("loss")))
         self._chosen.add(sample)
 
     def blocks(self) -> list[Block]:
-        spread = histogram("How hard the parts are", {"parts": self._losses}, self._unit)
-        return [spread, self._chosen.block("Samples")]
+        note = "bits per byte of a part" if self.numbers["in bits"] else "mean loss of a part"
+        return [self.histogram("How hard the parts are", "parts", note=note), self._chosen.block("Samples")]
 
 
 class Masked(Collector):
@@ -147,25 +126,21 @@ class Masked(Collector):
     title = "Masked tokens"
     score_name = "masked accuracy"
 
-    def __init__(self) -> None:
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._chosen = Chosen()
-
     def add(self, sample: Sample) -> None:
         for predicted, true in zip(sample["prediction"], sample["reference"], strict=False):
-            self._pairs[repr(true), repr(predicted)] += 1
-        self._chosen.add(sample)
+            self.pairs[repr(true), repr(predicted)] += 1
+        self.hits.add(sample)
 
     def score(self, sample: Sample) -> float | None:
         return _share_right(sample)
 
     def blocks(self) -> list[Block]:
         totals: Counter[str] = Counter()
-        for (true, _), count in self._pairs.items():
+        for (true, _), count in self.pairs.items():
             totals[true] += count
-        rows = [[token, num, metric(self._pairs[token, token] / num)] for token, num in totals.most_common(15)]
+        rows = [[token, num, metric(self.pairs[token, token] / num)] for token, num in totals.most_common(15)]
         table = Table("Most frequent tokens", ["token", "masked", "guessed"], rows, bar=2)
-        return [table, confused(self._pairs, "tokens"), self._chosen.block("Samples")]
+        return [table, confused(self.pairs, "tokens"), self.hits.block("Samples")]
 
 
 class Retrieval(Collector):
@@ -174,16 +149,15 @@ class Retrieval(Collector):
     title = "Retrieval"
     score_name = "found first"
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__(labels)
         self._ranks: Counter[int] = Counter()
-        self._partners, self._others = Values(), Values()
-        self._hits, self._misses = Chosen(), Chosen()
 
     def add(self, sample: Sample) -> None:
         self._ranks[int(sample["rank"])] += 1
-        self._partners.add(sample.get("similarity"))
-        self._others.add(sample.get("nearest_other"))
-        (self._hits if sample["rank"] == 1 else self._misses).add(sample)
+        self.values["its partner"].add(sample.get("similarity"))
+        self.values["the nearest other text"].add(sample.get("nearest_other"))
+        self.keep(sample, sample["rank"] == 1)
 
     def score(self, sample: Sample) -> float | None:
         return float(sample["rank"] == 1)
@@ -193,12 +167,12 @@ class Retrieval(Collector):
         for most in _RANKS:
             found = sum(count for rank, count in self._ranks.items() if rank <= most)
             rows.append([f"within the first {most}", found, metric(found / (self._ranks.total() or 1))])
-        groups = {"its partner": self._partners, "the nearest other text": self._others}
+        note = "cosine of a text with its partner, and with its best rival"
         return [
-            histogram("Similarity of the pairs", groups, "cosine of a text with its partner, and with its best rival"),
+            self.histogram("Similarity of the pairs", "its partner", "the nearest other text", note=note),
             Table("Where the other text was found", ["rank", "pairs", "share"], rows, bar=2),
-            self._misses.block("Not found first"),
-            self._hits.block("Found first"),
+            self.misses.block("Not found first"),
+            self.hits.block("Found first"),
         ]
 
 
@@ -207,45 +181,39 @@ class Numbers(Collector):
 
     title = "Predicted numbers"
 
-    def __init__(self) -> None:
-        self._errors = Values()
-        self._pairs: list[tuple[float, float]] = []
-        self._chosen = Chosen()
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__(labels)
+        self._points: list[tuple[float, float]] = []
 
     def add(self, sample: Sample) -> None:
         predicted, true = float(sample["prediction"]), float(sample["reference"])
-        self._errors.add(predicted - true)
-        self._pairs.append((true, predicted))
-        if len(self._pairs) > _MOST_NUMBERS:
-            self._pairs = self._pairs[::2]
-        self._chosen.add(sample)
+        self.values["samples"].add(predicted - true)
+        self._points.append((true, predicted))
+        if len(self._points) > _MOST_NUMBERS:
+            self._points = self._points[::2]
+        self.hits.add(sample)
 
     def blocks(self) -> list[Block]:
-        ordered = sorted(true for true, _ in self._pairs)
+        ordered = sorted(true for true, _ in self._points)
         middle = ordered[len(ordered) // 2] if ordered else 0.0
-        low, high = Values(), Values()
-        for true, predicted in self._pairs:
-            (high if true >= middle else low).add(predicted)
+        groups = f"true below {metric(middle)}", f"true {metric(middle)} and above"
+        for true, predicted in self._points:
+            self.values[groups[true >= middle]].add(predicted)
         return [
-            histogram(
-                "Predicted values", {f"true below {metric(middle)}": low, f"true {metric(middle)} and above": high}
-            ),
-            histogram("Predicted minus true", {"samples": self._errors}),
-            self._chosen.block("Samples"),
+            self.histogram("Predicted values", *groups),
+            self.histogram("Predicted minus true", "samples"),
+            self.hits.block("Samples"),
         ]
 
 
 class Losses(Collector):
     """Any other task: the loss distribution."""
 
-    def __init__(self) -> None:
-        self._losses = Values()
-
     def add(self, sample: Sample) -> None:
-        self._losses.add(sample.get("masked_mse", sample.get("loss")))
+        self.values["samples"].add(sample.get("masked_mse", sample.get("loss")))
 
     def blocks(self) -> list[Block]:
-        return [histogram("Loss by sample", {"samples": self._losses})]
+        return [self.histogram("Loss by sample", "samples")]
 
 
 def generations(lines: Iterable[Sample]) -> Examples:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from loopwright.report.blocks import Block, Facts, Lines, Panel, Table
+from loopwright.report.blocks import Block, Facts, Lines, Panel, Table, without_empty
 from loopwright.report.formats import cut, number, percent
+from loopwright.report.panels.sample import json_or_none
 
 _MOST_OPERATORS: Final = 12
 
 
 def tuning_panel(folder: Path) -> Panel | None:
     """Return the learning rate search and the profile of a run folder; None if it has neither."""
-    blocks = [*rate_blocks(_read(folder / "lr_find.json")), *profile_blocks(_read(folder / "profile/summary.json"))]
+    rates, profile = (json_or_none(folder / name) for name in ("lr_find.json", "profile/summary.json"))
+    blocks = _rate_blocks(rates) if isinstance(rates, dict) else []
+    blocks += _profile_blocks(profile) if isinstance(profile, dict) else []
     return Panel("Tuning", blocks) if blocks else None
 
 
-def rate_blocks(found: Mapping[str, Any]) -> list[Block]:
+def _rate_blocks(found: Mapping[str, Any]) -> list[Block]:
     """Return the loss over the learning rate, and the suggested rate; nothing without points."""
     rates = found.get("rates") or ()
     curves = []
@@ -33,23 +35,16 @@ def rate_blocks(found: Mapping[str, Any]) -> list[Block]:
         curves += [(name, points)] if len(points) > 1 else []
     if not curves:
         return []
-    facts = [
-        (name, f"{found[key]:.2g}")
-        for name, key in (
-            ("taken", "chosen"),
-            ("where the loss falls fastest", "steepest"),
-            ("where the loss is lowest", "lowest"),
-        )
-        if _is_number(found.get(key))
-    ]
+    names = {"chosen": "taken", "steepest": "where the loss falls fastest", "lowest": "where the loss is lowest"}
+    facts = [(name, f"{found[key]:.2g}") for key, name in names.items() if _is_number(found.get(key))]
     facts += [("ended since", str(found["stop_reason"]))] if found.get("stop_reason") else []
     note = "taken is where the loss falls fastest, or a tenth of where it is lowest if that is less"
-    title, below = "Loss while the learning rate rose", "power of ten of the learning rate"
-    curve = Lines(title, below, "loss", _within(curves), note)
+    x_name = "power of ten of the learning rate"
+    curve = Lines("Loss while the learning rate rose", x_name, "loss", _within(curves), note)
     return [curve, Facts("Learning rate", facts)]
 
 
-def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
+def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
     """Return the time split of the profiled updates, and the slowest operators; nothing without them."""
     shares = {name: value for name, value in (found.get("seconds") or {}).items() if _is_number(value)}
     total = sum(shares.values())
@@ -60,7 +55,6 @@ def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
         [name, f"{number(1e3 * value / num_updates, 3)} ms", percent(value / total)] for name, value in shares.items()
     ]
     note = f"updates {found.get('first_update')} to {found.get('last_update')}; profile/ has the trace"
-    blocks: list[Block] = [Table("Where the time of an update went", ["", "per update", "share"], rows, note, bar=2)]
     operators = [
         [cut(one.get("name"), 80), number(one.get("calls", 0) / num_updates, 3),
          f"{number(1e3 * one['seconds'] / num_updates, 3)} ms",
@@ -68,10 +62,13 @@ def profile_blocks(found: Mapping[str, Any]) -> list[Block]:
         for one in (found.get("operators") or ())[:_MOST_OPERATORS]
         if _is_number(one.get("seconds"))
     ]  # fmt: skip
-    if operators:
-        columns = ["operator", "calls", "per update", "share"]
-        blocks.append(Table("Operators that took most", columns, operators, is_wide=True))
-    return blocks
+    columns = ["operator", "calls", "per update", "share"]
+    return without_empty(
+        [
+            Table("Where the time of an update went", ["", "per update", "share"], rows, note, bar=2),
+            Table("Operators that took most", columns, operators, is_wide=True),
+        ]
+    )
 
 
 def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -83,12 +80,3 @@ def _within(curves: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[s
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file; nothing if it is missing or damaged, since the page can do without."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return held if isinstance(held, dict) else {}
