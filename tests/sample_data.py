@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,3 +18,8 @@ def real_sample(name: str) -> Path:
     if not path.exists():
         pytest.skip("no shared/data beside the checkout")
     return path
+
+
+def sample_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file of `samples`."""
+    return [json.loads(line) for line in (SAMPLES / name).read_text(encoding="utf-8").splitlines()]

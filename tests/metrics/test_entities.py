@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from nervaluate import Evaluator
-from tests.metrics.samples import TAGS, columns_of, shared_lines
+from tests.metrics.samples import TAGS, columns_of
 
 from loopwright import metrics
 from loopwright.metrics.spans import as_iob2
+from sample_data import sample_rows
 
 
 def strict_scores(references, predictions):
@@ -105,7 +106,7 @@ def test_the_accuracy_of_tokens_counts_every_token_once():
 
 
 def test_real_sentences_agree_with_nervaluate():
-    rows = [row["ner"] for row in shared_lines("conll/sample.json")]
+    rows = [row["ner"] for row in sample_rows("conll/sample.json")]
     predictions = [["O", *row[:-1]] for row in rows]
     overall, kinds = strict_scores(rows, predictions)
     metric = metrics.load("entities")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import sacrebleu
@@ -12,7 +10,7 @@ from tests.metrics.samples import columns_of
 
 from loopwright import metrics
 from loopwright.metrics.texts import in_sentences
-from sample_data import SAMPLES
+from sample_data import sample_rows
 
 
 @pytest.mark.parametrize(
@@ -89,8 +87,7 @@ def test_the_same_texts_score_everything_and_different_ones_nothing():
 
 
 def test_translations_agree_with_sacrebleu():
-    lines = (SAMPLES / "wmt16" / "sample.json").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line)["translation"] for line in lines]
+    rows = [row["translation"] for row in sample_rows("wmt16/sample.json")]
     romanian = [row["ro"] for row in rows]
     english = [row["en"] for row in rows]
     metric = metrics.combine(["sacrebleu", "chrf"])
