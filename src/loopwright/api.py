@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run, write_atomically
-from loopwright.run_folder.listing import list_runs
+from loopwright.run_folder.summaries import list_runs
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.data import ReadingProgress, describe
 from loopwright.runs.kept_config import config_of
@@ -168,7 +168,7 @@ class Run:
         result = self.result
         best = result.get("metrics", {}).get(result.get("metric"))
         told = "" if best is None else f", {result['metric']} {best:.4f}"
-        return f"Run({self.id}, {self.folder.about.get('task', 'no task')}, {self.status}{told})"
+        return f"Run({self.id}, {self.folder.metadata.get('task', 'no task')}, {self.status}{told})"
 
     @property
     def path(self) -> Path:
@@ -305,7 +305,7 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
 
 def go_on(folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None) -> Outcome:
     """Resume a run in its folder; called by `resume` and the command line."""
-    task = get_task(str(folder.about["task"]))
+    task = get_task(str(folder.metadata["task"]))
     config = config_of(folder)
     settings = replace(settle(task, changes, config), module=module)
     if "output_dir" in settings.given:
@@ -409,7 +409,7 @@ def _check_changes(changes: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _task_of(folder: RunFolder) -> Task:
-    return get_task(str(folder.about["task"]))
+    return get_task(str(folder.metadata["task"]))
 
 
 def load_run(

@@ -22,7 +22,7 @@ from loopwright.collisions import CORE_CONTRACT, warn_of_collisions
 from loopwright.data import Window
 from loopwright.data.defaults import LIMIT_BATCHES_ENV_VAR, limit_of_environment
 from loopwright.engine import create_accelerator
-from loopwright.engine.compiling import compile_model
+from loopwright.engine.compilation import compile_model
 from loopwright.engine.joint_failure import fails_together
 from loopwright.engine.memory import leave_alone
 from loopwright.engine.nested import map_tensors

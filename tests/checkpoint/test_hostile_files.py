@@ -97,7 +97,7 @@ def test_entries_that_lie_about_their_place_or_size_are_refused_by_name(tmp_path
         folder = checkpoint(tmp_path / str(number))
         header = {"__metadata__": identity(folder), "weight": lie}
         replace(folder, "model.safetensors", tensor_file(header, b"\0" * 8))
-        assert "'weight' makes no sense" in refusal(folder), lie
+        assert "'weight' is inconsistent" in refusal(folder), lie
 
 
 def test_bytes_that_no_entry_accounts_for_are_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
     (tmp_path / "step-0000000002" / "state.json").write_text("{}")
     with caplog.at_level(logging.WARNING, logger="loopwright"):
         assert Loop().state(tmp_path).restore() == {"update": 1}
-    assert "passing over a bad checkpoint" in caplog.text and "step-0000000002" in caplog.text
+    assert "skipping a damaged checkpoint" in caplog.text and "step-0000000002" in caplog.text
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000001"]
 
 
@@ -178,9 +178,9 @@ def test_another_model_is_refused_and_its_parameters_are_named(tmp_path):
     with ResumableState(Checkpointing(tmp_path), nn.Linear(2, 2)) as state:
         state.restore()
         state.save(1, {}, wait=True)
-    with pytest.raises(CheckpointError, match=r"of another model.*size mismatch for weight"):
+    with pytest.raises(CheckpointError, match=r"from another model.*size mismatch for weight"):
         ResumableState(Checkpointing(tmp_path), nn.Linear(3, 2)).restore()
-    with pytest.raises(CheckpointError, match=r"of another model.*Missing key.*0\.weight"):
+    with pytest.raises(CheckpointError, match=r"from another model.*Missing key.*0\.weight"):
         ResumableState(Checkpointing(tmp_path), nn.Sequential(nn.Linear(2, 2))).restore()
 
 
@@ -233,7 +233,7 @@ def test_one_failed_save_is_told_and_two_in_a_row_end_the_loop(tmp_path, caplog)
         state.save(1, {})
         with caplog.at_level(logging.WARNING, logger="loopwright"):
             assert state.is_due(2)
-        assert "trying again at the next save" in caplog.text and "No space left" in caplog.text
+        assert "retried at the next save" in caplog.text and "No space left" in caplog.text
         state.save(2, {})
         state.save(3, {})
         state.save(4, {})
@@ -280,7 +280,7 @@ def test_a_process_that_lost_its_folder_commits_nothing(tmp_path):
         assert not state.is_due(1)
         content = json.loads((tmp_path / "lease.json").read_text())
         (tmp_path / "lease.json").write_text(json.dumps({**content, "incarnation": "somebody else's"}))
-        with pytest.raises(LeaseError, match="another process has taken the run folder over"):
+        with pytest.raises(LeaseError, match="another process has taken over the run folder"):
             state.save(1, {}, wait=True)
         with pytest.raises(LeaseError, match="no longer belongs to this process"):
             state.is_due(2)
@@ -326,7 +326,7 @@ def test_calls_in_the_wrong_order_and_wrong_arguments_are_told(tmp_path):
     state = loop.state(tmp_path)
     state.close()
     for call in (lambda: state.is_due(1), lambda: state.save(1, {})):
-        with pytest.raises(ConfigError, match="restore.. has to be called before"):
+        with pytest.raises(ConfigError, match="call restore.. before"):
             call()
     state.restore()
     with pytest.raises(ConfigError, match="called twice"):

@@ -38,9 +38,9 @@ def test_what_is_asked_in_the_shape_of_hf_is_understood(name):
     ("value", "config", "told"),
     [
         ("full_shard offload", None, "host memory"),
-        ("hybrid_shard", None, "not offered"),
+        ("hybrid_shard", None, "not supported"),
         ("everything", None, "full_shard, shard_grad_op"),
-        ("auto_wrap", None, "does not say how"),
+        ("auto_wrap", None, "is incomplete"),
         ("full_shard", {"version": 1}, "version 1"),
         ("full_shard", {"activation_checkpointing": True}, "gradient_checkpointing=True"),
         ("full_shard", {"xla": True}, "xla"),

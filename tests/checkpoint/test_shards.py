@@ -37,17 +37,15 @@ def sharded(folder: Path, change=lambda table: None) -> Path:
         for name, parts in split.items()
     }
     change(table)
-    identity = store.identify("run", 5)
-    aside = store.aside_of(folder, identity)
-    store.prepare_aside(aside, 0)
+    draft = store.Draft(folder, store.identify("run", 5))
+    draft.create(0)
     buffer = {"model/mean": torch.tensor([1.0, 2.0])}
     state = {"optimizer": {"moment": {"$": "tensor", "v": MOMENT}}, "tied": {"again": "weight"}}
-    files = store.write_rest(aside, store.Snapshot({}, buffer, state, 5, {}), identity)
+    draft.write_rest(store.Snapshot({}, buffer, state, 5, {}))
     for rank in range(2):
-        tensors = {parts[rank][0]: parts[rank][1] for parts in split.values()}
-        files |= store.write_tensor_file(aside, file_of(rank), tensors, identity)
-    files |= store.write_own(aside, TABLE, {"tensors": table}, identity)
-    store.seal(aside, folder, files, identity, store.SHARDED_FORMAT, {"note": "by hand"}, lambda: True, False)
+        draft.write_tensors(file_of(rank), {parts[rank][0]: parts[rank][1] for parts in split.values()})
+    draft.write_json(TABLE, {"tensors": table})
+    draft.seal(store.SHARDED_FORMAT, store.Label(metadata={"note": "by hand"}))
     return folder
 
 

@@ -386,4 +386,4 @@ def test_a_run_whose_process_is_gone_is_not_asked_to_stop(capsys, copied):
 def test_a_run_that_cannot_have_its_folder_says_so_before_anything_is_read(capsys, reviews, folder):
     code, out, err = run(capsys, "train", "text-classification", "--data", reviews, "--out", folder)
     assert (code, out) == (2, "")
-    assert f"error[disk.write]: the folder of the run cannot be made: {folder}\n" in err and "is a file\n" in err
+    assert f"error[disk.write]: cannot create the folder of the run: {folder}\n" in err and "is a file\n" in err

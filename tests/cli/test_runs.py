@@ -16,7 +16,7 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.run_folder import Lease
-from loopwright.run_folder.listing import list_runs
+from loopwright.run_folder.summaries import list_runs
 
 
 @pytest.fixture(autouse=True)

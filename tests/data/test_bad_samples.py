@@ -74,7 +74,7 @@ def warnings_of_loopwright(caplog):
 def test_a_sample_that_raises_is_named_with_its_position(num_workers, kind):
     source = adopted(kind(20, bad=(17,)), bad_samples="raise", shuffle=True, num_workers=num_workers)
     position = [index for _, ids in map(lambda w: source.samples_of(2, w)[0], range(5)) for index in ids].index(17)
-    expected = rf"sample 17 \(position {position} of epoch 2\) could not be read: ValueError: no picture in 17\. Mend"
+    expected = rf"sample 17 \(position {position} of epoch 2\) could not be read: ValueError: no picture in 17\. Repair"
     with pytest.raises(DataError, match=expected) as raised:
         list(source.windows(2))
     if num_workers == 0:
@@ -106,7 +106,7 @@ def test_samples_that_raise_only_together_are_named_together():
             return indices
 
     expected = (
-        r"the samples 0, 1, 2, 3 \(from position 0 of epoch 0\) could not be read together, but each alone: Value"
+        r"the samples 0, 1, 2, 3 \(from position 0 of epoch 0\) could be read one by one, but not together: Value"
     )
     with pytest.raises(DataError, match=expected):
         list(adopted(NotTogether(8), bad_samples="raise").windows())
@@ -134,7 +134,7 @@ def test_samples_that_are_no_batch_together_are_named(num_workers, bad_samples):
             return torch.zeros(index // 5 + 1)
 
     expected = (
-        r"the samples 4, 5, 6, 7 \(from position 4 of epoch 0\) could not be made into a batch: RuntimeError: .*"
+        r"the samples 4, 5, 6, 7 \(from position 4 of epoch 0\) could not be collated: RuntimeError: .*"
         r"collate_fn"
     )
     with pytest.raises(DataError, match=expected.replace(" .*", r" (?s:.)*")):
@@ -162,7 +162,7 @@ def test_of_a_stream_the_batch_is_named(num_workers):
 
 
 def test_samples_of_a_stream_cannot_be_skipped_and_other_words_are_refused():
-    with pytest.raises(ConfigError, match="bad_samples='skip' needs to know which sample is which"):
+    with pytest.raises(ConfigError, match="bad_samples='skip' needs the id of every sample"):
         adopted(toys.Stream([]))
     with pytest.raises(ConfigError, match="bad_samples must be 'raise' or 'skip', got 'ignore'"):
         adopted(Unreliable(4), bad_samples="ignore")
@@ -217,7 +217,7 @@ def test_it_is_an_error_if_nothing_stands_in():
         list(adopted(dataset).windows())
     assert dataset.tried[-10:] == list(range(8, 18))
     by_name = DataLoader({"a": 1}, sampler=["b"], batch_size=1)
-    with pytest.raises(DataError, match="none of the samples b .*: its ids are no integers"):
+    with pytest.raises(DataError, match="none of the samples b .*: its ids are not integers"):
         list(loaders.adopted(by_name, seed=SEED, bad_samples="skip").windows())
 
 
@@ -301,7 +301,7 @@ def test_more_than_ten_skipped_samples_of_a_small_dataset_are_an_error():
     assert len(list(adopted(dataset, batch_size=30).windows())) == 30
     dataset.bad.add(700)
     expected = (
-        r"11 samples could not be read, more than the 10 .*The first are 0: ValueError: no picture in 0; 1: .*Mend"
+        r"11 samples could not be read, more than the 10 .*The first are 0: ValueError: no picture in 0; 1: .*Repair"
     )
     with pytest.raises(DataError, match=expected):
         list(adopted(dataset, batch_size=30).windows())

@@ -48,7 +48,7 @@ def test_rows_without_room_and_lengths_of_other_data_are_refused() -> None:
         packed_groups([1], 0)
     with pytest.raises(DataError, match="2 lengths for 7 samples"):
         PackedDataset(sequences(), [1, 2], 8)
-    with pytest.raises(DataError, match="12 tokens together, and it has room for 8"):
+    with pytest.raises(DataError, match="12 tokens, and it has room for 8"):
         joined([{"input_ids": [1] * 6}, {"input_ids": [2] * 6}], 8)
 
 

@@ -29,9 +29,9 @@ from loopwright.data.pictures import (
     side_by_side,
 )
 from loopwright.data.pictures.canvas import LEAST_SIDE
-from loopwright.data.pictures.lettering import line_height, readable_on, shorten, text_width
 from loopwright.data.pictures.palette import to_lab
 from loopwright.data.pictures.sheets import GAP
+from loopwright.data.pictures.text import line_height, readable_on, shorten, text_width
 from loopwright.errors import DataError, InputError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -78,7 +78,7 @@ def test_an_image_is_copied_never_drawn_on():
         ((4, 4, 4), np.uint8, r"shape \(4, 4, 4\); expected \(H, W\)"),
         ((4,), np.uint8, "expected"),
         ((0, 4), np.uint8, "expected"),
-        ((4, 4), np.int64, "holds int64; expected uint8"),
+        ((4, 4), np.int64, "dtype int64; expected uint8"),
     ],
 )
 def test_arrays_that_are_no_image_are_refused(shape, dtype, message):

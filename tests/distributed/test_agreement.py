@@ -46,7 +46,7 @@ def test_a_board_gives_up_on_a_process_that_never_posts():
     waiting = Board(path, 0, 2, timedelta(seconds=0.05))
     os.unlink(path)
     waiting.post(False)
-    with pytest.raises(LoopwrightError, match=r"rank 0 has waited 0\.05 s for rank 1"):
+    with pytest.raises(LoopwrightError, match=r"rank 0 timed out: it has waited 0\.05 s for rank 1"):
         waiting.read()
 
 

@@ -101,7 +101,7 @@ def raise_beside_a_loop_without_end(results: Results) -> None:
 def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_says_where_it_was(tmp_path):
     first, second = run(raise_beside_a_loop_without_end, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, 1]
-    assert "Rank 0 of 2 ends, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
+    assert "Rank 0 of 2 exits, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
     assert "in one_raises_one_hangs" in first.output
     assert first["alive at"] - second["raised at"] < 5
 
@@ -173,7 +173,7 @@ def lose_one() -> None:
 def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
     first, second = run(lose_one, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, -signal.SIGKILL]
-    told = "ank 0 of 2 lost another process, which was killed or ended without saying why"
+    told = "ank 0 of 2 lost another process, which was killed or exited without an error message"
     assert f"R{told}\n" in first.output and f"AnotherProcessError: r{told} (this is rank 0)" in first.output
 
 

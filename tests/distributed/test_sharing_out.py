@@ -53,7 +53,7 @@ def share_out(results: Results) -> None:
         trainer = toys.trainer_of([watch], cls=OwnPreparation if name == "own preparation" else Trainer)
         trainer.train(loader, 2, loader, seed=1, gradient_clip_value=0.01)
         results[name] = watch.seen
-    with pytest.raises(ConfigError, match="Interleaved shares samples out among 3 processes"):
+    with pytest.raises(ConfigError, match="Interleaved splits samples over 3 processes"):
         own = Interleaved(dataset, NUM_PROCESSES, rank)
         toys.trainer_of(cls=Trainer).train(DataLoader(dataset, 2, sampler=own), 1)
 

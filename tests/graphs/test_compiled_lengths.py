@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from loopwright import Trainer, hf
 from loopwright.data.buckets import with_buckets
 from loopwright.data.collators import DataCollatorWithPadding
-from loopwright.engine.compiling import compile_model
+from loopwright.engine.compilation import compile_model
 
 LENGTHS = (4, 8, 12, 16, 20, 24)
 

@@ -194,14 +194,14 @@ def test_uneven_lists_are_an_error_that_names_the_key_and_the_lengths():
 @pytest.mark.parametrize(
     ("samples", "text"),
     [
-        ([], "no samples"),
-        ([{}, {}], "hold nothing"),
+        ([], "at least one sample"),
+        ([{}, {}], "are empty"),
         ([(1, 2)], "got tuple"),
         ([torch.zeros(2)], "got Tensor"),
         ([{"x": 1, "y": 2}, {"x": 1}], r"sample 0 has \['x', 'y'\], sample 1 has \['x'\]"),
         ([{"x": 1}, {"x": 1, "y": 2}], r"sample 0 has \['x'\], sample 1 has \['x', 'y'\]"),
         ([{"x": 1}, {"x": None}], "'x' is None in sample 1"),
-        ([{"x": {"a": 1}}, {"x": {"a": 2}}], r"'x' \(dict\) are no numbers"),
+        ([{"x": {"a": 1}}, {"x": {"a": 2}}], r"'x' \(dict\) are not numbers"),
     ],
     ids=["none", "empty", "tuples", "tensors", "missing", "added", "None", "dicts"],
 )

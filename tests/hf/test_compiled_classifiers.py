@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from hf.tiny import VOCABULARY, Classifier, bert
 from loopwright import hf
-from loopwright.engine.compiling import compile_model
+from loopwright.engine.compilation import compile_model
 from loopwright.hf.classifiers import problem_type_of, settle_labels_before
 
 

@@ -131,7 +131,7 @@ def test_a_manifest_without_an_identity_is_a_bad_checkpoint(identity, tmp_path):
     path.write_bytes(store._canonical({**manifest, "identity": identity}))
     newest, problems = find_newest(tmp_path)
     assert newest == step(tmp_path, 3)
-    assert "does not say which run and update it is of" in str(problems[0])
+    assert "does not name its run and update" in str(problems[0])
 
 
 class Hostile(toys.RecordingTrainer):

@@ -494,7 +494,7 @@ def test_a_process_that_lost_the_folder_commits_nothing_more_and_leaves_nothing_
         if trainer.progress.update == 3:
             take_over(tmp_path / "run")
 
-    with pytest.raises(LeaseError, match="another process has taken the run folder over"):
+    with pytest.raises(LeaseError, match="another process has taken over the run folder"):
         run(tmp_path / "run", [toys.callback(on_before_optimizer_step=lose)], policy={"asynchronous": asynchronous})
     names = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
     expected = [f"step-{update:010d}" for update in (1, 2, 3)]

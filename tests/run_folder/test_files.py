@@ -126,7 +126,7 @@ def test_write_all_takes_any_kind_of_bytes(tmp_path):
 
 def test_a_system_that_takes_no_bytes_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
-    with pytest.raises(OSError, match="takes no more bytes, 2 are left"):
+    with pytest.raises(OSError, match="accepts no more bytes, 2 are left"):
         write_atomically(tmp_path / "file", "data")
     assert names(tmp_path) == []
 
@@ -353,7 +353,7 @@ def test_the_run_folder_and_the_failpoints_need_no_torch():
 
 def test_a_file_that_should_hold_names_with_values_is_damaged_if_it_holds_something_else(tmp_path):
     (tmp_path / "file").write_text("[1]")
-    with pytest.raises(DamagedFileError, match="holds a list, expected names with values"):
+    with pytest.raises(DamagedFileError, match="holds a list, expected an object"):
         read_json(tmp_path / "file", default={})
 
 

@@ -378,7 +378,7 @@ def test_another_container_of_this_machine_is_judged_by_the_lock(tmp_path):
 def test_a_damaged_lease_is_refused_by_name_and_nothing_is_kept(tmp_path, text):
     (tmp_path / "lease.json").write_text(text)
     for _ in range(2):
-        with pytest.raises(LeaseError, match=r"lease\.json does not say who owns the folder: .*delete it"):
+        with pytest.raises(LeaseError, match=r"lease\.json does not name the owner of the folder: .*delete the file"):
             Lease(tmp_path).acquire()
     assert (tmp_path / "lease.json").read_text() == text
     (tmp_path / "lease.json").unlink()
@@ -539,7 +539,7 @@ def test_a_folder_that_was_deleted_or_moved_is_made_again_and_still_owned(away, 
         before = content(folder)
         away(folder)
         assert lease.still_ours() and lease.still_ours()
-        assert caplog.text.count("it is made again") == 1
+        assert caplog.text.count("creating it again") == 1
         assert content(folder)["incarnation"] == before["incarnation"]
         assert "refused" in try_in_another_process(folder)
         with pytest.raises(LeaseError, match="in use by this process"):

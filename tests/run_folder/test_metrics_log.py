@@ -369,7 +369,9 @@ def test_a_file_shorter_than_the_checkpoint_knew_is_refused_and_left_alone(path)
     with MetricsLog(path) as log:
         append_updates(log, 1)
         content = path.read_bytes()
-        with pytest.raises(DamagedFileError, match=f"ends at byte {len(content)}, but the checkpoint knew 500 bytes"):
+        with pytest.raises(
+            DamagedFileError, match=f"ends at byte {len(content)}, but the checkpoint recorded 500 bytes"
+        ):
             log.cut_back(500)
     assert path.read_bytes() == content
 
@@ -380,7 +382,7 @@ def test_an_offset_inside_a_line_is_refused_and_the_file_left_alone(path):
         content = path.read_bytes()
         for offset in range(1, len(content)):
             if content[offset - 1 : offset] != b"\n":
-                with pytest.raises(DamagedFileError, match=f"no end of a line at byte {offset}"):
+                with pytest.raises(DamagedFileError, match=f"no line ends at byte {offset}"):
                     log.cut_back(offset)
         with pytest.raises(ValueError, match="0 or more"):
             log.cut_back(-1)
@@ -420,7 +422,7 @@ def test_a_log_that_started_anew_can_be_cut_back_to_older_and_newer_checkpoints(
     with MetricsLog(path) as log:
         append_updates(log, 7)
     assert resumed(3000) == [None]
-    with pytest.raises(DamagedFileError, match="ends at byte 5000, but the checkpoint knew 6000"):
+    with pytest.raises(DamagedFileError, match="ends at byte 5000, but the checkpoint recorded 6000"):
         resumed(6000)
     assert resumed(0) == []
 

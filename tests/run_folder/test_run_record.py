@@ -34,7 +34,7 @@ def test_a_record_without_a_folder_does_nothing_and_still_tells_the_time(tmp_pat
     record.begin({"offset": 500, "recorded": {}, "seconds": 70.0})
     record.write("log", loss=1.0)
     record.write_metrics("epoch", InMemoryRunHistory())
-    record.tell(state="running")
+    record.set_status(state="running")
     record.beat()
     assert record.keep("nan_batch.json", {}) is None
     assert record.is_ours()
@@ -46,7 +46,7 @@ def test_a_record_without_a_folder_does_nothing_and_still_tells_the_time(tmp_pat
 
 def test_a_run_is_written_down_from_its_start_to_its_end(tmp_path):
     record = begun(tmp_path)
-    record.tell(state="running", update=0)
+    record.set_status(state="running", update=0)
     record.write("log", update=2, loss=0.5)
     record.close("stopped", "enough")
     assert without_times(tmp_path) == [
@@ -225,7 +225,7 @@ def test_a_file_that_the_disk_refuses_does_not_stop_the_run(tmp_path, monkeypatc
 
 def test_a_record_whose_folder_was_taken_over_writes_nothing_more_at_its_end(tmp_path):
     record = begun(tmp_path)
-    record.tell(state="running")
+    record.set_status(state="running")
     lease = json.loads((tmp_path / "lease.json").read_text())
     (tmp_path / "lease.json").write_text(json.dumps({**lease, "incarnation": "another"}))
     assert not record.is_ours()

@@ -166,7 +166,7 @@ def test_a_full_disk_is_kept_as_the_problem_and_not_raised(tmp_path, caplog):
         assert not status.update(update=2)
         assert not status.update(update=3, state="failed")
     assert isinstance(status.problem, OSError) and status.problem.errno == errno.ENOSPC
-    assert len(caplog.records) == 1 and "No space left on device" in caplog.text and "training goes on" in caplog.text
+    assert len(caplog.records) == 1 and "No space left on device" in caplog.text and "training continues" in caplog.text
     assert read(tmp_path)["update"] == 1
 
     assert status.update(update=4)

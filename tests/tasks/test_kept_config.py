@@ -65,11 +65,11 @@ def test_without_a_whole_copy_a_config_that_was_cut_off_is_refused_with_what_to_
     for checkpoint in (copied.path / "checkpoints").glob("step-*"):
         (checkpoint / "config.yaml").write_text("seed: 7\n")  # not what the manifest says
     for act in (copied.resume, copied.evaluate, lambda: copied.predict(["x"])):
-        with pytest.raises(InputError, match=r"config\.yaml was cut off"):
+        with pytest.raises(InputError, match=r"config\.yaml is truncated"):
             act()
     assert cli.main(["resume", str(copied.path)]) == 2
     told = capsys.readouterr().err
-    assert "error[run.config]" in told and "as command.txt says" in told
+    assert "error[run.config]" in told and "the command in command.txt" in told
     assert cli.main(["train", str(copied.path / "config.yaml")]) == 2
     assert "error[run.config]" in capsys.readouterr().err
 

@@ -21,7 +21,7 @@ def make(label="reviews", folder=None):
 def test_an_id_has_the_time_a_word_of_the_data_and_4_hex_digits():
     run = create_run("My Reviews (2).v3", {"task": "x"}, now=datetime(2025, 11, 15, 9, 12))
     assert re.fullmatch(r"1115-0912-my-reviews-2-v3-[0-9a-f]{4}", run.id)
-    assert run.path == runs_root() / run.id and run.about["task"] == "x"
+    assert run.path == runs_root() / run.id and run.metadata["task"] == "x"
     assert create_run("§", {}).id.split("-")[2] == "run"
 
 
@@ -31,7 +31,7 @@ def test_a_run_is_found_by_folder_id_start_of_id_and_as_the_last(tmp_path):
     assert find_run(first.id).path == first.path
     assert find_run(first.id[:12]).id == first.id or first.id[:9] == second.id[:9]
     assert find_run("last").id == second.id
-    assert find_run(second.id).about == second.about
+    assert find_run(second.id).metadata == second.metadata
     assert (runs_root() / "last").resolve() == (tmp_path / "elsewhere").resolve()
 
 
@@ -41,7 +41,7 @@ def test_what_is_not_found_is_told_with_the_nearest():
         find_run(run.id[:-1] + "zz")
     assert caught.value.code == "run.unknown" and run.id in str(caught.value)
     make("gamma")
-    with pytest.raises(InputError, match="the start of several runs"):
+    with pytest.raises(InputError, match="the start of several run ids"):
         find_run(run.id[:9])
 
 

@@ -188,7 +188,7 @@ def test_settings_of_ones_own_are_made_plain():
 def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path):
     with pytest.raises(ConfigError, match=r"no tracker 'tensorbord'.*Did you mean 'tensorboard'\?"):
         TrackerCallback("tensorbord", tmp_path)
-    with pytest.raises(ConfigError, match="'none' stands alone"):
+    with pytest.raises(ConfigError, match="'none' cannot be combined"):
         TrackerCallback(["none", "tensorboard"], tmp_path)
 
 
@@ -222,7 +222,7 @@ def test_a_failing_tracker_neither_stops_a_run_nor_changes_it(tmp_path, use, cap
     assert torch.equal(toys.weights(trainer), toys.weights(expected))
     (first, *more) = records(tmp_path / "run", "tracker_failed")
     assert first["tracker"] == "tensorboard" and first["stage"] == stage
-    assert told.count("(OSError: no network): the run goes on") == 1
+    assert told.count("(OSError: no network): the run continues") == 1
     assert len(more) == (stage == "log") and records(tmp_path / "run", "end")[0]["state"] == "done"
 
 
@@ -246,7 +246,7 @@ def test_a_tracker_that_started_and_failed_to_name_its_run_is_finished(tmp_path,
     monkeypatch.setattr(trackers, "_identity", refuse)
     trained(tmp_path, TrackerCallback("tensorboard", tmp_path / "trackers"))
     assert kind.calls == ["start", "finish"]
-    assert "failed at start (ConnectionError: no network): the run goes on" in capsys.readouterr().out
+    assert "failed at start (ConnectionError: no network): the run continues" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_closes_its_trackers_and_its_journal(tmp_path, use):

@@ -1,7 +1,7 @@
 """`python -m loopwright.checkpoint`: inspect checkpoints, and export the weights of one.
 
-verify DIR            list every checkpoint: its update, its size, what is wrong with it export DIR FILE       write the
-weights of one checkpoint, sharded or not, into one safetensors file
+verify DIR            list every checkpoint: its update, its size and its problem
+export DIR FILE       write the weights of one checkpoint, sharded or not, into one safetensors file
 """
 
 from __future__ import annotations
@@ -20,29 +20,25 @@ def main(arguments: list[str]) -> int:
     """Run the command; return 0 if every checkpoint is intact, 65 if one is damaged or none exists, 2 for bad usage."""
     is_export = len(arguments) == 3 and arguments[0] == "export"
     if not is_export and (len(arguments) != 2 or arguments[0] != "verify"):
-        print(_USAGE, file=sys.stderr)  # noqa: T201 - a command
-        return 2
+        return _fail(_USAGE, 2)
     folder = Path(arguments[1])
     if not folder.is_dir():
-        print(f"error: {folder} is not a folder\n{_USAGE}", file=sys.stderr)  # noqa: T201 - a command
-        return 2
+        return _fail(f"error: {folder} is not a folder\n{_USAGE}", 2)
     if is_export:
-        return _export(folder, Path(arguments[2]))
+        try:
+            print(export_weights(folder, Path(arguments[2])))  # noqa: T201 - a command
+        except CheckpointError as error:
+            return _fail(f"error: {error}", 65)
+        return 0
     found = verify_all(folder)
-    for entry in found:
-        print(entry)  # noqa: T201 - a command
-    if not found:
-        print(f"no checkpoint in {folder}")  # noqa: T201 - a command
+    lines = [str(entry) for entry in found] or [f"no checkpoint in {folder}"]
+    print("\n".join(lines))  # noqa: T201 - a command
     return 0 if found and all(entry.problem is None for entry in found) else 65
 
 
-def _export(folder: Path, file: Path) -> int:
-    try:
-        print(export_weights(folder, file))  # noqa: T201 - a command
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - a command
-        return 65
-    return 0
+def _fail(text: str, code: int) -> int:
+    print(text, file=sys.stderr)  # noqa: T201 - a command
+    return code
 
 
 if __name__ == "__main__":

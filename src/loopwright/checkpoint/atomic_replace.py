@@ -11,8 +11,9 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from loopwright.failpoints import failpoint
 from loopwright.run_folder.files import fsync_folder
@@ -21,6 +22,7 @@ OLD = ".old-"  # name prefix of a folder moved aside
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 _MOST_TRIES = 20  # retries; each needs another racing process
 
+P = ParamSpec("P")
 Value = TypeVar("Value")
 
 
@@ -72,6 +74,17 @@ def read_steadily(folder: Path, read: Callable[[], Value]) -> Value:
             if after == before and (after is not None or _is_gone(folder)):
                 raise
     return read()
+
+
+def steady(function: Callable[P, Value]) -> Callable[P, Value]:
+    """Make a function that reads a folder, its first argument `directory`, use `read_steadily`."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Value:
+        folder = args[0] if args else kwargs["directory"]
+        return read_steadily(Path(str(folder)), lambda: function(*args, **kwargs))
+
+    return wrapper
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:

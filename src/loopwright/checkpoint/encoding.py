@@ -24,10 +24,8 @@ _TAG = "$"
 def encode(value: Any, tensors: dict[str, torch.Tensor], path: str = "state") -> Any:
     """Return the value as JSON types; tensors go into `tensors` under their key paths.
 
-    numpy scalars become Python ones and paths become strings.
-
-    Raises:
-        CheckpointError: the value holds something that cannot be saved; it names the key path and type.
+    numpy scalars become Python ones and paths become strings. A CheckpointError has the key path and type of a value
+    that cannot be saved.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -86,14 +84,8 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise CheckpointError(f"saved state holds an unknown kind {kind!r}; it was written by a newer version")
 
 
-_SEQUENCES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-}
-_MAPPINGS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_SEQUENCES: dict[str, Any] = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+_MAPPINGS: dict[str, Any] = {each.__name__: each for each in (dict, OrderedDict, Counter)}
 
 
 def _encode_array(value: torch.Tensor | np.ndarray[Any, Any], tensors: dict[str, torch.Tensor], path: str) -> Any:

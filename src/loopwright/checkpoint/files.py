@@ -6,11 +6,11 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
+from loopwright.run_folder.files import write_all
 
 _READ_BYTES = 4 * 1024 * 1024
 # Large, since a thread that writes in the background waits for the interpreter after every piece.
@@ -31,8 +31,7 @@ class HashedFile:
         for start in range(0, len(view), _WRITE_BYTES):
             chunk = view[start : start + _WRITE_BYTES]
             self._digest.update(chunk)
-            while chunk:
-                chunk = chunk[os.write(self._descriptor, chunk) :]
+            write_all(self._descriptor, chunk)
         self.size += len(view)
 
     def describe(self) -> dict[str, Any]:
@@ -42,9 +41,7 @@ class HashedFile:
     def __enter__(self) -> HashedFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             if kind is None:
                 failpoint("pre_fsync")

@@ -62,12 +62,7 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Ch
 
 
 def tier(saved: Mapping[str, Any], current: Mapping[str, Any], is_counted: bool) -> str:
-    """Return which of `TIERS` holds when a run continues under the current fingerprint.
-
-    Args:
-        saved: the fingerprint of the checkpoint; the current one for a new run.
-        is_counted: the data has no random access, so its position is found by reading again.
-    """
+    """Return which of `TIERS` holds under the current fingerprint; `is_counted`: the data has no random access."""
     if is_counted:
         return "T3"
     differing = {name for name in _ROUNDING if _differs(name, saved, current)}

@@ -12,6 +12,14 @@ from loopwright.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*-\{update(:0?\d*d)?\}")
 
+_NUMBERS: tuple[tuple[str, Any, int, str], ...] = (
+    ("every_updates", Integral, 1, "a whole number"),
+    ("every_epochs", Integral, 1, "a whole number"),
+    ("keep_last", Integral, 1, "a whole number"),
+    ("every_seconds", Real, 0, "a number"),
+    ("max_stall_seconds", Real, 0, "a number"),
+)
+
 
 @dataclass(frozen=True)
 class Checkpointing:
@@ -51,24 +59,19 @@ class Checkpointing:
     require_exact: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("every_updates", "every_epochs", "keep_last"):
+        for name, kind, least, what in _NUMBERS:
             value = getattr(self, name)
-            is_left_out = value is None and name != "keep_last"
-            if not is_left_out and not _is_number(value, Integral, least=1):
-                raise ConfigError(f"Checkpointing: {name} must be a whole number of at least 1, got {value!r}")
-        for name in ("every_seconds", "max_stall_seconds"):
-            value = getattr(self, name)
-            is_left_out = value is None and name == "every_seconds"
-            if not is_left_out and not _is_number(value, Real, least=0):
-                raise ConfigError(f"Checkpointing: {name} must be a number of at least 0, got {value!r}")
+            is_number = isinstance(value, kind) and not isinstance(value, bool) and value >= least
+            if not is_number and not (value is None and name.startswith("every_")):
+                raise ConfigError(f"Checkpointing: {name} must be {what} of at least {least}, got {value!r}")
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                "Checkpointing: name must be letters and digits, a hyphen and the update, as 'step-{update}' or "
+                "Checkpointing: name must be letters and digits, a hyphen and the update, such as 'step-{update}' or "
                 f"'step-{{update:010d}}', got {self.name!r}"
             )
         if self.keep_best is not None and (len(self.keep_best) != 2 or self.keep_best[1] not in ("min", "max")):
             raise ConfigError(
-                f'Checkpointing: keep_best must be a metric and "min" or "max", as ("eval_loss_epoch", "min"), '
+                'Checkpointing: keep_best must be a metric and "min" or "max", such as ("eval_loss_epoch", "min"), '
                 f"got {self.keep_best!r}"
             )
 
@@ -93,7 +96,3 @@ class Checkpointing:
     def is_due_after_epoch(self, epoch: int) -> bool:
         """Whether to save after this epoch."""
         return self.every_epochs is not None and epoch % self.every_epochs == 0
-
-
-def _is_number(value: Any, kind: Any, least: int) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)

@@ -30,18 +30,14 @@ def verify_all(path: str | Path, say: Callable[[int, int], None] | None = None) 
     folders = [one for one in checkpoint_folders(folder) or [folder] if any(one.iterdir())]
     findings = []
     for done, one in enumerate(folders, 1):
-        findings.append(_examine(one))
+        size = sum(file.stat().st_size for file in one.iterdir() if file.is_file())
+        update = problem = None
+        try:
+            update = update_of(read_manifest(one))
+            verify(one)
+        except CheckpointError as error:
+            problem = str(error)
+        findings.append(Finding(one, update, size, problem))
         if say is not None:
             say(done, len(folders))
     return sorted(findings, key=lambda finding: (finding.update is None, finding.update or 0))
-
-
-def _examine(folder: Path) -> Finding:
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    update = None
-    try:
-        update = update_of(read_manifest(folder))
-        verify(folder)
-    except CheckpointError as error:
-        return Finding(folder, update, size, str(error))
-    return Finding(folder, update, size, None)

@@ -18,7 +18,6 @@ import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -73,8 +72,8 @@ class ResumableState:
     ) -> None:
         if refused := [name for name in _OF_THE_TRAINER if getattr(policy, name)]:
             raise ConfigError(
-                f"Checkpointing({refused[0]}={getattr(policy, refused[0])!r}) is for Trainer.train; a loop of your own "
-                "decides that itself. Leave it out; to save at the end of an epoch, call save() there."
+                f"Checkpointing({refused[0]}={getattr(policy, refused[0])!r}) is for Trainer.train. Leave it out; to "
+                "save at the end of an epoch, call save() there."
             )
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -106,7 +105,7 @@ class ResumableState:
             raise ConfigError("restore() was called twice; call it once, before the first update")
         path, problems = find_newest(self._policy.directory, quarantine=True)
         for problem in problems:
-            _logger.warning("passing over a bad checkpoint: %s", problem)
+            _logger.warning("skipping a damaged checkpoint: %s", problem)
         self._fingerprint = fingerprint(self._device())
         values = None if path is None else self._load(path, read(path))
         is_ours = (lambda: True) if self._lease is None else self._lease.still_ours
@@ -143,8 +142,8 @@ class ResumableState:
         saver = self._started()
         self._poll()
         self._check_weights(update)
-        about = {"fingerprint": self._fingerprint}
-        saver.save(lambda: self._capture(values), update, values, about=about, must_happen=wait)
+        metadata = {"fingerprint": self._fingerprint}
+        saver.save(lambda: self._capture(values), update, values, metadata=metadata, must_happen=wait)
         if wait:
             saver.finish()
             if saver.refusals:
@@ -158,9 +157,7 @@ class ResumableState:
     def __enter__(self) -> ResumableState:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             self.close()
         except CheckpointError as problem:
@@ -170,7 +167,7 @@ class ResumableState:
 
     def _started(self) -> Saver:
         if self._saver is None:
-            raise ConfigError("restore() has to be called before is_due() and save(), also for a run that starts anew")
+            raise ConfigError("call restore() before is_due() and save(), also for a new run")
         return self._saver
 
     def _poll(self) -> None:
@@ -180,15 +177,18 @@ class ResumableState:
         while saver.refusals:
             _logger.warning(saver.refusals.pop(0))
         if saver.last_error is not None and saver.last_error is not earlier:
-            _logger.warning("saving failed, trying again at the next save: %s", saver.last_error)
+            _logger.warning("saving failed and is retried at the next save: %s", saver.last_error)
 
     def _capture(self, values: Mapping[str, Any]) -> Captured:
-        weights = self._weights()
+        weights, names = self._weights(), self._names()
         state = {
             "run_id": self._run_id,
             "model_extra": {name: value for name, value in self._model.state_dict().items() if name not in weights},
             "classes": self._classes(),
-            "parts": {name: self._state_of(part) for name, part in self._parts.items()},
+            "parts": {
+                name: optimizer_state(part, names) if isinstance(part, torch.optim.Optimizer) else part.state_dict()
+                for name, part in self._parts.items()
+            },
             "generators": generator_states(self._device()),
             "values": dict(values),
         }
@@ -202,20 +202,24 @@ class ResumableState:
         state = checkpoint.state
         if "parts" not in state:
             raise CheckpointError(
-                f"{path} was not saved by a ResumableState. Choose another folder; a run of a Trainer is continued by "
+                f"{path} was not saved by a ResumableState. Choose another folder; to resume a run of a Trainer, call "
                 "train(resume_from=...)."
             )
         if state["classes"] != self._classes():
             raise CheckpointError(
-                f"{path} is of another loop: it holds {_listed(state['classes'])}, and this loop has "
-                f"{_listed(self._classes())}. Give the same parts to continue it."
+                f"{path} is from another loop: it holds {_listed(state['classes'])}, and this loop has "
+                f"{_listed(self._classes())}. Pass the same parts to resume it."
             )
         try:
             self._model.load_state_dict({**checkpoint.model, **state["model_extra"]})
         except RuntimeError as error:
-            raise CheckpointError(f"{path} is of another model. {' '.join(str(error).split())}") from None
+            raise CheckpointError(f"{path} is from another model. {' '.join(str(error).split())}") from None
         for name, part in self._parts.items():
-            self._load_part(part, state["parts"][name])
+            if isinstance(part, torch.optim.Optimizer):
+                load_optimizer_state(part, state["parts"][name], self._names())
+            else:
+                # Some schedulers take `load_state_dict` as the start of a new run.
+                getattr(part, "resume_state_dict", part.load_state_dict)(state["parts"][name])
         restore_generator_states(state["generators"], self._device())
         self._run_id = state["run_id"]
         saved, current = checkpoint.about["fingerprint"], self._fingerprint
@@ -224,18 +228,6 @@ class ResumableState:
             _logger.warning("sums may round differently from here on: %s", changes)
         values: dict[str, Any] = state["values"]
         return values
-
-    def _state_of(self, part: Stateful) -> Mapping[str, Any]:
-        return optimizer_state(part, self._names()) if isinstance(part, torch.optim.Optimizer) else part.state_dict()
-
-    def _load_part(self, part: Stateful, saved: dict[str, Any]) -> None:
-        if isinstance(part, torch.optim.Optimizer):
-            load_optimizer_state(part, saved, self._names())
-        elif hasattr(part, "resume_state_dict"):
-            # This kind of scheduler starts a new run when it is given a state, unless told that it is the same run.
-            part.resume_state_dict(saved)
-        else:
-            part.load_state_dict(saved)
 
     def _classes(self) -> dict[str, str]:
         return {name: type(part).__name__ for name, part in self._parts.items()}
@@ -249,15 +241,13 @@ class ResumableState:
 
     def _check_weights(self, update: int) -> None:
         weights = {name: weight.detach() for name, weight in self._model.named_parameters()}
-        if not weights:
-            return
         flags = [weight.isfinite().all().to(self._device()) for weight in weights.values()]
-        is_finite = torch.stack(flags).tolist()  # one device sync, however many weights there are
+        is_finite = torch.stack(flags).tolist() if flags else []  # one device sync, however many weights there are
         if not all(is_finite):
             name = list(weights)[is_finite.index(False)]
             raise CheckpointError(
-                f"not saving update {update}: {name} is not finite, and nothing good could come of it. The "
-                f"checkpoints in {self._policy.directory} are of earlier updates."
+                f"not saving update {update}: {name} is not finite. The checkpoints in {self._policy.directory} are "
+                "from earlier updates."
             )
 
 

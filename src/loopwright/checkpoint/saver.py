@@ -21,6 +21,7 @@ from loopwright.checkpoint.policy import Checkpointing
 from loopwright.checkpoint.staging import Staging
 from loopwright.checkpoint.state_by_name import untied
 from loopwright.checkpoint.store import (
+    Label,
     checkpoint_folders,
     clean,
     commit,
@@ -42,15 +43,7 @@ Captured = tuple[Mapping[str, torch.Tensor], dict[str, Any], Mapping[str, bytes]
 
 
 class Saver:
-    """Writes the checkpoints of one run into its folder.
-
-    Attributes:
-        skipped: saves skipped because the previous one was still being written.
-        last_error: the error of the last failed attempt, or None.
-        newest: the checkpoint committed last, or None.
-        refusals: why states were not saved or kept, one line each; the caller that reports them removes them.
-        is_asynchronous: saves are written in the background.
-    """
+    """Writes the checkpoints of one run into its folder."""
 
     def __init__(
         self,
@@ -62,11 +55,11 @@ class Saver:
         is_ours: Callable[[], bool] = lambda: True,
         is_sharded: bool = False,
     ) -> None:
-        self.skipped = 0
-        self.refusals: list[str] = []
-        self._has_told_no_metric = False
-        self.last_error: CheckpointError | None = None
-        self.newest: Path | None = None
+        self.skipped = 0  # saves skipped because the previous one was still being written
+        self.refusals: list[str] = []  # why states were not saved or kept; the caller that reports them removes them
+        self.last_error: CheckpointError | None = None  # of the last attempt, if it failed
+        self.newest: Path | None = None  # the checkpoint committed last
+        self._has_reported_no_metric = False
         self.directory = Path(policy.directory)
         self._policy = policy
         self._run_id = run_id
@@ -151,8 +144,8 @@ class Saver:
     def is_due_after_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> bool:
         """Whether to save after this epoch: by its number, or because it is the best so far."""
         wanted = None if self._policy.keep_best is None else self._policy.keep_best[0]
-        if wanted is not None and wanted not in metrics and _EVALUATED in metrics and not self._has_told_no_metric:
-            self._has_told_no_metric = True
+        if wanted is not None and wanted not in metrics and _EVALUATED in metrics and not self._has_reported_no_metric:
+            self._has_reported_no_metric = True
             self.refusals.append(
                 f"keep_best: the evaluation recorded no {wanted}, so no checkpoint is kept as the best one; there are "
                 f"{', '.join(metrics)}"
@@ -184,8 +177,7 @@ class Saver:
             except (MemoryError, RuntimeError) as error:
                 self._do_without_copies(error)
 
-        self._thread = threading.Thread(target=job, name="loopwright-staging", daemon=True)
-        self._thread.start()
+        self._start(job, "loopwright-staging")
 
     def save(
         self,
@@ -193,7 +185,7 @@ class Saver:
         update: int,
         metrics: Mapping[str, Any],
         *,
-        about: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         position: Mapping[str, Any] | None = None,
         must_happen: bool = False,
     ) -> None:
@@ -201,13 +193,12 @@ class Saver:
 
         Args:
             capture: returns the weights, the state and extra files; called only if the save will happen.
-            update: updates finished.
-            metrics: the latest metrics, including the one that picks the best checkpoint.
-            about: plain values for the manifest.
+            metrics: the latest ones, including the one that picks the best checkpoint.
+            metadata: plain values for the manifest.
             position: the position of the run, for `holds`; None if the state is not the run's alone.
             must_happen: wait for an earlier save without limit, and for this one to be committed.
         """
-        if not self._wait(None if must_happen else self._policy.max_stall_seconds):
+        if not self.wait(None if must_happen else self._policy.max_stall_seconds):
             self.skipped += 1
             self.refusals.append(
                 f"Not saving {self.path(update)}: the save before it is still being written after "
@@ -218,7 +209,7 @@ class Saver:
         self._last_save, self._position = time.monotonic(), None
         path = self._policy.path(update)
         if self._is_sharded:
-            self._save_shards(capture, path, update, metrics, about, position)
+            self._save_shards(capture, path, update, metrics, metadata, position)
             return
         try:
             model, state, files = capture()
@@ -226,7 +217,6 @@ class Saver:
             self._outcome = error
             return
         best = self.best_with(metrics, path)
-        about = _with_best(about, best)
         if not self._is_writer:
             self._best = best or self._best
             return
@@ -244,14 +234,7 @@ class Saver:
                 if culprits := nonfinite_weights(snapshot.model) - self._never_finite:
                     self._outcome = f"Not saving {path}: a weight is not finite ({min(culprits)})"
                     return
-                commit(
-                    snapshot,
-                    path,
-                    run_id=self._run_id,
-                    about=about,
-                    is_ours=self._is_ours,
-                    is_open=self._policy.is_open,
-                )
+                commit(snapshot, path, self._label(metadata, best))
                 self._tidy(best)
                 self._outcome, self._position = path, position
             except (KeyboardInterrupt, Preempted):  # a second signal, while training waits for the save
@@ -260,10 +243,13 @@ class Saver:
                 self._outcome = error
 
         if self.is_asynchronous and not must_happen:
-            self._thread = threading.Thread(target=job, name="loopwright-checkpoint", daemon=True)
-            self._thread.start()
+            self._start(job, "loopwright-checkpoint")
         else:
             job()
+
+    def _start(self, job: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=job, name=name, daemon=True)
+        self._thread.start()
 
     def _do_without_copies(self, error: BaseException) -> None:
         """Write directly from the tensors from now on, while training waits: there is no memory for copies."""
@@ -278,7 +264,7 @@ class Saver:
         path: Path,
         update: int,
         metrics: Mapping[str, Any],
-        about: Mapping[str, Any] | None,
+        metadata: Mapping[str, Any] | None,
         position: Mapping[str, Any] | None,
     ) -> None:
         """Save together with the other processes; all of them call this, and a failure on one reaches all."""
@@ -288,14 +274,7 @@ class Saver:
             snapshot = sharded.take_snapshot(model, state, update, files)
             failpoint("writer_start")
             best = self.best_with(metrics, path)
-            sharded.commit(
-                snapshot,
-                path,
-                run_id=self._run_id,
-                about=_with_best(about, best),
-                is_ours=self._is_ours,
-                is_open=self._policy.is_open,
-            )
+            sharded.commit(snapshot, path, self._label(metadata, best))
             self._best = best or self._best
             if self._is_writer:
                 self._tidy(best)
@@ -305,21 +284,24 @@ class Saver:
         # Rank 0 reports it in `poll`, and the others learn it from there.
         self._outcome = outcome if self._is_writer else None
 
+    def _label(self, metadata: Mapping[str, Any] | None, best: dict[str, Any] | None) -> Label:
+        """Return the label of a checkpoint, with a note if it is the best so far."""
+        values = {**(metadata or {}), **({} if best is None else {"best": best})}
+        return Label(self._run_id, values, self._policy.is_open, self._is_ours)
+
     def _tidy(self, best: dict[str, Any] | None) -> None:
         """Record the best checkpoint, and remove those beyond the retention limit; called after a commit."""
         if best is not None:
             failpoint("pre_best")
-            write_json(Path(self._policy.directory) / _BEST, best)
+            write_json(self.directory / _BEST, best)
             self._best = best
-        prune(self.directory, self._policy.keep_last, self._protected(), self._policy.pattern)
+        protected = [] if self._best is None else [self.directory / self._best["checkpoint"]]
+        if self._resumed_from is not None and self._commits < 2:
+            protected.append(self._resumed_from)
+        prune(self.directory, self._policy.keep_last, protected, self._policy.pattern)
 
     def poll(self) -> Path | None:
-        """Return a committed checkpoint that was not reported yet, if there is one.
-
-        Raises:
-            CheckpointError: two saves in a row failed; after a single failure, kept in `last_error`, the next save
-                retries.
-        """
+        """Return a committed checkpoint not reported yet, if any; two failures in a row raise a CheckpointError."""
         if self._thread is None or not self._thread.is_alive():
             self._settle()
         return self._committed.pop(0) if self._committed else None
@@ -344,33 +326,22 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for a save in flight, which `poll` then reports; raise a CheckpointError if it failed."""
-        self._wait(None)
+        self.wait()
         self._settle()
         if self.last_error is not None:
             raise self.last_error
 
     def holds(self, position: Mapping[str, Any]) -> bool:
         """Whether the last save was made at this position and committed; waits for a save in flight."""
-        self._wait(None)
+        self.wait()
         return self._position == position
 
-    def wait(self) -> None:
-        """Wait for the background thread; `poll` reports its result."""
-        self._wait(None)
-
-    def _wait(self, seconds: float | None) -> bool:
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the background thread, up to `seconds`; return whether it has ended. `poll` reports its result."""
         if self._thread is not None:
             self._thread.join(seconds)
             return not self._thread.is_alive()
         return True
-
-    def _protected(self) -> list[Path]:
-        kept = []
-        if self._best is not None:
-            kept.append(Path(self._policy.directory) / self._best["checkpoint"])
-        if self._resumed_from is not None and self._commits < 2:
-            kept.append(self._resumed_from)
-        return kept
 
     def best_with(self, metrics: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
         """Return the content of best.json if a checkpoint with these metrics were saved; None if it is not the best."""
@@ -384,8 +355,3 @@ class Saver:
         if old is not None and not (value > old if direction == "max" else value < old):
             return None
         return {"checkpoint": path.name, "metric": name, "direction": direction, "value": value}
-
-
-def _with_best(about: Mapping[str, Any] | None, best: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the manifest's values for the run, with a note if its checkpoint is the best so far."""
-    return dict(about or {}) if best is None else {**(about or {}), "best": best}

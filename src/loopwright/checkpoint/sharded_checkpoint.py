@@ -27,19 +27,15 @@ from loopwright.checkpoint.store import (
     MODEL,
     SHARDED_FORMAT,
     Checkpoint,
+    Draft,
+    Label,
     Snapshot,
-    aside_of,
     check_file_names,
     identify,
-    prepare_aside,
     read,
-    seal,
     stored,
-    write_own,
-    write_rest,
-    write_tensor_file,
 )
-from loopwright.engine.processes import Agreement, gather_objects
+from loopwright.engine.processes import gather_objects, share_failures
 from loopwright.engine.sharding import split_like
 from loopwright.errors import CheckpointError
 from loopwright.failpoints import failpoint
@@ -49,33 +45,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ShardedSnapshot:
-    """One process's share of the state of a run at an update boundary.
+    """One process's share of the state of a run at an update boundary."""
 
-    Attributes:
-        parts: its parts of split tensors, by their names in its file.
-        table: where all parts of all processes belong.
-        rest: everything that is not split; only rank 0 writes it.
-    """
-
-    parts: dict[str, torch.Tensor]
-    table: shards.Table
-    rest: Snapshot
+    parts: dict[str, torch.Tensor]  # its parts of split tensors, by their names in its file
+    table: shards.Table  # where all parts of all processes belong
+    rest: Snapshot  # everything that is not split; only rank 0 writes it
 
 
 def take_snapshot(
     model: Mapping[str, torch.Tensor], state: dict[str, Any], update: int, files: Mapping[str, bytes] | None = None
 ) -> ShardedSnapshot:
-    """Encode a state, and agree on which process writes which part.
-
-    Args:
-        model: the weights by name.
-        state: everything else.
-        update: updates finished.
-        files: extra files of the checkpoint, by name.
-
-    Raises:
-        CheckpointError: a value of the state cannot be saved, on any process.
-    """
+    """Encode a state, as `store.take_snapshot` does, and agree on which process writes which part."""
 
     def encoded() -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor], Any]:
         check_file_names(files or ())
@@ -95,60 +75,37 @@ def take_snapshot(
     return ShardedSnapshot(own, table, Snapshot({}, kept, {**text, "tied": tied}, update, dict(files or {})))
 
 
-def commit(
-    snapshot: ShardedSnapshot,
-    directory: str | Path,
-    *,
-    run_id: str = "",
-    about: Mapping[str, Any] | None = None,
-    is_ours: Callable[[], bool] = lambda: True,
-    is_open: bool = False,
-) -> Path:
-    """Write every process's part to a temporary folder, and rename it into place once it is complete.
-
-    Args:
-        snapshot: this process's share.
-        directory: the folder of the checkpoint.
-        run_id: of the run.
-        about: plain values that the manifest holds, readable without the rest.
-        is_ours: called right before the rename, on rank 0: whether it still owns the folder.
-        is_open: others may add files to the folder later; they are never read.
-
-    Raises:
-        CheckpointError: writing failed on any process.
-        LeaseError: another process has taken the folder over.
-    """
-    final, rank = Path(directory), dist.get_rank()
-    identity = gather_objects(identify(run_id, snapshot.rest.update))[0]
-    aside = aside_of(final, identity)
+def commit(snapshot: ShardedSnapshot, directory: str | Path, label: Label) -> Path:
+    """Write all parts to a temporary folder and rename it into place; fails on all processes as `store.commit` does."""
+    is_first = dist.get_rank() == 0
+    draft = Draft(Path(directory), gather_objects(identify(label.run_id, snapshot.rest.update))[0])
     num_bytes = sum(part.nbytes for part in snapshot.parts.values())
     total = sum(gather_objects(num_bytes)) + snapshot.rest.num_bytes
 
-    def begin() -> None:
-        if rank == 0:
-            prepare_aside(aside, total)
-
     def write_part() -> dict[str, Any]:
-        files = write_tensor_file(aside, shards.file_of(rank), snapshot.parts, identity)
-        return files | write_rest(aside, snapshot.rest, identity) if rank == 0 else files
+        draft.write_tensors(shards.file_of(dist.get_rank()), snapshot.parts)
+        if is_first:
+            draft.write_rest(snapshot.rest)
+        return draft.files
 
     def finish() -> None:
-        if rank == 0:
-            listed = {name: one for files in written for name, one in files.items()}
-            listed |= write_own(aside, shards.TABLE, {"tensors": snapshot.table}, identity)
-            seal(aside, final, listed, identity, SHARDED_FORMAT, about, is_ours, is_open)
+        if is_first:
+            for files in written:
+                draft.files.update(files)
+            draft.write_json(shards.TABLE, {"tensors": snapshot.table})
+            draft.seal(SHARDED_FORMAT, label)
 
     try:
-        everywhere(begin)
+        everywhere(lambda: draft.create(total) if is_first else None)
         written = gather_objects(everywhere(write_part))
         everywhere(finish)
     except OSError as error:
-        raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
+        raise CheckpointError(f"cannot write the checkpoint {draft.final}: {error}") from error
     finally:
-        if rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)  # a no-op after the rename
+        if is_first:
+            shutil.rmtree(draft.folder, ignore_errors=True)  # a no-op after the rename
     failpoint("after_commit")
-    return final
+    return draft.final
 
 
 def write(
@@ -163,21 +120,11 @@ def write(
     is_open: bool = False,
 ) -> Path:
     """Write a checkpoint at once, as `store.write` does, with tensors of which some are split."""
-    snapshot = take_snapshot(model, state, update, files)
-    return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
+    return commit(take_snapshot(model, state, update, files), directory, Label(run_id, about, is_open))
 
 
 def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Checkpoint:
-    """Return the content of a checkpoint, split like the model of this run, however it was split when written.
-
-    Args:
-        model: the weights of the run as they are now.
-        mesh: the processes over which they are split.
-        directory: the checkpoint, sharded or not.
-
-    Raises:
-        CheckpointError: it is incomplete or damaged; each process verifies a part of the files, and all raise.
-    """
+    """Return the content of a checkpoint, sharded or not, split like the weights of this run (`model`)."""
     share = dist.get_rank(), dist.get_world_size()
     checkpoint = everywhere(lambda: read(directory, mesh, share))
     weights = {name: split_like(value, model.get(name, value)) for name, value in checkpoint.model.items()}
@@ -193,17 +140,8 @@ def read_for(model: Mapping[str, Any], mesh: Any, directory: str | Path) -> Chec
 
 def everywhere(step: Callable[[], R]) -> R:
     """Run a function on every process, and return its own result; if it fails on one, all raise."""
-    result, failure = None, None
-    try:
-        result = step()
-    except BaseException as error:  # noqa: BLE001 - raised again below, once the others know
-        failure = error
-    told: list[str | None] = [None] * dist.get_world_size()
-    text = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(told, text, group=Agreement.group(is_patient=True))
-    if failure is not None:
-        raise failure
-    for rank, cause in enumerate(told):
-        if cause is not None:
-            raise CheckpointError(f"saving or loading failed on process {rank}: {cause}")
-    return result  # type: ignore[return-value]
+    result, failures = share_failures(step)
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            raise CheckpointError(f"saving or loading failed on process {rank}: {': '.join(failure)}")
+    return result

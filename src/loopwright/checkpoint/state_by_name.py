@@ -66,11 +66,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 
 
 def fitted_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
-    """Return a state from `optimizer_state` in the optimizer's own format; called before anything is loaded.
-
-    Raises:
-        CheckpointError: the optimizer holds other parameters than the saved state; the message names them.
-    """
+    """Return a state from `optimizer_state` in the optimizer's format; CheckpointError if it has other parameters."""
     name_of = _numbered_names(optimizer, names)
     saved_group = {name: group for group in saved["param_groups"] for name in group["params"]}
     missing = [name for name in name_of.values() if name not in saved_group]

@@ -27,16 +27,16 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from loopwright.checkpoint import tensor_shards as shards
-from loopwright.checkpoint.atomic_replace import OLD, put_in_place, read_steadily
+from loopwright.checkpoint.atomic_replace import OLD, put_in_place, read_steadily, steady
 from loopwright.checkpoint.encoding import decode, encode
 from loopwright.checkpoint.files import HashedFile, describe, open_regular, within
 from loopwright.checkpoint.staging import Staging
@@ -60,19 +60,12 @@ _LARGEST_STATE_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint.
+    """The content of a checkpoint."""
 
-    Attributes:
-        model: the weights by name, tied ones under each of their names.
-        state: everything else.
-        update: the update it was written after.
-        about: the manifest's values for the run: fingerprint, settings, data.
-    """
-
-    model: dict[str, torch.Tensor]
-    state: dict[str, Any]
-    update: int
-    about: dict[str, Any]
+    model: dict[str, torch.Tensor]  # the weights by name, tied ones under each of their names
+    state: dict[str, Any]  # everything else
+    update: int  # the update it was written after
+    about: dict[str, Any]  # the manifest's values for the run: fingerprint, settings, data
 
 
 @dataclass(frozen=True)
@@ -99,28 +92,33 @@ def take_snapshot(
     staging: Staging | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Snapshot:
-    """Encode a state, and copy its tensors into staging memory if training continues while it is written.
-
-    Args:
-        model: the weights by name.
-        state: everything else.
-        update: updates finished.
-        staging: memory to copy the tensors into; None writes them in place.
-        files: extra files of the checkpoint, by name.
-
-    Raises:
-        CheckpointError: a value cannot be saved; the message has its key path.
-    """
-    check_file_names(files or ())
-    weights, tied = untied(model)
-    tensors: dict[str, torch.Tensor] = {}
-    encoded = encode({**state, "tied": tied}, tensors)
+    """Encode a state; copy its tensors into staging memory if training continues while it is written."""
+    weights, tensors, encoded = _encoded(model, state, files or ())
     if staging is None:
         weights, tensors = stored(weights), stored(tensors)
     else:
         weights, tensors = staging.copy("model/", weights), staging.copy("state/", tensors)
     failpoint("after_snapshot")
     return Snapshot(weights, tensors, encoded, update, dict(files or {}))
+
+
+def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str] = ()) -> int:
+    """Encode a state without copying or writing it, and return the bytes of its tensors; called before training."""
+    weights, tensors, encoded = _encoded(model, state, files)
+    json.dumps(encoded, allow_nan=False)
+    for name, tensor in (*weights.items(), *tensors.items()):
+        check_kind(name, tensor)
+    return sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
+
+
+def _encoded(
+    model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Any]:
+    """Return the weights, all other tensors, and the rest of the state as JSON."""
+    check_file_names(files)
+    weights, tied = untied(model)
+    tensors: dict[str, torch.Tensor] = {}
+    return weights, tensors, encode({**state, "tied": tied}, tensors)
 
 
 def nonfinite_weights(model: Mapping[str, torch.Tensor]) -> set[str]:
@@ -131,44 +129,73 @@ def nonfinite_weights(model: Mapping[str, torch.Tensor]) -> set[str]:
     return {name for name in suspects if not bool(weights[name].isfinite().all())}
 
 
-def commit(
-    snapshot: Snapshot,
-    directory: str | Path,
-    *,
-    run_id: str = "",
-    about: Mapping[str, Any] | None = None,
-    is_ours: Callable[[], bool] = lambda: True,
-    is_open: bool = False,
-) -> Path:
-    """Write a snapshot to a temporary folder and rename it into place; the rename makes it a checkpoint.
+class Label(NamedTuple):
+    """What a manifest records about its run, and who may write it."""
 
-    Args:
-        directory: its folder.
-        run_id: of the run.
-        about: plain values that the manifest holds, readable without the rest.
-        is_ours: called right before the rename: whether this process still owns the folder.
-        is_open: others may add files to the folder later; they are never read.
+    run_id: str = ""
+    metadata: Mapping[str, Any] | None = None  # plain values, readable without the rest
+    is_open: bool = False  # others may add files to the folder later; they are never read
+    # Called right before the rename: whether this process still owns the folder.
+    is_ours: Callable[[], bool] = lambda: True
 
-    Raises:
-        CheckpointError: writing failed.
-        LeaseError: another process has taken the folder over.
-    """
-    final = Path(directory)
-    identity = identify(run_id, snapshot.update)
-    aside = aside_of(final, identity)
-    try:
-        prepare_aside(aside, snapshot.num_bytes)
-        files = write_tensor_file(aside, "model.safetensors", snapshot.model, identity)
-        files |= write_rest(aside, snapshot, identity)
-        seal(aside, final, files, identity, FORMAT, about, is_ours, is_open)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise CheckpointError(f"cannot write the checkpoint {final}: {error}") from error
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    failpoint("after_commit")
-    return final
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint written to a temporary folder, until `seal` renames it; every file carries its identity."""
+
+    final: Path  # the folder that it becomes
+    identity: Mapping[str, str]
+    files: dict[str, Any] = field(default_factory=dict)  # the size and sha256 of each file written so far, by name
+
+    @property
+    def folder(self) -> Path:
+        """The temporary folder."""
+        return self.final.with_name(f".tmp-{self.final.name}-{self.identity['attempt']}")
+
+    def create(self, num_bytes: int) -> None:
+        """Create the temporary folder; raise an OSError if the disk has too little space."""
+        make_folder(self.final.parent)
+        free = shutil.disk_usage(self.final.parent).free
+        if free < 1.05 * num_bytes:
+            raise OSError(errno.ENOSPC, f"{free} bytes are free, the checkpoint takes {num_bytes}")
+        self.folder.mkdir()
+
+    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write one file of tensors."""
+        with HashedFile(self.folder / name) as file:
+            write_tensors(file, tensors, {"format": "pt", **self.identity})
+        self.files[name] = file.describe()
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write one file."""
+        with HashedFile(self.folder / name) as file:
+            file.write(content)
+        self.files[name] = file.describe()
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file that names its checkpoint."""
+        text = json.dumps({"identity": self.identity, **content}, allow_nan=False)
+        self.write_bytes(name, within(text.encode(), _LARGEST_STATE_BYTES, f"{name} (the state without its tensors)"))
+
+    def write_rest(self, snapshot: Snapshot) -> None:
+        """Write everything but the weights."""
+        self.write_tensors("state.safetensors", snapshot.tensors)
+        for name, content in snapshot.files.items():
+            self.write_bytes(name, content)
+        self.write_json("state.json", {"state": snapshot.encoded})
+
+    def seal(self, kind: int, label: Label) -> None:
+        """Write the manifest of the complete folder, and rename it into place."""
+        failpoint("pre_manifest")
+        about = {"about": dict(label.metadata or {}), "is_open": label.is_open}
+        content = _canonical({"format": kind, "identity": self.identity, "files": self.files, **about})
+        with HashedFile(self.folder / MANIFEST) as file:
+            file.write(within(content, _LARGEST_MANIFEST_BYTES, MANIFEST))
+        fsync_folder(self.folder)
+        failpoint("pre_rename")
+        if not label.is_ours():
+            raise LeaseError(f"not committing {self.final}: another process has taken over the run folder")
+        put_in_place(self.folder, self.final)
 
 
 def identify(run_id: str, update: int) -> dict[str, str]:
@@ -176,65 +203,21 @@ def identify(run_id: str, update: int) -> dict[str, str]:
     return {"run_id": run_id, "update": str(update), "attempt": uuid.uuid4().hex[:8]}
 
 
-def aside_of(final: Path, identity: Mapping[str, str]) -> Path:
-    """Return the temporary folder that a checkpoint is written to before its rename."""
-    return final.with_name(f".tmp-{final.name}-{identity['attempt']}")
-
-
-def prepare_aside(aside: Path, num_bytes: int) -> None:
-    """Create the temporary folder, if the disk has enough space."""
-    make_folder(aside.parent)
-    _check_space(aside.parent, num_bytes)
-    aside.mkdir()
-
-
-def write_tensor_file(
-    aside: Path, name: str, tensors: Mapping[str, torch.Tensor], identity: Mapping[str, str]
-) -> dict[str, Any]:
-    """Write one file of tensors; return its name with its size and sha256."""
-    with HashedFile(aside / name) as file:
-        write_tensors(file, tensors, {"format": "pt", **identity})
-    return {name: file.describe()}
-
-
-def write_rest(aside: Path, snapshot: Snapshot, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write everything but the weights; return the files with their sizes and sha256."""
-    files = write_tensor_file(aside, "state.safetensors", snapshot.tensors, identity)
-    for name, content in snapshot.files.items():
-        with HashedFile(aside / name) as file:
-            file.write(content)
-        files[name] = file.describe()
-    return files | write_own(aside, "state.json", {"state": snapshot.encoded}, identity)
-
-
-def write_own(aside: Path, name: str, content: Mapping[str, Any], identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write a JSON file that names its checkpoint; return its name with its size and sha256."""
-    with HashedFile(aside / name) as file:
-        text = json.dumps({"identity": identity, **content}, allow_nan=False)
-        file.write(within(text.encode(), _LARGEST_STATE_BYTES, f"{name} (all state that is no tensor)"))
-    return {name: file.describe()}
-
-
-def seal(
-    aside: Path,
-    final: Path,
-    files: Mapping[str, Any],
-    identity: Mapping[str, str],
-    kind: int,
-    about: Mapping[str, Any] | None,
-    is_ours: Callable[[], bool],
-    is_open: bool,
-) -> None:
-    """Write the manifest of a complete folder, and rename it into place."""
-    failpoint("pre_manifest")
-    with HashedFile(aside / MANIFEST) as file:
-        body = {"format": kind, "identity": identity, "files": files, "about": dict(about or {}), "is_open": is_open}
-        file.write(within(_canonical(body), _LARGEST_MANIFEST_BYTES, MANIFEST))
-    fsync_folder(aside)
-    failpoint("pre_rename")
-    if not is_ours():
-        raise LeaseError(f"not committing {final}: another process has taken the run folder over")
-    put_in_place(aside, final)
+def commit(snapshot: Snapshot, directory: str | Path, label: Label) -> Path:
+    """Write a snapshot to a temporary folder and rename it into place; the rename makes it a checkpoint."""
+    draft = Draft(Path(directory), identify(label.run_id, snapshot.update))
+    try:
+        draft.create(snapshot.num_bytes)
+        draft.write_tensors("model.safetensors", snapshot.model)
+        draft.write_rest(snapshot)
+        draft.seal(FORMAT, label)
+    except BaseException as error:
+        shutil.rmtree(draft.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"cannot write the checkpoint {draft.final}: {error}") from error
+        raise
+    failpoint("after_commit")
+    return draft.final
 
 
 def write(
@@ -256,48 +239,24 @@ def write(
         state: everything else.
         update: the update it is written after.
         run_id: of the run.
-        about: plain values that the manifest holds, readable without the rest.
+        about: plain values for the manifest, readable without the rest.
         files: extra files, by name.
         is_open: others may add files to the folder later; they are never read.
 
     Raises:
         CheckpointError: a value cannot be saved, or writing failed.
     """
-    snapshot = take_snapshot(model, state, update, files=files)
-    return commit(snapshot, directory, run_id=run_id, about=about, is_open=is_open)
+    return commit(take_snapshot(model, state, update, files=files), directory, Label(run_id, about, is_open))
 
 
-def check_savable(model: Mapping[str, torch.Tensor], state: dict[str, Any], files: Iterable[str] = ()) -> int:
-    """Encode a state without copying or writing it, and return the bytes of its tensors; called at step 0.
-
-    Raises:
-        CheckpointError: a value cannot be saved (named by key path), or an extra file has a forbidden name.
-    """
-    check_file_names(files)
-    weights, tied = untied(model)
-    tensors: dict[str, torch.Tensor] = {}
-    json.dumps(encode({**state, "tied": tied}, tensors), allow_nan=False)
-    for name, tensor in (*weights.items(), *tensors.items()):
-        check_kind(name, tensor)
-    return sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
-
-
+@steady
 def read(directory: str | Path, mesh: Any = None, share: tuple[int, int] = (0, 1)) -> Checkpoint:
     """Verify a checkpoint and return its content.
 
-    Args:
-        directory: its folder.
-        mesh: the processes to split a sharded checkpoint over; None reads whole tensors.
-        share: rank and world size, if each process verifies a part of the files.
-
-    Raises:
-        CheckpointError: it is incomplete or damaged; the message names the file and the problem.
+    A sharded checkpoint is split over the processes of a mesh; None reads whole tensors. `share` is as in `verify`,
+    which raises a CheckpointError for a checkpoint that is incomplete or damaged.
     """
     folder = Path(directory)
-    return read_steadily(folder, lambda: _read(folder, mesh, share))
-
-
-def _read(folder: Path, mesh: Any, share: tuple[int, int]) -> Checkpoint:
     manifest = verify(folder, share)
     failpoint("mid_load")
     tensors = load_file(folder / "state.safetensors")
@@ -321,27 +280,21 @@ def read_table(folder: Path, manifest: Mapping[str, Any]) -> shards.Table:
 
 
 def _read_own(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    saved = _read_json(folder / name, _LARGEST_STATE_BYTES)
-    if saved.get("identity") != manifest["identity"]:
-        raise CheckpointError(f"{folder / name} belongs to another checkpoint")
-    return saved
+    path = folder / name
+    content = parse_json(_read_bytes(path, _LARGEST_STATE_BYTES), path)
+    if content.get("identity") != manifest["identity"]:
+        raise CheckpointError(f"{path} belongs to another checkpoint")
+    return content
 
 
+@steady
 def verify(directory: str | Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """Check every byte of a checkpoint against its manifest, and return the manifest.
 
-    Args:
-        directory: its folder.
-        share: rank and world size, if each process reads a part of the files.
-
-    Raises:
-        CheckpointError: a file is missing, extra or changed.
+    `share` is rank and world size, if each process reads a part of the files. A CheckpointError names a file that is
+    missing, extra or changed.
     """
     folder = Path(directory)
-    return read_steadily(folder, lambda: _verify(folder, share))
-
-
-def _verify(folder: Path, share: tuple[int, int]) -> dict[str, Any]:
     manifest = read_manifest(folder)
     present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
     listed = set(manifest["files"])
@@ -352,7 +305,8 @@ def _verify(folder: Path, share: tuple[int, int]) -> dict[str, Any]:
     for name in sorted(listed)[index::count]:
         found, expected = describe(folder / name), manifest["files"][name]
         if found != expected:
-            raise CheckpointError(f"{folder / name} is damaged: {_told(found)} instead of {_told(expected)}")
+            sizes = [f"{each['size']} bytes with sha256 {str(each['sha256'])[:12]}..." for each in (found, expected)]
+            raise CheckpointError(f"{folder / name} is damaged: {sizes[0]} instead of {sizes[1]}")
     is_sharded = manifest["format"] == SHARDED_FORMAT
     written = [name for name in sorted(listed) if name in _FILES[:2] or (is_sharded and shards.is_shard_file(name))]
     headers = {name: check_header(folder / name, {"format": "pt", **manifest["identity"]}) for name in written}
@@ -362,25 +316,15 @@ def _verify(folder: Path, share: tuple[int, int]) -> dict[str, Any]:
     return manifest
 
 
-def _told(file: Mapping[str, Any]) -> str:
-    return f"{file['size']} bytes with sha256 {str(file['sha256'])[:12]}..."
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, checked against its own hash, without reading the other files.
-
-    Raises:
-        CheckpointError: there is none, it is damaged, or a newer version wrote it.
-    """
-    return read_steadily(folder, lambda: _read_manifest(folder))
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
+@steady
+def read_manifest(directory: str | Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest, checked against its own hash, without reading the other files."""
+    folder = Path(directory)
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
     content = _read_bytes(path, _LARGEST_MANIFEST_BYTES)
-    manifest: dict[str, Any] = parse_json(content, path)
+    manifest = parse_json(content, path)
     digest = manifest.pop("sha256", None)
     kind = manifest.get("format")
     if isinstance(kind, int) and kind not in (FORMAT, SHARDED_FORMAT):
@@ -388,7 +332,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if _digest_of(manifest) != digest or _canonical(manifest) != content:
         raise CheckpointError(f"{path} is damaged: its own sha256 does not match")
     if not _is_identity(manifest.get("identity")) or not isinstance(manifest.get("is_open"), bool):
-        raise CheckpointError(f"{path} does not say which run and update it is of")
+        raise CheckpointError(f"{path} does not name its run and update")
     listed, needed = manifest["files"], _SHARDED_FILES if kind == SHARDED_FORMAT else _FILES
     if (
         not isinstance(listed, dict)
@@ -420,15 +364,9 @@ def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path |
     Raises:
         CheckpointError: there are checkpoints, but none is intact; a fresh start would hide that.
     """
-    found: list[tuple[int, Path]] = []
-    bad: list[tuple[Path, CheckpointError]] = []
-    for path in checkpoint_folders(directory):
-        try:
-            found.append((update_of(read_manifest(path)), path))
-        except CheckpointError as error:
-            bad.append((path, error))
+    found, bad = _by_update(checkpoint_folders(directory))
     newest = None
-    for _, path in sorted(found, reverse=True):
+    for _, path in reversed(found):
         try:
             verify(path)
             newest = path
@@ -447,16 +385,21 @@ def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path |
 
 def set_aside_newer(directory: str | Path, update: int) -> list[Path]:
     """Rename checkpoints newer than an update to `.superseded-...`, when a run goes back; return their old names."""
-    moved = []
-    for path in checkpoint_folders(directory):
+    newer = [path for saved, path in _by_update(checkpoint_folders(directory))[0] if saved > update]
+    for path in newer:
+        os.rename(path, path.with_name(f".superseded-{path.name}-{uuid.uuid4().hex[:8]}"))
+    return newer
+
+
+def _by_update(paths: Iterable[Path]) -> tuple[list[tuple[int, Path]], list[tuple[Path, CheckpointError]]]:
+    """Return the checkpoints with their updates, oldest first, and the damaged ones with their errors."""
+    found, bad = [], []
+    for path in paths:
         try:
-            is_newer = update_of(read_manifest(path)) > update
-        except CheckpointError:
-            continue  # `find_newest` deals with damaged ones
-        if is_newer:
-            os.rename(path, path.with_name(f".superseded-{path.name}-{uuid.uuid4().hex[:8]}"))
-            moved.append(path)
-    return moved
+            found.append((update_of(read_manifest(path)), path))
+        except CheckpointError as error:
+            bad.append((path, error))
+    return sorted(found), bad
 
 
 def has_checkpoints(directory: str | Path) -> bool:
@@ -465,22 +408,10 @@ def has_checkpoints(directory: str | Path) -> bool:
 
 
 def prune(directory: str | Path, keep_last: int, protected: Iterable[Path] = (), pattern: str = "step-*") -> None:
-    """Remove all but the newest `keep_last` checkpoints of a folder, never a protected one.
-
-    Args:
-        directory: the folder.
-        keep_last: how many to keep; at least one is.
-        protected: checkpoints to keep besides.
-        pattern: of the names that count; others are left alone.
-    """
+    """Remove all but the newest `keep_last` checkpoints (at least one) whose names match, never a protected one."""
     kept = {Path(path).resolve() for path in protected}
-    found = []
-    for path in Path(directory).glob(pattern):
-        try:
-            found.append((update_of(read_manifest(path)), path))
-        except CheckpointError:
-            continue  # never counted or removed: it may be the only evidence of the problem
-    for _, path in sorted(found)[: -max(keep_last, 1)]:
+    found, _ = _by_update(Path(directory).glob(pattern))  # a damaged one stays: it may be the only evidence
+    for _, path in found[: -max(keep_last, 1)]:
         if path.resolve() not in kept:
             doomed = path.with_name(f".del-{path.name}-{uuid.uuid4().hex[:8]}")
             os.rename(path, doomed)
@@ -515,7 +446,7 @@ def write_file(path: str | Path, write_to: Any) -> None:
     except BaseException as error:
         aside.unlink(missing_ok=True)
         if isinstance(error, (RuntimeError, SafetensorError)):  # raised for a full or failing disk
-            raise OSError(errno.EIO, f"it cannot be written, maybe the disk is full: {error}", str(final)) from error
+            raise OSError(errno.EIO, f"cannot be written, maybe the disk is full: {error}", str(final)) from error
         raise
 
 
@@ -559,22 +490,11 @@ def check_file_names(names: Iterable[str]) -> None:
             raise CheckpointError(f"a checkpoint cannot hold a further file called {name!r}: it must be a plain name")
 
 
-def _check_space(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < 1.05 * num_bytes:
-        raise OSError(errno.ENOSPC, f"{free} bytes are free, the checkpoint takes {num_bytes}")
-
-
 def _read_bytes(path: Path, largest: int) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
         if os.fstat(file.fileno()).st_size > largest:
             raise CheckpointError(f"{path} is damaged: it is larger than {largest} bytes")
         return file.read()
-
-
-def _read_json(path: Path, largest: int) -> dict[str, Any]:
-    value: dict[str, Any] = parse_json(_read_bytes(path, largest), path)
-    return value
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

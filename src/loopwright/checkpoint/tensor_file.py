@@ -7,6 +7,7 @@ the reading, and opens files written here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -84,43 +85,34 @@ def check_kind(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_header(path: Path, expected_metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of a header in bounded memory and time; refuse one that `write_tensors` cannot have written.
-
-    Raises:
-        CheckpointError: it is too large, not valid JSON, points outside the file, or belongs to another checkpoint.
-    """
-    descriptor = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
+    """Return the entries of a header in bounded memory and time; refuse one that `write_tensors` cannot write."""
+    with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _largest_header_bytes(size)):
             raise CheckpointError(f"{path} is damaged: its header claims {length} bytes of {size}")
         header = parse_json(file.read(length), path)
-    metadata = header.pop("__metadata__", None)
-    if metadata != dict(expected_metadata):
-        expected = dict(expected_metadata)
-        raise CheckpointError(f"{path} belongs to another checkpoint: it says {metadata}, not {expected}")
+    metadata, expected = header.pop("__metadata__", None), dict(expected_metadata)
+    if metadata != expected:
+        raise CheckpointError(f"{path} belongs to another checkpoint: its metadata is {metadata}, not {expected}")
     end = 0
     for name, entry in header.items():
         try:
-            count = 1
-            for extent in entry["shape"]:
-                count *= _natural(extent)
+            count = math.prod(map(_natural, entry["shape"]))
             first, last = (_natural(offset) for offset in entry["data_offsets"])
             if first != end or last - first != count * _SIZES[entry["dtype"]]:
                 raise ValueError("offsets and shape do not agree")
             end = last
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: the entry of {name!r} makes no sense ({error})") from None
+            raise CheckpointError(f"{path} is damaged: the entry of {name!r} is inconsistent ({error})") from None
     if end != size - 8 - length:
         raise CheckpointError(f"{path} is damaged: its tensors take {end} bytes of {size - 8 - length}")
-    entries: dict[str, Any] = header
-    return entries
+    return header
 
 
-def parse_json(data: bytes, path: Path) -> Any:
-    """Return the JSON object in these bytes; CheckpointError if it is none, nests too deeply, or repeats a key."""
+def parse_json(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object in these bytes; CheckpointError if there is none, it is too deep, or repeats a key."""
     try:
         value = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -143,5 +135,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value

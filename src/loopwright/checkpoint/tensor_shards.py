@@ -43,20 +43,15 @@ def is_shard_file(name: str) -> bool:
 
 
 def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Table]:
-    """Agree on which process writes which part of these split tensors; every process must call it.
-
-    Returns:
-        This process's parts by their names in its file, and the table of all parts.
-
-    Raises:
-        CheckpointError: the parts do not add up to the tensors.
-    """
+    """Return this process's parts of split tensors by name, and the table of all parts; every process must call it."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     rank = dist.get_rank()
     for name, tensor in tensors.items():
         if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
-            raise CheckpointError(f"{name} is a sum that the processes have not added up yet: it cannot be saved")
+            raise CheckpointError(
+                f"{name} is a partial sum that the processes have not reduced yet: it cannot be saved"
+            )
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
     plans = gather_objects(planner.create_local_plan())
@@ -69,9 +64,8 @@ def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
         for item in of_rank.items:
             data = item.tensor_data
             assert data is not None, item.index.fqn  # only tensors are planned here
-            entry = table.setdefault(
-                item.index.fqn, {"dtype": DTYPES[data.properties.dtype], "shape": list(data.size), "parts": []}
-            )
+            whole = {"dtype": DTYPES[data.properties.dtype], "shape": list(data.size), "parts": []}
+            entry = table.setdefault(item.index.fqn, whole)
             if math.prod(data.chunk.sizes):
                 offsets, shape = list(data.chunk.offsets), list(data.chunk.sizes)
                 entry["parts"].append({"file": file_of(writer), "offsets": offsets, "shape": shape})
@@ -104,9 +98,8 @@ def check_table(table: Any, headers: Mapping[str, Mapping[str, Any]], path: Path
                 stored = headers[part["file"]][part_name(name, part["offsets"])]
                 if stored["shape"] != part["shape"] or stored["dtype"] != entry["dtype"]:
                     raise ValueError(f"{part['file']} holds another part")
-                boxes.append(
-                    [(first, first + size) for first, size in zip(part["offsets"], part["shape"], strict=True)]
-                )
+                sides = zip(part["offsets"], part["shape"], strict=True)
+                boxes.append([(first, first + size) for first, size in sides])
             _check_cover(shape, boxes)
             found += len(boxes)
         except (KeyError, TypeError, ValueError) as error:
@@ -136,10 +129,7 @@ def _check_cover(shape: list[int], boxes: list[list[tuple[int, int]]]) -> None:
 
 
 def read_split(folder: Path, table: Table, mesh: Any = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a table, split over the processes of a mesh, or whole without one.
-
-    Each process reads only what it keeps, and waits for no other process.
-    """
+    """Return the tensors of a table, split over the processes of a mesh, or whole without one."""
     targets = {name: _empty(entry, mesh) for name, entry in table.items()}
     with ExitStack() as stack:
         _fill(folder, table, targets, {}, stack)
@@ -190,23 +180,12 @@ def _empty(entry: Mapping[str, Any], mesh: Any) -> torch.Tensor:
 
 
 def _as_metadata(table: Table) -> Any:
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
+    from torch.distributed.checkpoint import metadata as m
 
-    return Metadata(
-        {
-            name: TensorStorageMetadata(
-                TensorProperties(dtype_of(entry["dtype"])),
-                torch.Size(entry["shape"]),
-                [
-                    ChunkStorageMetadata(torch.Size(part["offsets"]), torch.Size(part["shape"]))
-                    for part in entry["parts"]
-                ],
-            )
-            for name, entry in table.items()
-        }
-    )
+    def tensor(entry: Mapping[str, Any]) -> m.TensorStorageMetadata:
+        chunks = [
+            m.ChunkStorageMetadata(torch.Size(part["offsets"]), torch.Size(part["shape"])) for part in entry["parts"]
+        ]
+        return m.TensorStorageMetadata(m.TensorProperties(dtype_of(entry["dtype"])), torch.Size(entry["shape"]), chunks)
+
+    return m.Metadata({name: tensor(entry) for name, entry in table.items()})

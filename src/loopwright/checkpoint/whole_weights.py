@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,43 +26,32 @@ from loopwright.errors import CheckpointError
 
 def gathered(state: Any, is_kept: bool) -> Any:
     """Return a state of whole host tensors where it is kept, without tensors elsewhere; every process must call it."""
-    return map_tensors(state, lambda tensor: whole(tensor.detach()).cpu() if _joined(tensor, is_kept) else None)
 
+    def gather(tensor: torch.Tensor) -> torch.Tensor | None:
+        if is_kept:
+            return whole(tensor.detach()).cpu()
+        if shards.is_split(tensor):
+            whole(tensor.detach())  # every process takes part
+        return None
 
-def _joined(tensor: torch.Tensor, is_kept: bool) -> bool:
-    """Whether to keep a tensor here; every process takes part in gathering it."""
-    if not is_kept and shards.is_split(tensor):
-        whole(tensor.detach())
-    return is_kept
+    return map_tensors(state, gather)
 
 
 def write_gathered(
     path: str | Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str], is_writer: bool
 ) -> None:
-    """Write the weights of a split model into one safetensors file, gathering one tensor at a time.
+    """Write the weights of a split model into one safetensors file, tied ones once, gathering one tensor at a time.
 
-    Every process must call it.
-
-    Args:
-        path: of the file.
-        weights: by name; tied weights are written once.
-        metadata: strings for the header.
-        is_writer: whether this process writes.
+    Every process must call it; `is_writer` says whether this one writes.
     """
     tied = gather_objects(untied(weights)[1])[0]
     kept = {name: tensor.detach() for name, tensor in weights.items() if name not in tied}
     arriving = iter(kept.values())
 
-    def write(aside: Path) -> None:
-        with HashedFile(aside) as file:
-            write_header(file, kept, {"format": "pt", **metadata})
-            for tensor in arriving:
-                write_data(file, whole(tensor).cpu().contiguous())
-
     def step() -> None:
         try:
             if is_writer:
-                write_file(path, write)
+                _write(path, kept, (whole(tensor).cpu().contiguous() for tensor in arriving), metadata)
         finally:
             for tensor in arriving:  # processes that do not write, or cannot, still have to send their parts
                 whole(tensor)
@@ -68,75 +59,50 @@ def write_gathered(
     everywhere(step)
 
 
-class Held:
-    """A stand-in for a model or an optimizer with an already gathered state."""
+def _write(
+    path: str | Path, kinds: Mapping[str, torch.Tensor], tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]
+) -> None:
+    def write(aside: Path) -> None:
+        with HashedFile(aside) as file:
+            write_header(file, kinds, {"format": "pt", **metadata})
+            for tensor in tensors:
+                write_data(file, tensor)
 
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def state_dict(self) -> Any:
-        """Return the gathered state."""
-        return self._state
-
-
-class SplitModel:
-    """A split model that loads whole weights."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the split weights."""
-        return self._model.state_dict()
-
-    def load_state_dict(self, weights: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this process's part of whole weights."""
-        load_weights(self._model, weights, strict)
+    write_file(path, write)
 
 
-class SplitOptimizer:
-    """The optimizer of a split model, which loads a whole state."""
+def with_state(state: Any) -> Any:
+    """Return a stand-in for a model or an optimizer with this state."""
+    return SimpleNamespace(state_dict=lambda: state)
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, split."""
-        return self._optimizer.param_groups
+def split_model(model: nn.Module) -> Any:
+    """Return a stand-in for a split model that loads this process's part of whole weights."""
+    return SimpleNamespace(state_dict=model.state_dict, load_state_dict=partial(load_weights, model))
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load this process's part of a whole state."""
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+def split_optimizer(optimizer: torch.optim.Optimizer) -> Any:
+    """Return a stand-in for the optimizer of a split model that loads this process's part of a whole state."""
+
+    def load_state_dict(saved: Mapping[str, Any]) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
             index: {name: split_like(value, parameters[index]) for name, value in entry.items()}
             for index, entry in saved["state"].items()
         }
-        self._optimizer.load_state_dict({**saved, "state": state})
+        optimizer.load_state_dict({**saved, "state": state})
+
+    return SimpleNamespace(param_groups=optimizer.param_groups, load_state_dict=load_state_dict)
 
 
 def export_weights(directory: str | Path, path: str | Path) -> Path:
-    """Write the weights of a checkpoint, sharded or not, into one safetensors file, one tensor at a time.
-
-    Args:
-        directory: the checkpoint; it is verified first.
-        path: the file, as "model.safetensors".
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or writing failed.
-    """
+    """Verify a checkpoint, and write its weights, sharded or not, into one safetensors file, one tensor at a time."""
     folder, final = Path(directory), Path(path)
     manifest = verify(folder)
 
-    def write(aside: Path) -> None:
-        with HashedFile(aside) as file:
-            kinds = dict(_weights(folder, manifest, only_kinds=True))
-            write_header(file, kinds, {"format": "pt"})
-            for _, tensor in _weights(folder, manifest, only_kinds=False):
-                write_data(file, tensor)
-
+    tensors = (tensor for _, tensor in _weights(folder, manifest, only_kinds=False))
     try:
-        write_file(final, write)
+        _write(final, dict(_weights(folder, manifest, only_kinds=True)), tensors, {})
     except OSError as error:
         raise CheckpointError(f"cannot write {final}: {error}") from error
     return final

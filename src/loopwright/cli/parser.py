@@ -71,7 +71,7 @@ def parse_for_run(
         name = parser.parse_known_args(words)[0].run
     if name is None:
         return parser.parse_args(words), {}
-    task = get_task(str(find_run(name).about["task"]))
+    task = get_task(str(find_run(name).metadata["task"]))
     flags = flags_of(task)
     about = create_parser(task).help_of
     group = parser.add_argument_group(f"of {task.name}")

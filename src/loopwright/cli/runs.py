@@ -15,7 +15,7 @@ from loopwright.cli.help_text import columns
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.run_folder import find_run, runs_root
-from loopwright.run_folder.listing import RunSummary, is_owned, list_runs
+from loopwright.run_folder.summaries import RunSummary, is_owned, list_runs
 from loopwright.runs.console.json_events import EventLines
 from loopwright.runs.console.screen import Screen, lasted
 

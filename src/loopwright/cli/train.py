@@ -241,7 +241,7 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
         except InputError:
             get_task(first)  # raises, and lists the tasks
         else:
-            return str(run.about["task"]), config_of(run), rest
+            return str(run.metadata["task"]), config_of(run), rest
     if first.endswith(_FILES):
         raise InputError("data.file", f"the file of settings {first} does not exist", fix="give its path")
     if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():

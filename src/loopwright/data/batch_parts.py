@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from loopwright.data.loader import MicroBatch, Window
-from loopwright.engine.nested import map_children
+from loopwright.engine.nested import is_container, map_children
 from loopwright.errors import DataError
 from loopwright.keys import key
 
@@ -18,20 +17,11 @@ Cut = Callable[[Any, int, int, int], Any]
 
 
 def cut_rows(batch: Any, rows: int, start: int, stop: int, *, lists_are_rows: bool = False) -> Any:
-    """Return some rows of a batch.
+    """Return some of the rows of a batch; raise a DataError if it cannot be split into rows.
 
     Tensors are cut in their first dimension, and so are lists with one entry per row. Scalar tensors, numbers and
-    strings belong to all rows.
-
-    Args:
-        batch: tensors in tuples, lists, mappings, dataclasses or named tuples.
-        rows: its number of rows.
-        start: the first row.
-        stop: the row after the last.
-        lists_are_rows: a list as long as the batch always has an entry per row, even if its tensors could be cut.
-
-    Raises:
-        DataError: the batch cannot be split into rows.
+    strings belong to all rows. With `lists_are_rows`, a list as long as the batch always has an entry per row, even if
+    its tensors could be cut.
     """
 
     def cut(value: Any, is_outer: bool) -> Any:
@@ -39,31 +29,24 @@ def cut_rows(batch: Any, rows: int, start: int, stop: int, *, lists_are_rows: bo
             if value.dim() and value.shape[0] != rows:
                 raise DataError(
                     f"the batch has {rows} samples and a tensor of shape {tuple(value.shape)}, whose first dimension "
-                    "is another. Override cut_batch to say which part of it belongs to which sample."
+                    "differs. Override cut_batch to define which part of it belongs to which sample."
                 )
             return value[start:stop] if value.dim() else value
         if isinstance(value, list) and len(value) == rows and not is_outer:
-            if not lists_are_rows and all(isinstance(each, Tensor) and _has_rows(each, rows) for each in value):
+            are_tensors = all(isinstance(each, Tensor) and each.dim() and each.shape[0] == rows for each in value)
+            if are_tensors and not lists_are_rows:
                 raise DataError(
                     f"the batch has {rows} samples and a list of {rows} tensors of {rows} rows, which may be cut in "
-                    "two ways. Override cut_batch to say which is meant."
+                    "two ways. Override cut_batch to choose one."
                 )
             return value[start:stop]
-        if isinstance(value, (list, tuple, Mapping)) or (
-            dataclasses.is_dataclass(value) and not isinstance(value, type)
-        ):
+        if is_container(value):
             return map_children(value, lambda each: cut(each, False))
         if value is None or isinstance(value, (str, bytes, int, float, complex)):
             return value
-        raise DataError(
-            f"the batch holds a {type(value).__name__}, and it is not known how to cut one. Override cut_batch."
-        )
+        raise DataError(f"the batch has a {type(value).__name__}, which cannot be cut into rows. Override cut_batch.")
 
     return cut(batch, True)
-
-
-def _has_rows(tensor: Tensor, rows: int) -> bool:
-    return tensor.dim() > 0 and tensor.shape[0] == rows
 
 
 def bounds_of(rows: int, parts: int) -> list[tuple[int, int]]:

@@ -49,24 +49,17 @@ class Bucketed:
     Batches of `batch_size` at multiples of it have samples of similar length. A short last batch is not sorted. Finding
     a position costs one window. The very first batch of a run has the longest sample, so that a lack of memory shows at
     once.
-
-    Attributes:
-        order: the underlying shuffled order.
-        lengths: of every sample, by id.
-        batch_size: samples of a batch.
     """
 
     order: Shuffled
-    lengths: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]  # of every sample, by id
     batch_size: int
 
     @property
     def size(self) -> int:
-        """Samples of an epoch."""
         return self.order.size
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
-        """Return the ids at positions start .. start+count-1 of an epoch (fewer at its end)."""
         stop = min(start + count, self.size)
         if start >= stop:
             return np.empty(0, np.int64)
@@ -116,12 +109,7 @@ class LengthGroupedSampler(Sampler[int]):
     """Shuffled ids with similar lengths within a batch, for a `DataLoader(sampler=...)`.
 
     loopwright's loaders use its order as a plan: resumable anywhere at no cost. Otherwise it yields the epoch of
-    `set_epoch`.
-
-    Args:
-        lengths: of every sample.
-        batch_size: samples of a batch.
-        seed: of the order; None uses the run's seed.
+    `set_epoch`. Without a seed the order uses the run's.
     """
 
     def __init__(self, lengths: npt.ArrayLike, batch_size: int, seed: int | None = None) -> None:
@@ -135,7 +123,6 @@ class LengthGroupedSampler(Sampler[int]):
         return Bucketed(Shuffled(len(self.lengths), seed if self.seed is None else self.seed), self.lengths, batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch to iterate over."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -170,9 +157,6 @@ def sample_lengths(
         cache: a cache file in an existing folder. It is valid if it has one length per sample, and some samples that
             are read again match.
         watch: wraps an iterable to show progress; None is a bar on a terminal.
-
-    Raises:
-        DataError: samples have neither.
     """
     size = len(dataset)
     names = getattr(dataset, "column_names", None) or ()
@@ -206,8 +190,8 @@ def _measure(sample: Any, column: str, main_input: str) -> Callable[[Any], int]:
         return lambda each: len(each[main_input])
     held = ", ".join(map(str, sample)) if has_names else type(sample).__name__
     raise DataError(
-        f"samples of like length can be put together only if their lengths are known: a sample must have a column "
-        f"{column} or {main_input}, and has {held}. Set length_column_name to the column that holds the lengths."
+        f"grouping samples by length needs their lengths: a sample must have a column {column} or {main_input}, and "
+        f"has {held}. Set length_column_name to the column of the lengths."
     )
 
 
@@ -260,9 +244,6 @@ def chosen_lengths(
         longest: tokens of the longest sample; None if unknown.
         may_graph: whether updates may be CUDA graphs; only then "auto" has lengths.
         most: the maximum number of lengths for "auto".
-
-    Raises:
-        ConfigError: it is something else.
     """
     if setting == "off":
         return None
@@ -282,11 +263,8 @@ class PlannedShapes:
 
     A batch has a planned shape if everything padded has a bucket length, and all other sizes (classes, choices) match
     the first batch. The number of samples is ignored, as the first batch may lack skipped ones. The collator's
-    `padded_dimensions` lists the padded dimensions; the default is the second dimension of every tensor.
-
-    Args:
-        collate: a collator with `bucket_lengths`.
-        first: the first batch of the data; None if it cannot be read, and then only lengths are checked.
+    `padded_dimensions` lists the padded dimensions; the default is the second dimension of every tensor. If the first
+    batch cannot be read (None), only lengths are checked.
     """
 
     def __init__(self, collate: Any, first: Any) -> None:
@@ -305,8 +283,8 @@ class PlannedShapes:
 
     def _split(self, batch: Any) -> tuple[dict[Any, Any], dict[Any, int]]:
         """Return the sizes and dtype of every tensor, without samples and length, and the lengths, by place."""
-        tell = self._padded_dimensions if isinstance(batch, Mapping) else None
-        dimensions = {} if tell is None else tell(batch)
+        known = self._padded_dimensions if isinstance(batch, Mapping) else None
+        dimensions = {} if known is None else known(batch)
         rows = num_rows(batch)
         sizes: dict[Any, Any] = {}
         lengths: dict[Any, int] = {}
@@ -314,7 +292,7 @@ class PlannedShapes:
             for number, tensor in enumerate(iter_tensors(value)):
                 place = (name, number)
                 size: list[int | None] = list(tensor.shape)
-                dimension = 1 if tell is None else dimensions.get(name)
+                dimension = 1 if known is None else dimensions.get(name)
                 if size and size[0] == rows and dimension != 0:
                     size[0] = None
                 if dimension is not None and dimension < len(size):
@@ -331,10 +309,7 @@ def may_be_graphs(training: Any, device: Any, num_processes: int) -> bool:
 
 
 def with_buckets(collate: Any, lengths: tuple[int, ...] | None) -> Any:
-    """Return a copy of a collator that pads to these lengths, so that evaluations pad no more than necessary.
-
-    A collator without that attribute, or with its own lengths, is returned unchanged.
-    """
+    """Return a copy of a collator that pads to these lengths; one without that attribute, or with its own, as it is."""
     if lengths is None or not hasattr(collate, "bucket_lengths") or collate.bucket_lengths:
         return collate
     padded = copy.copy(collate)

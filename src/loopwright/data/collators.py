@@ -66,9 +66,6 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
     A "label" becomes "labels": int64 if it is one integer, float32 if it is anything else (so a list of zeros and ones
     is ready for a multi-label loss). "label_ids" become "labels" with integers as int64.
-
-    Raises:
-        DataError: the values of a name differ in shape; the message has the name and the shapes.
     """
     kind = checked_kind(return_tensors)
     columns = to_columns(features)
@@ -104,21 +101,13 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 
     A batch has "input_ids" and "labels" of shape (1, tokens), and the options below. Labels are the samples' "labels"
     or else their ids. The first label of each sample is `separator_id`, since no token of the sample precedes it.
-
-    Attributes:
-        return_tensors: "pt" or "np".
-        return_position_ids: add "position_ids", which restart with each sample.
-        separator_id: the label of the first token of each sample.
-        return_flash_attn_kwargs: add "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k".
-        return_seq_idx: add "seq_idx", the sample number of each token.
-        position_ids_start: the first position; models like RoBERTa begin with 2.
     """
 
-    return_position_ids: bool = True
-    separator_id: int = IGNORED
-    return_flash_attn_kwargs: bool = False
-    return_seq_idx: bool = False
-    position_ids_start: int = 0
+    return_position_ids: bool = True  # add "position_ids", which restart with each sample
+    separator_id: int = IGNORED  # the label of the first token of each sample
+    return_flash_attn_kwargs: bool = False  # add "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k"
+    return_seq_idx: bool = False  # add "seq_idx", the sample number of each token
+    position_ids_start: int = 0  # the first position; models like RoBERTa begin with 2
 
     def __call__(
         self, features: Sequence[Any], return_tensors: str | None = None, separator_id: int | None = None
@@ -136,10 +125,7 @@ class DataCollatorWithFlattening(DefaultDataCollator):
         ids = [as_list(value) for value in columns["input_ids"]]
         targets = [as_list(value) for value in columns["labels"]] if "labels" in columns else ids
         lengths = [len(row) for row in ids]
-        rows = {
-            "input_ids": ids,
-            "labels": [[self.separator_id, *row[1:]] if row else [] for row in targets],
-        }
+        rows = {"input_ids": ids, "labels": [[self.separator_id, *row[1:]] if row else [] for row in targets]}
         if self.return_position_ids:
             first = self.position_ids_start
             rows["position_ids"] = [list(range(first, first + length)) for length in lengths]
@@ -160,10 +146,10 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 class PaddingCollator(BucketCollator):
     """The common base of the padding collators; each has these fields, in transformers' order."""
 
-    tokenizer: Any
-    padding: Any
-    max_length: int | None
-    pad_to_multiple_of: int | None
+    tokenizer: Any  # something with `pad`, or with `pad_token_id`
+    padding: Any  # True or "longest", "max_length", False or "do_not_pad"
+    max_length: int | None  # what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
+    pad_to_multiple_of: int | None  # lengths are rounded up to it
 
     def __post_init__(self) -> None:
         checked_kind(self.return_tensors)
@@ -181,17 +167,7 @@ class PaddingCollator(BucketCollator):
 
 @dataclass
 class DataCollatorWithPadding(PaddingCollator):
-    """Pads tokenized samples to the same length, and stacks everything else.
-
-    A batch has the type that the tokenizer's `pad` returns, so that `batch.to(device)` keeps working.
-
-    Attributes:
-        tokenizer: something with `pad`, or with `pad_token_id`.
-        padding: True or "longest", "max_length", False or "do_not_pad".
-        max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
-        pad_to_multiple_of: lengths are rounded up to it.
-        return_tensors: "pt" or "np".
-    """
+    """Pads tokenized samples, and stacks everything else; a batch has the type that the tokenizer's `pad` returns."""
 
     tokenizer: Any
     padding: Any = True
@@ -210,16 +186,7 @@ class DataCollatorWithPadding(PaddingCollator):
 
 @dataclass
 class DataCollatorForTokenClassification(PaddingCollator):
-    """Pads tokenized samples, and their labels for each token.
-
-    Attributes:
-        tokenizer: something with `pad`, or with `pad_token_id`.
-        padding: True or "longest", "max_length", False or "do_not_pad".
-        max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
-        pad_to_multiple_of: lengths are rounded up to it.
-        label_pad_token_id: pads the labels, on the same side.
-        return_tensors: "pt" or "np".
-    """
+    """Pads tokenized samples, and their labels for each token with `label_pad_token_id`, on the same side."""
 
     tokenizer: Any
     padding: Any = True
@@ -248,16 +215,9 @@ class DataCollatorForTokenClassification(PaddingCollator):
 
 @dataclass
 class DataCollatorForSeq2Seq(PaddingCollator):
-    """Pads inputs and labels to separate lengths, and creates the decoder's inputs if the model can.
+    """Pads inputs and labels to separate lengths, the labels with `label_pad_token_id`.
 
-    Attributes:
-        tokenizer: something with `pad`, or with `pad_token_id`.
-        model: its `prepare_decoder_input_ids_from_labels`, if it has one, makes "decoder_input_ids".
-        padding: True or "longest", "max_length", False or "do_not_pad".
-        max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
-        pad_to_multiple_of: lengths are rounded up to it.
-        label_pad_token_id: pads the labels.
-        return_tensors: "pt" or "np".
+    The model's `prepare_decoder_input_ids_from_labels`, if it has one, makes "decoder_input_ids".
     """
 
     tokenizer: Any
@@ -291,7 +251,7 @@ class DataCollatorForSeq2Seq(PaddingCollator):
         if strategy == "do_not_pad":
             return labels
         if not all(map(has_length, labels)):
-            raise DataError("the labels must be lists of tokens, got single numbers: they are no target text")
+            raise DataError("the labels must be lists of tokens, got single numbers")
         longest = max(map(len, labels))
         padding = Padding(multiple=self.pad_to_multiple_of, lengths=self.bucket_lengths)
         is_fixed = strategy == "max_length" and self.max_length is not None
@@ -305,13 +265,6 @@ class DataCollatorForMultipleChoice(PaddingCollator):
 
     The tokenized values of a sample are lists with one entry per choice; the label is the index of the right one. Every
     sample must have the same number of choices. A batch is a dict.
-
-    Attributes:
-        tokenizer: something with `pad`, or with `pad_token_id`.
-        padding: True or "longest", "max_length", False or "do_not_pad".
-        max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
-        pad_to_multiple_of: lengths are rounded up to it.
-        return_tensors: "pt" or "np".
     """
 
     tokenizer: Any
@@ -346,7 +299,7 @@ def _check_aligned(labels: list[Any], ids: list[Any]) -> None:
             given = "a single label" if num_labels is None else f"{num_labels} labels"
             raise DataError(
                 f"sample {index} of the batch has {given} for {len(row)} tokens; there must be one for each. "
-                "Labels of words have to be spread over their tokens first, with -100 where none counts."
+                "Spread the labels of words over their tokens first, with -100 for tokens that do not count."
             )
 
 

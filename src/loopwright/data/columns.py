@@ -29,10 +29,7 @@ _UNLIMITED = 10**20  # a tokenizer without a limit reports a number beyond this
 
 
 class Collator(ABC):
-    """Called with a list of samples, it returns a batch.
-
-    A subclass may override `torch_call` or `numpy_call`, as in transformers.
-    """
+    """Makes a batch of a list of samples; a subclass may override `torch_call` or `numpy_call`, as in transformers."""
 
     return_tensors: str
 
@@ -55,19 +52,17 @@ class Collator(ABC):
 
 
 class BucketCollator(Collator):
-    """A collator that pads to the longest sample of a batch or to the next bucket length.
+    """A collator that pads to the longest sample of a batch or to the next bucket length."""
 
-    Attributes:
-        bucket_lengths: ascending; if set, "longest" pads to the next of these, or further for a longer sample. Not a
-            field, so that the constructor has the arguments of transformers.
-    """
-
+    # Ascending; if set, "longest" pads to the next of these, or further for a longer sample. Not a field, so that the
+    # constructor has the arguments of transformers.
     bucket_lengths: Sequence[int] | None = None
     tokenizer: Any
 
     def padded_dimensions(self, batch: Mapping[str, Any]) -> dict[str, int]:
         """Return the padded dimension of each value of a batch, by name: for planned shapes and compiled models."""
-        return {name: 1 for name in padded_names(self.tokenizer) if name in batch}
+        names = {*(getattr(self.tokenizer, "model_input_names", None) or ()), main_name(self.tokenizer), *_PADDED_ALONG}
+        return {name: 1 for name in names if name in batch}
 
 
 # ------------------------------------------------------------------------------------------ samples to columns
@@ -76,13 +71,10 @@ class BucketCollator(Collator):
 def to_columns(features: Sequence[Any]) -> Columns:
     """Return the columns of samples: mappings, dataclasses, or objects with attributes.
 
-    Columns of text, or with only None, are left out: they cannot become tensors.
-
-    Raises:
-        DataError: there are no samples, they have no names, or not all have the same ones.
+    Columns of text, or with only None, are left out: they cannot become tensors. All samples must have the same names.
     """
     if not len(features):
-        raise DataError("a batch of no samples cannot be made; check the sampler, or what was filtered out")
+        raise DataError("a batch needs at least one sample; check the sampler, or the filter of the data")
     rows = [_as_mapping(feature) for feature in features]
     names = list(rows[0].keys())
     _check_names(rows, names)
@@ -93,8 +85,8 @@ def to_columns(features: Sequence[Any]) -> Columns:
         if 0 < num_missing < len(values):
             index = next(i for i, value in enumerate(values) if value is None)
             raise DataError(
-                f"{name!r} is None in sample {index} of the batch ({num_missing} of {len(values)} in all) and given in "
-                "others. Give every sample a value, or leave the column out."
+                f"{name!r} is None in sample {index} of the batch ({num_missing} of {len(values)} in all), but not in "
+                "others. Give every sample a value, or leave out the column."
             )
         if not num_missing and not _is_text(values[0]):
             columns[name] = values
@@ -116,14 +108,14 @@ def _as_mapping(feature: Any) -> Mapping[str, Any]:
     if not fields:  # none, or empty, as for a tensor
         raise DataError(
             f"samples must be dicts, dataclasses or objects with attributes, got {type(feature).__name__}. "
-            "Return {'name': value, ...} from the dataset, or pass a collator of your own."
+            "Return {'name': value, ...} from the dataset, or pass your own collator."
         )
     return fields  # type: ignore[no-any-return]
 
 
 def _check_names(rows: list[Mapping[str, Any]], names: list[str]) -> None:
     if not names:
-        raise DataError("the samples hold nothing: all their columns were removed, or the dataset makes empty dicts")
+        raise DataError("the samples are empty: all their columns were removed, or the dataset returns empty dicts")
     expected = set(names)
     for index, row in enumerate(rows):
         if len(row) != len(expected) or not expected.issuperset(row.keys()):
@@ -152,10 +144,8 @@ def checked_kind(return_tensors: str) -> str:
 def stack(name: str, values: Any, kind: str) -> Any:
     """Return one tensor ("pt") or array ("np") of a column's values: tensors, arrays, numbers, lists of them.
 
-    Tensors and arrays keep their dtype. Python integers become int64, floats torch's default dtype or float64.
-
-    Raises:
-        DataError: the values differ in shape, or are not numbers.
+    Tensors and arrays keep their dtype. Python integers become int64, floats torch's default dtype or float64. Values
+    that differ in shape or are not numbers raise a DataError.
     """
     is_python = not isinstance(values[0], (Tensor, np.ndarray, np.generic))
     try:
@@ -164,11 +154,17 @@ def stack(name: str, values: Any, kind: str) -> Any:
             return tensor if kind == "pt" else tensor.numpy(force=True)
         array = np.asarray(values) if is_python else np.stack([np.asarray(value) for value in values])
     except (ValueError, TypeError, RuntimeError) as error:
-        raise _not_stackable(name, values) from error
+        shown = ", ".join(_described(value) for value in values[:_MOST_SHOWN])
+        more = ", ..." if len(values) > _MOST_SHOWN else ""
+        raise DataError(
+            f"the values of {name!r} differ and do not fit into one tensor: {shown}{more}. Pad them "
+            "(DataCollatorWithPadding pads a tokenizer's output, DataCollatorForTokenClassification and "
+            "DataCollatorForSeq2Seq also pad labels), truncate them in the dataset, or leave out the column."
+        ) from error
     if array.dtype.kind not in "biufc":
         raise DataError(
-            f"the values of {name!r} ({type(values[0]).__name__}) are no numbers and cannot be put into one tensor. "
-            "Turn them into numbers in the dataset, or leave the column out."
+            f"the values of {name!r} ({type(values[0]).__name__}) are not numbers and cannot become a tensor. Convert "
+            "them to numbers in the dataset, or leave out the column."
         )
     if array.dtype.kind == "i" and is_python:
         array = array.astype(np.int64, copy=False)  # numpy 1 on Windows makes int32
@@ -187,45 +183,26 @@ def stack_labels(labels: Any, kind: str) -> Any:
     return stacked.astype(np.int64) if stacked.dtype.kind in "iu" else stacked
 
 
-def _not_stackable(name: str, values: Any) -> DataError:
-    shown = ", ".join(_described(value) for value in values[:_MOST_SHOWN])
-    more = ", ..." if len(values) > _MOST_SHOWN else ""
-    return DataError(
-        f"the values of {name!r} differ and do not fit into one tensor: {shown}{more}. Pad them "
-        "(DataCollatorWithPadding pads what a tokenizer made, DataCollatorForTokenClassification and "
-        "DataCollatorForSeq2Seq the labels too), truncate them in the dataset, or leave the column out."
-    )
-
-
 def _described(value: Any) -> str:
     if isinstance(value, (Tensor, np.ndarray)):
         return f"shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
         is_nested = any(isinstance(item, (list, tuple)) for item in value)
-        return f"lengths {_lengths(value)}" if is_nested else f"length {len(value)}"
+        lengths = [len(item) if isinstance(item, (list, tuple)) else 1 for item in value]
+        return f"lengths {lengths}" if is_nested else f"length {len(value)}"
     return f"a single {type(value).__name__}"
-
-
-def _lengths(value: Sequence[Any]) -> list[int]:
-    return [len(item) if isinstance(item, (list, tuple)) else 1 for item in value]
 
 
 # ------------------------------------------------------------------------------------------------- padding
 
 
 class Padding(NamedTuple):
-    """How to pad.
+    """How to pad."""
 
-    Attributes:
-        strategy: "longest", "max_length" or "do_not_pad".
-        max_length: the length of "max_length"; None is the tokenizer's `model_max_length`.
-        multiple: lengths are rounded up to it.
-        lengths: ascending; "longest" pads to the next of these, and to a multiple only beyond them all.
-    """
-
-    strategy: str = "longest"
-    max_length: int | None = None
-    multiple: int | None = None
+    strategy: str = "longest"  # "longest", "max_length" or "do_not_pad"
+    max_length: int | None = None  # the length of "max_length"; None is the tokenizer's `model_max_length`
+    multiple: int | None = None  # lengths are rounded up to it
+    # Ascending; "longest" pads to the next of these, and to a multiple only beyond them all.
     lengths: Sequence[int] | None = None
 
     def length(self, rows: Sequence[Any], tokenizer: Any) -> int:
@@ -262,24 +239,19 @@ def padded_batch(tokenizer: Any, columns: Columns, padding: Padding, kind: str) 
 
     The tokenizer's or feature extractor's own `pad` is used if there is one. Otherwise ids, attention mask, token types
     and special tokens mask are padded here. A missing attention mask is added if the tokenizer's models take one.
-    Numbers and tables are not padded.
-
-    Args:
-        tokenizer: needs `pad`, or else `pad_token_id`.
-        columns: of the samples, without labels.
-        kind: "pt" or "np".
-
-    Raises:
-        DataError: there are no ids, or a column is uneven and the tokenizer does not pad it.
-        ConfigError: the tokenizer has no pad token and one is needed, or no length is known.
+    Numbers and tables are not padded. `columns` has no labels; `kind` is "pt" or "np".
     """
     main = main_name(tokenizer)
     if main not in columns:
         raise DataError(
             f"there is no {main!r} to pad in samples with the names {sorted(columns)}. Tokenize the dataset first, and "
-            "keep what the tokenizer returns."
+            "keep all columns of the tokenizer."
         )
-    sequences = {name: values for name, values in columns.items() if name == main or _is_row(values[0])}
+    sequences = {
+        name: values
+        for name, values in columns.items()
+        if name == main or (has_length(values[0]) and getattr(values[0], "ndim", 1) == 1)
+    }
     if main == "input_ids":
         sequences = {name: _integers_as_lists(values) for name, values in sequences.items()}
         padding = _checked_pad_token(tokenizer, sequences[main], padding)
@@ -314,11 +286,6 @@ def padding_side(tokenizer: Any) -> str:
 def main_name(tokenizer: Any) -> str:
     """Return the name of the tokenizer's main input, whose length decides the padding."""
     return str(next(iter(getattr(tokenizer, "model_input_names", None) or ()), "input_ids"))
-
-
-def padded_names(tokenizer: Any) -> set[str]:
-    """Return the names of the values padded to the length of a batch: all but labels."""
-    return {*(getattr(tokenizer, "model_input_names", None) or ()), main_name(tokenizer), *_PADDED_ALONG}
 
 
 def has_length(value: Any) -> bool:
@@ -361,16 +328,12 @@ def _checked_pad_token(tokenizer: Any, ids: list[Any], padding: Padding) -> Padd
     length = padding._replace(lengths=None).length(ids, tokenizer)
     if any(len(row) < length for row in ids):
         raise ConfigError(
-            f"samples of {min(map(len, ids))} to {max(map(len, ids))} tokens are to be padded to {length}, and the "
+            f"samples of {min(map(len, ids))} to {max(map(len, ids))} tokens must be padded to {length}, and the "
             f"tokenizer ({type(tokenizer).__name__}) has no pad token. Set one: tokenizer.pad_token = "
             "tokenizer.eos_token, or tokenizer.add_special_tokens({'pad_token': '[PAD]'}) and "
             "model.resize_token_embeddings(len(tokenizer))."
         )
     return Padding("do_not_pad")
-
-
-def _is_row(value: Any) -> bool:
-    return has_length(value) and getattr(value, "ndim", 1) == 1
 
 
 def _integers_as_lists(values: list[Any]) -> list[Any]:

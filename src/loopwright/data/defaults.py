@@ -6,20 +6,13 @@ import copy
 import os
 import random
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
+from loopwright.data.streams import parts_of
 from loopwright.errors import ConfigError
 
 LIMIT_BATCHES_ENV_VAR = "PT_ACC_LIMIT_BATCHES"
@@ -66,13 +59,14 @@ def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] 
         return {name: getattr(dataset, name) for name in _OF_A_READY_LOADER}
     given = dict(given or {})
     kwargs = {**defaults, **given}
-    has_own_order = given.get("sampler") is not None or isinstance(dataset, IterableDataset)
-    if has_own_order and "shuffle" not in given:
-        kwargs.pop("shuffle", None)
+    replaced: tuple[str, ...] = ()
+    if given.get("sampler") is not None or isinstance(dataset, IterableDataset):
+        replaced = ("shuffle",)
     if given.get("batch_sampler") is not None:
-        for name in ("shuffle", "batch_size"):
-            if name not in given:
-                kwargs.pop(name, None)
+        replaced = ("shuffle", "batch_size")
+    for name in replaced:
+        if name not in given:
+            kwargs.pop(name, None)
     if not kwargs.get("num_workers"):
         # torch refuses both without workers.
         kwargs.pop("persistent_workers", None)
@@ -96,16 +90,15 @@ def without_preparation(loader: Any, given: Any) -> Any:
 
 def without_sharing(source: Any, num_processes: int) -> Any:
     """Return a DataLoader without its own sharding by process; raise a ConfigError if its sampler cannot be undone."""
-    batch_sampler = getattr(source, "batch_sampler", None)
-    samplers = [getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    sharing = [one for one in samplers if getattr(one, "num_replicas", 1) > 1]
+    sharing = [one for one in parts_of(source)[1:] if getattr(one, "num_replicas", 1) > 1]
     if num_processes == 1 or type(source) is not DataLoader or not sharing:
         return source
     sampler: Any = sharing[0]
+    batch_sampler: Any = source.batch_sampler
     if type(sampler) is not DistributedSampler or type(batch_sampler) is not BatchSampler:
         raise ConfigError(
-            f"{type(sampler).__name__} shares samples out among {sampler.num_replicas} processes, and loopwright does "
-            "so again. Make it with num_replicas=1 and rank=0: every process then gets its part of what it yields."
+            f"{type(sampler).__name__} splits samples over {sampler.num_replicas} processes, and loopwright would "
+            "split them again. Create it with num_replicas=1 and rank=0: loopwright gives every process its part."
         )
     whole: Any = DistributedSampler(
         sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
@@ -132,18 +125,12 @@ def limit_of_environment() -> int | None:
     try:
         return int(given)
     except ValueError:
-        raise ConfigError(
-            f'{LIMIT_BATCHES_ENV_VAR} must be a whole number of batches, or "none", got {given!r}'
-        ) from None
+        text = f'{LIMIT_BATCHES_ENV_VAR} must be a whole number of batches, or "none", got {given!r}'
+        raise ConfigError(text) from None
 
 
 class DataLoaderSlice:
-    """The first batches of a loader.
-
-    Attributes:
-        dl: the loader.
-        slice_size: the maximum number of batches.
-    """
+    """The first `slice_size` batches of a loader `dl`."""
 
     def __init__(self, dl: Any, slice_size: int) -> None:
         self.dl = dl
@@ -183,9 +170,7 @@ class LimitBatches:
         os.environ[LIMIT_BATCHES_ENV_VAR] = str(self.num_batches)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         outer = self._outer.pop()
         if outer is None:
             del os.environ[LIMIT_BATCHES_ENV_VAR]

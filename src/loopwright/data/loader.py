@@ -14,7 +14,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,19 +50,12 @@ _MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
 class MicroBatch(NamedTuple):
-    """One micro-batch as this process runs it.
+    """One micro-batch as this process runs it."""
 
-    Attributes:
-        batch: the collated samples, on the host.
-        key: the key of its fetch; follows from its position in the epoch.
-        rows: samples that count; 0 for a pad, which a process runs to stay in step with the others.
-        moved: the batch with its tensors on the device, if they were prefetched (`data.prefetch`).
-    """
-
-    batch: Any
-    key: int
-    rows: int
-    moved: Any = None
+    batch: Any  # the collated samples, on the host
+    key: int  # the key of its fetch; follows from its position in the epoch
+    rows: int  # samples that count; 0 for a pad, which a process runs to stay in step with the others
+    moved: Any = None  # the batch with its tensors on the device, if they were prefetched (`data.prefetch`)
 
     def on(self, device: torch.device) -> Any:
         """Return the batch on the device; it is copied now unless it was prefetched."""
@@ -71,21 +63,14 @@ class MicroBatch(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The micro-batches of one update.
+    """The micro-batches of one update."""
 
-    Attributes:
-        pieces: the micro-batches that this process runs.
-        samples: samples of the epoch that it consumes, over all processes.
-        is_counted: samples may have been skipped, so the real count is the sum of all pieces' rows.
-        whole: the micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
-        numbers: for each piece the index of its micro-batch; None if not cut.
-    """
-
-    pieces: list[MicroBatch]
-    samples: int
-    is_counted: bool = False
+    pieces: list[MicroBatch]  # the micro-batches that this process runs
+    samples: int  # samples of the epoch that it consumes, over all processes
+    is_counted: bool = False  # samples may have been skipped, so the real count is the sum of all pieces' rows
+    # The micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
     whole: list[MicroBatch] | None = None
-    numbers: list[int] | None = None
+    numbers: list[int] | None = None  # for each piece the index of its micro-batch; None if not cut
 
     @property
     def num_batches(self) -> int:
@@ -110,33 +95,32 @@ OWN_SAMPLER = Guarantee("your sampler's, drawn under (seed, epoch)", "ids are dr
 REPLAYED = Guarantee("your loader's, started under (seed, epoch)", "skipped batches are read again and dropped")
 
 
-class Loader(ABC):
-    """This process's micro-batches of an epoch, in windows, from any position.
+class LoaderOptions(NamedTuple):
+    """The options of a loader; see `adopt`."""
 
-    Attributes:
-        device: the device of the batches when iterated directly.
-        guarantee: the guarantees about order and resume.
-        bad_samples: how to handle unreadable samples, "raise" or "skip".
-        skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
-            resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
-    """
+    seed: int
+    share: Share
+    device: torch.device
+    evaluation: bool
+    limit: int | None
+    bad_samples: str
+
+
+class Loader(ABC):
+    """This process's micro-batches of an epoch, in windows, from any position."""
 
     guarantee: Guarantee
     dataset: Any
     _workers: WorkerWatch
 
-    def __init__(
-        self, seed: int, share: Share, device: torch.device, even_tail: bool, limit: int | None, bad_samples: str
-    ) -> None:
-        self.seed = seed
-        self.share = share
-        self.device = device
-        self.limit = limit
-        self.bad_samples = bad_samples
+    def __init__(self, source: Any, options: LoaderOptions) -> None:
+        self.source = source
+        self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
+        # The ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a resumed
+        # one sets it before it reads windows. Ids of earlier epochs are not retried.
         self.skipped: Skipped = {}
-        self._even_tail = even_tail
         self._direct_epoch = 0
-        self._purpose = "eval-fetch" if even_tail else "fetch"
+        self._purpose = "eval-fetch" if self._even_tail else "fetch"
 
     @abstractmethod
     def windows(self, epoch: int = 0, position: int = 0) -> Iterator[Window]:
@@ -185,7 +169,7 @@ class Loader(ABC):
     @property
     def collate_fn(self) -> Callable[..., Any] | None:
         """The function that collates samples, if the source has one."""
-        collate_fn: Callable[..., Any] | None = getattr(getattr(self, "source", None), "collate_fn", None)
+        collate_fn: Callable[..., Any] | None = getattr(self.source, "collate_fn", None)
         return collate_fn
 
     def first_batch(self) -> Any:
@@ -215,18 +199,8 @@ class Loader(ABC):
 class OrderedLoader(Loader):
     """A loader over a map-style dataset with a computed order (a plan) or one drawn ahead (a sampler)."""
 
-    def __init__(
-        self,
-        source: DataLoader[Any],
-        seed: int,
-        share: Share,
-        device: torch.device,
-        even_tail: bool,
-        limit: int | None,
-        bad_samples: str,
-    ) -> None:
-        super().__init__(seed, share, device, even_tail, limit, bad_samples)
-        self.source = source
+    def __init__(self, source: DataLoader[Any], options: LoaderOptions) -> None:
+        super().__init__(source, options)
         self.dataset = source.dataset
         self.sampler = source.sampler
         self.batch_sampler: Any = source.batch_sampler
@@ -237,7 +211,7 @@ class OrderedLoader(Loader):
         self._fetches_here = source.num_workers == 0
         self._pins = source.pin_memory and torch.cuda.is_available()
         has_quick_collate = self._fetches_here and source.collate_fn is default_collate
-        kind = SkippingReader if bad_samples == "skip" else Reader
+        kind = SkippingReader if self.bad_samples == "skip" else Reader
         self._reader = kind(source.dataset, collate if has_quick_collate else source.collate_fn)
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
@@ -406,24 +380,14 @@ class ReplayLoader(Loader):
 
     guarantee = REPLAYED
 
-    def __init__(
-        self,
-        source: Any,
-        seed: int,
-        share: Share,
-        device: torch.device,
-        even_tail: bool,
-        limit: int | None,
-        bad_samples: str,
-    ) -> None:
-        if bad_samples == "skip":
+    def __init__(self, source: Any, options: LoaderOptions) -> None:
+        if options.bad_samples == "skip":
             raise ConfigError(
-                f"bad_samples='skip' needs to know which sample is which, and a {type(source).__name__} that yields "
-                "batches in an order of its own does not tell. Pass a map-style dataset or a plain DataLoader over "
-                "one, or leave bad samples out where the batches are made."
+                f"bad_samples='skip' needs the id of every sample, and a {type(source).__name__} that yields batches "
+                "in its own order has none. Pass a map-style dataset or a plain DataLoader over one, or leave out bad "
+                "samples where the batches are collated."
             )
-        super().__init__(seed, share, device, even_tail, limit, bad_samples)
-        self.source = source
+        super().__init__(source, options)
         self.dataset = getattr(source, "dataset", source)
         self.batch_size: int | None = getattr(source, "batch_size", None)
         self._workers = WorkerWatch(source)
@@ -460,8 +424,14 @@ class ReplayLoader(Loader):
             for number in itertools.count():
                 # A source that draws in this process draws as a function of the position.
                 seed_generators(key(self.seed, self._purpose, epoch, self._own_place(start)))
-                with _naming(f"batch {number} of epoch {epoch}"), own.in_use(), self._workers.reading():
-                    batch = next(batches, _END)
+                try:
+                    with own.in_use(), self._workers.reading():
+                        batch = next(batches, _END)
+                except (LoopwrightError, StopTrainingError):
+                    raise
+                except Exception as error:
+                    text = f"batch {number} of epoch {epoch} could not be read: {type(error).__name__}: {error}"
+                    raise DataError(text) from error
                 if batch is _END:
                     return
                 rows = num_rows(batch)
@@ -495,17 +465,12 @@ def adopt(
 
     Args:
         source: the result of `create_train_dataloader` or `create_eval_dataloader`.
-        seed: of the run.
         share: this process's part.
-        device: where batches are used.
         evaluation: no accumulation; the last window is split evenly over the processes.
         limit: micro-batches per process and epoch. If the accumulation does not divide it, the first processes run more
             of the last window than the others.
         bad_samples: "raise" turns an unreadable sample into a DataError that names it; "skip" drops it from its
-            micro-batch (see `Loader.skipped`).
-
-    Raises:
-        ConfigError: bad_samples is neither, or "skip" for training without known sample ids.
+            micro-batch (see `Loader.skipped`), and needs known sample ids for training.
     """
     if bad_samples not in ("raise", "skip"):
         raise ConfigError(f"bad_samples must be 'raise' or 'skip', got {bad_samples!r}")
@@ -515,19 +480,15 @@ def adopt(
         source = source.source
     if isinstance(getattr(source, "dl", None), Loader):
         share = Share(0, 1, share.accumulation)  # a slice of our loader already has this process's part only
-    ordered = (
-        type(source) is DataLoader
-        and not isinstance(source.dataset, IterableDataset)
-        and source.batch_sampler is not None
-    )
-    if evaluation and not ordered:
-        bad_samples = "raise"  # only training needs to know which ones were skipped
-    kind: type[OrderedLoader] | type[ReplayLoader] = OrderedLoader if ordered else ReplayLoader
-    if not ordered:
-        from loopwright.data.split_streams import SplitLoader, is_split  # imports this module
+    is_ordered = type(source) is DataLoader and not isinstance(source.dataset, IterableDataset)
+    if is_ordered and source.batch_sampler is not None:
+        return OrderedLoader(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
+    from loopwright.data.split_streams import SplitLoader, is_split  # imports this module
 
-        kind = SplitLoader if is_split(source, share) else ReplayLoader
-    return kind(source, seed, share, device, evaluation, limit, bad_samples)
+    kind = SplitLoader if is_split(source, share) else ReplayLoader
+    if evaluation:
+        bad_samples = "raise"  # only training needs to know which ones were skipped
+    return kind(source, LoaderOptions(seed, share, device, evaluation, limit, bad_samples))
 
 
 class _Fetched(NamedTuple):
@@ -560,25 +521,10 @@ class _Feed:
             yield micro_batch
 
 
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Run a block that reads the user's data; an error in it becomes one that names the source."""
-    try:
-        yield
-    except (LoopwrightError, StopTrainingError):
-        raise
-    except Exception as error:
-        raise DataError(f"{what} could not be read: {type(error).__name__}: {error}") from error
-
-
 def _split_evenly(window: list[tuple[int, list[int]]], parts: int) -> list[tuple[int, list[int]]]:
     """Split a window's samples into contiguous parts with sizes that differ by at most one."""
     start = window[0][0]
     ids = list(itertools.chain.from_iterable(ids for _, ids in window))
     size, extra = divmod(len(ids), parts)
-    split, offset = [], 0
-    for part in range(parts):
-        count = size + (1 if part < extra else 0)
-        split.append((start + offset, ids[offset : offset + count]))
-        offset += count
-    return split
+    bounds = [part * size + min(part, extra) for part in range(parts + 1)]
+    return [(start + first, ids[first:last]) for first, last in itertools.pairwise(bounds)]

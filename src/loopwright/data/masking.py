@@ -37,21 +37,13 @@ _CONTINUATION = "##"  # WordPiece's prefix of a token that continues a word
 
 
 class Recipe(NamedTuple):
-    """How to mask.
+    """How to mask."""
 
-    Attributes:
-        probability: of a token, or a word, to be predicted.
-        mask_share: the fraction of these that become the mask token.
-        random_share: the fraction of these that become a random token. The rest stay.
-        mask_id: of the mask token.
-        vocabulary_size: random tokens are below it.
-    """
-
-    probability: float
-    mask_share: float
-    random_share: float
-    mask_id: int
-    vocabulary_size: int
+    probability: float  # of a token, or a word, to be predicted
+    mask_share: float  # the fraction of these that become the mask token
+    random_share: float  # the fraction of these that become a random token; the rest stay
+    mask_id: int  # of the mask token
+    vocabulary_size: int  # random tokens are below it
 
 
 class Draws(Protocol):
@@ -71,12 +63,10 @@ class TorchDraws:
         self._generator = generator
 
     def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each position whether its chance came true."""
         drawn = torch.bernoulli(torch.from_numpy(probabilities.astype(np.float32)), generator=self._generator)
         return drawn.numpy().astype(np.bool_)
 
     def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these positions; one is drawn for every position of the batch."""
         drawn: NDArray[np.int64] = torch.randint(vocabulary_size, places.shape, generator=self._generator).numpy()
         return drawn[places]
 
@@ -88,12 +78,10 @@ class NumpyDraws:
         self._generator = generator
 
     def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each position whether its chance came true."""
         draw = np.random.binomial if self._generator is None else self._generator.binomial
         return np.asarray(draw(1, probabilities)).astype(np.bool_)
 
     def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these positions, in order."""
         draw: Any = np.random.randint if self._generator is None else self._generator.integers
         drawn: NDArray[np.int64] = draw(0, vocabulary_size, size=np.count_nonzero(places), dtype=np.int64)
         return drawn
@@ -108,10 +96,8 @@ def mask_tokens(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return new ids with some tokens masked, and labels: the ids of the predicted tokens, -100 elsewhere.
 
-    Args:
-        ids: (samples, tokens).
-        is_special: tokens that are never predicted: special ones and padding.
-        is_word_start: the first token of each word, for whole words; None for single tokens.
+    All arrays are (samples, tokens). Special tokens and padding (`is_special`) are never predicted. `is_word_start`
+    marks the first token of each word, for whole words; None masks single tokens.
     """
     is_candidate = ~is_special if is_word_start is None else is_word_start
     is_asked = draws.chances(np.where(is_candidate, recipe.probability, 0.0))
@@ -143,25 +129,17 @@ def words_as_offsets(word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return offsets (samples, tokens, 2) in which tokens touch only within a word, from the word id of each token."""
     ends = np.broadcast_to(2 * np.arange(word_ids.shape[1]) + 1, word_ids.shape)
     starts = ends - 1
-    goes_on = np.zeros(word_ids.shape, dtype=np.bool_)
-    goes_on[:, 1:] = word_ids[:, 1:] == word_ids[:, :-1]
-    return np.stack([np.where(goes_on, starts - 1, starts), ends], axis=-1)
+    continues = np.zeros(word_ids.shape, dtype=np.bool_)
+    continues[:, 1:] = word_ids[:, 1:] == word_ids[:, :-1]
+    return np.stack([np.where(continues, starts - 1, starts), ends], axis=-1)
 
 
 def word_starts_from_offsets(offsets: NDArray[np.int64], is_special: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which tokens begin a word: after a gap in the text, or after a special token.
-
-    Args:
-        offsets: (samples, tokens, 2); start and end of each token in its text.
-        is_special: (samples, tokens).
-
-    Raises:
-        DataError: the offsets do not match the tokens.
-    """
+    """Return which tokens begin a word, from their offsets in the text: after a gap, or after a special token."""
     if offsets.shape != (*is_special.shape, 2):
         raise DataError(
             f"offset_mapping has the shape {offsets.shape}, and the ids {is_special.shape}: there must be two numbers "
-            "for each token. Tokenize with return_offsets_mapping=True and truncate nothing afterwards."
+            "for each token. Tokenize with return_offsets_mapping=True, and truncate nothing afterwards."
         )
     has_gap = np.ones(is_special.shape, dtype=np.bool_)
     has_gap[:, 1:] = offsets[:, 1:, 0] != offsets[:, :-1, 1]
@@ -173,12 +151,11 @@ def word_starts_from_tokens(ids: NDArray[np.int64], is_special: NDArray[np.bool_
     if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "convert_ids_to_tokens")):
         raise _no_words(tokenizer)
     unique, places = np.unique(ids, return_inverse=True)
-    goes_on = np.array(
-        [str(token).startswith(_CONTINUATION) for token in tokenizer.convert_ids_to_tokens(unique.tolist())]
-    )
-    if not goes_on.any() and not any(token.startswith(_CONTINUATION) for token in tokenizer.get_vocab()):
+    tokens = tokenizer.convert_ids_to_tokens(unique.tolist())
+    continues = np.array([str(token).startswith(_CONTINUATION) for token in tokens])
+    if not continues.any() and not any(token.startswith(_CONTINUATION) for token in tokenizer.get_vocab()):
         raise _no_words(tokenizer)
-    return _starts(~goes_on[places].reshape(ids.shape), is_special)
+    return _starts(~continues[places].reshape(ids.shape), is_special)
 
 
 def _starts(is_new: NDArray[np.bool_], is_special: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -190,9 +167,9 @@ def _starts(is_new: NDArray[np.bool_], is_special: NDArray[np.bool_]) -> NDArray
 
 def _no_words(tokenizer: Any) -> ConfigError:
     return ConfigError(
-        f"whole_word_mask=True needs to know where words begin, and the tokens of {type(tokenizer).__name__} do not "
-        f"tell: none begins with {_CONTINUATION}. Tokenize with return_offsets_mapping=True, or put "
-        "encoding.word_ids() into the samples as 'word_ids'."
+        f"whole_word_mask=True needs word boundaries, and the vocabulary of {type(tokenizer).__name__} has none: no "
+        f"token begins with {_CONTINUATION}. Tokenize with return_offsets_mapping=True, or put encoding.word_ids() "
+        "into the samples as 'word_ids'."
     )
 
 
@@ -212,30 +189,21 @@ class DataCollatorForLanguageModeling(BucketCollator):
     Without `seed`, masks come from the global generators, which loopwright seeds before every micro-batch. With it,
     they follow from the number of earlier batches in this process, so they change in a resumed run or a second
     evaluation.
-
-    Attributes:
-        tokenizer: something with `pad` or `pad_token_id`; for masks with `mask_token_id` and a length, and
-            `all_special_ids` if samples have no special tokens mask.
-        mlm: masked, not causal.
-        whole_word_mask: predict whole words: by the samples' "word_ids" (from encoding.word_ids()), else their
-            "offset_mapping", else WordPiece's ##. Each of a word's tokens is replaced separately.
-        mlm_probability: of a token, or a word, to be predicted.
-        mask_replace_prob: the fraction of these that become the mask token.
-        random_replace_prob: the fraction of these that become a random token.
-        pad_to_multiple_of: lengths are rounded up to it.
-        return_tensors: "pt" or "np".
-        seed: of its own generator, plus the number of the loader's worker.
     """
 
+    # Something with `pad` or `pad_token_id`; for masks with `mask_token_id` and a length, and `all_special_ids` if
+    # samples have no special tokens mask.
     tokenizer: Any
-    mlm: bool = True
+    mlm: bool = True  # masked, not causal
+    # Predict whole words: by the samples' "word_ids" (from encoding.word_ids()), else their "offset_mapping", else
+    # WordPiece's ##. Each of a word's tokens is replaced separately.
     whole_word_mask: bool = False
-    mlm_probability: float | None = 0.15
-    mask_replace_prob: float = 0.8
-    random_replace_prob: float = 0.1
-    pad_to_multiple_of: int | None = None
+    mlm_probability: float | None = 0.15  # of a token, or a word, to be predicted
+    mask_replace_prob: float = 0.8  # the fraction of these that become the mask token
+    random_replace_prob: float = 0.1  # the fraction of these that become a random token
+    pad_to_multiple_of: int | None = None  # lengths are rounded up to it
     return_tensors: str = "pt"
-    seed: int | None = None
+    seed: int | None = None  # of its own generator, plus the number of the loader's worker
 
     def __post_init__(self) -> None:
         self._own_draws: dict[tuple[str, int | None], Draws] = {}
@@ -303,8 +271,8 @@ class DataCollatorForLanguageModeling(BucketCollator):
         special_ids = getattr(self.tokenizer, "all_special_ids", None)
         if special_ids is None:
             raise ConfigError(
-                f"the tokenizer ({type(self.tokenizer).__name__}) has no all_special_ids, so that special tokens could "
-                "be masked. Give it some, or put a 'special_tokens_mask' into every sample."
+                f"the tokenizer ({type(self.tokenizer).__name__}) has no all_special_ids, so special tokens might be "
+                "masked. Define them, or put a 'special_tokens_mask' into every sample."
             )
         return np.isin(ids, list(special_ids))
 
@@ -341,12 +309,9 @@ class DataCollatorForLanguageModeling(BucketCollator):
         # A forked worker has a copy of the main process's generator, which it must not continue.
         place = (kind, None if worker is None else worker.id)
         if place not in self._own_draws:
-            seed = self.seed + (0 if worker is None else worker.id)
-            self._own_draws[place] = (
-                TorchDraws(torch.Generator().manual_seed(seed))
-                if kind == "pt"
-                else NumpyDraws(np.random.default_rng(seed))
-            )
+            seed, is_torch = self.seed + (0 if worker is None else worker.id), kind == "pt"
+            generator: Any = torch.Generator().manual_seed(seed) if is_torch else np.random.default_rng(seed)
+            self._own_draws[place] = TorchDraws(generator) if is_torch else NumpyDraws(generator)
         return self._own_draws[place]
 
     def _check_masking(self) -> None:

@@ -106,7 +106,6 @@ class Sequential:
     size: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
-        """Return the positions themselves."""
         return np.arange(start, min(start + count, self.size), dtype=np.int64)
 
 
@@ -118,7 +117,6 @@ class Shuffled:
     seed: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
-        """Return the permuted ids at these positions."""
         return self.permutation(epoch)(np.arange(start, min(start + count, self.size), dtype=np.uint64))
 
     def permutation(self, epoch: int) -> Permutation:
@@ -129,13 +127,8 @@ class Shuffled:
 class BatchIds(list[int]):
     """The ids of one micro-batch, with everything needed to fetch it the same way anywhere.
 
-    A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`.
-
-    Attributes:
-        key: seeds the generators of the process that fetches it; follows from its position.
-        epoch: its epoch.
-        position: of its first sample in the epoch.
-        left_out: the ids to skip.
+    A list, so that torch's DataLoader can pass it to a dataset's `__getitems__`. The key seeds the generators of the
+    process that fetches it, and follows from the position of its first sample in the epoch.
     """
 
     __slots__ = ("epoch", "key", "left_out", "position")

@@ -27,14 +27,9 @@ NO_SEQUENCE = -1  # the sequence number of padding
 
 
 def packed_groups(lengths: Sequence[int] | npt.NDArray[np.int64], capacity: int) -> list[list[int]]:
-    """Return the samples of each row by best fit: longest first, each into the fullest row with room for it.
+    """Return the ids of each row by best fit: longest first, each into the fullest row with room for it.
 
-    Args:
-        lengths: of the samples; longer ones are truncated by the collator, and get their own row.
-        capacity: tokens of a row.
-
-    Returns:
-        The ids of each row; every id once, and deterministic.
+    A sample longer than a row (`capacity` tokens) gets its own row, and is truncated by the collator.
     """
     if capacity < 1:
         raise ConfigError(f"the capacity of a row must be at least 1 token, got {capacity}")
@@ -56,16 +51,7 @@ def packed_groups(lengths: Sequence[int] | npt.NDArray[np.int64], capacity: int)
 
 
 class PackedDataset:
-    """Rows of several samples of a dataset; an item is a list of samples.
-
-    Args:
-        dataset: map-style.
-        lengths: tokens of every sample.
-        capacity: tokens of a row.
-
-    Attributes:
-        groups: the ids of the samples of each row.
-    """
+    """Rows of several samples of a map-style dataset, by their lengths in tokens; an item is a list of samples."""
 
     def __init__(self, dataset: Any, lengths: Sequence[int] | npt.NDArray[np.int64], capacity: int) -> None:
         if len(lengths) != len(dataset):
@@ -122,16 +108,7 @@ class PackingCollator:
 def joined(
     samples: Sequence[Mapping[str, Any]], capacity: int, *, is_shifted: bool = False
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return samples joined into a row: input_ids, labels, position_ids and sequence_ids.
-
-    Args:
-        samples: with "input_ids", and "labels" if they differ.
-        capacity: tokens of the row; a longer sample is truncated.
-        is_shifted: the labels are already shifted; otherwise the first of each sample becomes -100.
-
-    Raises:
-        DataError: they do not fit into the row.
-    """
+    """Return samples joined into a row, as `PackingCollator` does; DataError if they do not fit."""
     parts: dict[str, list[Any]] = {"input_ids": [], "labels": [], "position_ids": [], "sequence_ids": []}
     for number, sample in enumerate(samples):
         ids = np.array(as_list(sample["input_ids"])[:capacity], np.int64)
@@ -145,8 +122,8 @@ def joined(
     row = {name: np.concatenate(values) for name, values in parts.items()}
     if len(row["input_ids"]) > capacity:
         raise DataError(
-            f"the samples of a row have {len(row['input_ids'])} tokens together, and it has room for {capacity}: they "
-            "were packed by other lengths than they have now"
+            f"the samples of a row have {len(row['input_ids'])} tokens, and it has room for {capacity}: they were "
+            "packed by other lengths than they have now"
         )
     return row
 
@@ -154,12 +131,8 @@ def joined(
 def block_diagonal_mask(sequence_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the additive attention mask: 0 for the token itself and earlier tokens of its sequence.
 
-    Args:
-        sequence_ids: (rows, tokens), the number of each token's sequence in its row.
-        dtype: the model's dtype.
-
-    Returns:
-        A tensor of shape (rows, 1, tokens, tokens), as transformers' models take it for "eager" and "sdpa".
+    `sequence_ids` (rows, tokens) has the number of each token's sequence in its row. The mask has the shape (rows, 1,
+    tokens, tokens) and the model's dtype, as transformers' models take it for "eager" and "sdpa".
     """
     width = sequence_ids.shape[1]
     is_same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]

@@ -38,12 +38,7 @@ class Copier(Protocol):
 
 
 class CudaCopier:
-    """Copies from pinned memory on its own stream.
-
-    Args:
-        device: a CUDA device.
-        small: windows of up to this many bytes are not prefetched.
-    """
+    """Copies from pinned memory on its own stream; windows of up to `small` bytes are not prefetched."""
 
     def __init__(self, device: torch.device, small: int = _SMALL_BYTES) -> None:
         self._device = device
@@ -71,7 +66,8 @@ class CudaCopier:
     def _copied(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor  # a dataset on a device
-        return _pinned(tensor).to(self._device, non_blocking=True)
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
 
 
 def prefetched(
@@ -80,10 +76,8 @@ def prefetched(
     """Return the windows of an epoch, each with its batches on the device as `MicroBatch.moved`.
 
     While the loop works on a window, the next one is being copied. Tensors in tuples, lists, mappings, dataclasses and
-    named tuples are copied; a batch with its own `.to` is left to `MicroBatch.on`, except a tokenizer's.
-
-    Args:
-        create_copier: creates the copier; by default a `CudaCopier` on CUDA, none elsewhere.
+    named tuples are copied; a batch with its own `.to` is left to `MicroBatch.on`, except a tokenizer's. The default
+    copier is a `CudaCopier` on CUDA, none elsewhere.
     """
     if create_copier is None:
         if device.type != "cuda":
@@ -127,7 +121,3 @@ def _started(windows: Iterator[Window], copier: Copier) -> tuple[Window, Any] | 
 def _moves_itself(batch: Any) -> bool:
     """Whether a batch may contain more than is visible: then only its own `.to` knows what to copy."""
     return not isinstance(batch, (Tensor, UserDict)) and callable(getattr(batch, "to", None))
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_pinned() else tensor.pin_memory()

@@ -29,8 +29,7 @@ _LEAST_BUDGET = 10
 class Reader:
     """Reads micro-batches of a dataset, each under generators seeded by its position.
 
-    Attributes:
-        dataset: read by its `__getitems__` if it has one, else sample by sample.
+    A dataset is read by its `__getitems__` if it has one, else sample by sample.
     """
 
     def __init__(self, dataset: Any, make_batch: Callable[[list[Any]], Any]) -> None:
@@ -61,8 +60,8 @@ class Reader:
             raise
         except Exception as error:
             raise DataError(
-                f"{_described(micro_batch)} could not be made into a batch: {type(error).__name__}: {error}. "
-                "Compare their shapes and types, or pass a collate_fn that can handle them."
+                f"{_described(micro_batch)} could not be collated: {type(error).__name__}: {error}. Compare their "
+                "shapes and types, or pass a collate_fn that can handle them."
             ) from error
 
     def _raise_for_culprit(
@@ -76,22 +75,16 @@ class Reader:
             except Exception as own_error:
                 raise _unreadable(micro_batch, offset, own_error) from own_error
         raise DataError(
-            f"{_described(micro_batch)} could not be read together, but each alone: {type(error).__name__}: {error}"
+            f"{_described(micro_batch)} could be read one by one, but not together: {type(error).__name__}: {error}"
         ) from error
 
 
 class Readable(NamedTuple):
-    """The readable part of a micro-batch.
+    """The readable part of a micro-batch."""
 
-    Attributes:
-        batch: of the readable samples, or of a stand-in.
-        rows: the number of readable samples.
-        errors: id and error of each unreadable sample.
-    """
-
-    batch: Any
-    rows: int
-    errors: list[tuple[int, str]]
+    batch: Any  # of the readable samples, or of a stand-in
+    rows: int  # the number of readable samples
+    errors: list[tuple[int, str]]  # id and error of each unreadable sample
 
 
 class SkippingReader(Reader):
@@ -120,33 +113,27 @@ class SkippingReader(Reader):
         errors: list[tuple[int, str]] = []
         for index in ids:
             try:
-                samples.append(self._read_one(index))
+                samples.append(self.dataset[index] if fetch is None else fetch([index])[0])
             except _NEVER_SKIPPED:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is: it is reported, and the sample skipped
                 errors.append((plain_id(index), f"{type(error).__name__}: {error}"))
         return samples, errors
 
-    def _read_one(self, index: int) -> Any:
-        fetch = getattr(self.dataset, "__getitems__", None)
-        return self.dataset[index] if fetch is None else fetch([index])[0]
-
     def _stand_in_for(self, micro_batch: BatchIds) -> Any:
         """Return one of the following samples of the dataset, to run without counting it."""
-        last, errors = plain_id(micro_batch[-1]), "its ids are no integers"
+        last, errors = plain_id(micro_batch[-1]), "its ids are not integers"
         if isinstance(last, int):
             for index in range(last + 1, last + 1 + _MOST_STAND_INS):
-                samples, failed = self._read_many([self._within(index)], micro_batch.key)
+                place = index % len(self.dataset) if isinstance(self.dataset, Sized) else index
+                samples, failed = self._read_many([place], micro_batch.key)
                 if samples:
                     return samples[0]
                 errors = failed[0][1]
         raise DataError(
             f"none of {_described(micro_batch)} could be read, nor any of the {_MOST_STAND_INS} that follow in the "
-            f"dataset to stand in for them: {errors}"
+            f"dataset: {errors}"
         )
-
-    def _within(self, index: int) -> int:
-        return index % len(self.dataset) if isinstance(self.dataset, Sized) else index
 
 
 class SeededDataset:
@@ -193,7 +180,7 @@ def check_budget(skipped: Skipped, dataset: Any) -> None:
         first = "; ".join(f"{index}: {text}" for index, (_, text) in list(skipped.items())[:3])
         raise DataError(
             f"{len(skipped)} samples could not be read, more than the {budget} that may be skipped (1 % of the "
-            f"dataset, at least {_LEAST_BUDGET}). The first are {first}. Mend them or take them out of the dataset."
+            f"dataset, at least {_LEAST_BUDGET}). The first are {first}. Repair them, or remove them from the dataset."
         )
 
 
@@ -214,7 +201,7 @@ def _unreadable(micro_batch: BatchIds, offset: int, error: Exception) -> DataErr
     return DataError(
         f"sample {micro_batch[offset]} (position {micro_batch.position + offset} of epoch {micro_batch.epoch}) could "
         f"not be read: {type(error).__name__}: {error}. "
-        "Mend it or take it out of the dataset, or leave out what cannot be read with bad_samples='skip'."
+        "Repair it, remove it from the dataset, or skip unreadable samples with bad_samples='skip'."
     )
 
 

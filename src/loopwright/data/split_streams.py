@@ -28,7 +28,7 @@ def is_split(source: Any, share: Share) -> bool:
     parts = int(getattr(getattr(dataset, "_distributed", None), "world_size", 1))
     if parts not in (1, share.processes):
         raise ConfigError(
-            f"the dataset is split among {parts} processes, and there are {share.processes}. Call "
+            f"the dataset is split over {parts} processes, and there are {share.processes}. Call "
             f"split_dataset_by_node with world_size={share.processes}, or not at all."
         )
     return parts > 1

@@ -120,7 +120,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
                     raise lost from None
             except Exception as error:
                 raise DataError(
-                    f"what a worker sent could not be received: {type(error).__name__}: {error}. If the limit of open "
+                    f"a worker's batch could not be received: {type(error).__name__}: {error}. If the limit of open "
                     "files is reached, raise it (ulimit -n), or call "
                     "torch.multiprocessing.set_sharing_strategy('file_system') before training."
                 ) from error
@@ -239,10 +239,10 @@ class WorkerWatch:
         if len(self._losses) > _MOST_REPLACEMENTS:
             advice = (
                 "If a batch may take that long, give the loader a longer timeout; else look for a read or a lock in "
-                "the dataset that never comes back."
+                "the dataset that blocks forever."
                 if lost.is_hang
-                else "If they ran out of memory, use fewer workers or smaller batches; else see whether the dataset "
-                "or a library under it crashes (num_workers=0 shows it in the main process)."
+                else "If they ran out of memory, use fewer workers or smaller batches; else check whether the dataset "
+                "or a library it uses crashes (num_workers=0 shows it in the main process)."
             )
             raise DataError(
                 f"the workers of a data loader were lost {len(self._losses)} times within an hour and are not "
@@ -256,13 +256,10 @@ class _Inbox:
 
     It replaces a queue's `get`, in the calling thread. Tensors arrive as a message plus a request to their sender, so
     even a received message may never complete.
-
-    Attributes:
-        has_timed_out: workers were killed because one hung while sending.
     """
 
     def __init__(self, results: Any, workers: list[Any], patience: float) -> None:
-        self.has_timed_out = False
+        self.has_timed_out = False  # whether workers were killed because one hung while sending
         self._results = results
         self._workers = workers
         self._patience = patience

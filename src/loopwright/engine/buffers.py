@@ -15,13 +15,7 @@ _ALWAYS_COPIED_NUMBERS = 65536
 
 
 class BufferShadow:
-    """Copies of the buffers of modules (such as running means), refreshed where they may have changed.
-
-    A forward pass changes such buffers at once, but an abandoned update must leave no trace.
-
-    Args:
-        modules: the model, and the loss function of the run; anything else has no buffers.
-    """
+    """Copies of the buffers of modules (such as running means), so that an abandoned update leaves no trace."""
 
     def __init__(self, *modules: Any) -> None:
         # The dicts that hold them: searching for buffers at every update would cost more than copying them.
@@ -58,26 +52,18 @@ class BufferShadow:
 
 @dataclass
 class _Kept:
-    """One buffer and its saved values.
+    """One buffer and its saved values."""
 
-    Attributes:
-        holder: the module's buffers by name.
-        name: of this one.
-        copy: its values when it was kept.
-        seen: the copied tensor, kept alive so that its id is not reused.
-        version: its `_version` at that time.
-    """
-
-    holder: dict[str, Tensor | None]
+    holder: dict[str, Tensor | None]  # the module's buffers by name
     name: str
     copy: Tensor = field(default_factory=lambda: torch.empty(0))
-    seen: Tensor | None = None
-    version: int = 0
+    seen: Tensor | None = None  # the copied tensor, kept alive so that its id is not reused
+    version: int = 0  # its `_version` at that time
 
     def is_current(self, buffer: Tensor) -> bool:
         """Whether the buffer is certain to be unchanged."""
-        is_told = buffer.numel() > _ALWAYS_COPIED_NUMBERS
-        return is_told and buffer is self.seen and buffer._version == self.version
+        is_large = buffer.numel() > _ALWAYS_COPIED_NUMBERS
+        return is_large and buffer is self.seen and buffer._version == self.version
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:
@@ -86,8 +72,6 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy the second of each pair into the first, with as few kernels as possible."""
-    if not pairs:
-        return
     kinds: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for target, source in pairs:
         kinds[target.dtype, target.device].append((target, source))

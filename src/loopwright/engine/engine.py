@@ -23,7 +23,15 @@ from loopwright.engine.processes import (
     joining_method,
     sum_on_device,
 )
-from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, shard
+from loopwright.engine.sharding import (
+    clip_norm,
+    create_sharding,
+    is_sharded,
+    local,
+    reshard,
+    restored_variable,
+    shard,
+)
 from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,23 +61,10 @@ def create_accelerator(
     # each process as the only one.
     on_cpu = "LOCAL_RANK" in os.environ and not torch.accelerator.is_available()
     patience = InitProcessGroupKwargs(init_method=joining_method(), timeout=collective_timeout())
-    with _environment("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
+    with restored_variable("ACCELERATE_USE_CPU", "true") if use_cpu else nullcontext():  # read by its constructor
         handlers = [patience, DistributedDataParallelKwargs(**(ddp_options or {}))]
         make = partial(Accelerator, mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=handlers)
         return create_sharding(make, sharding)
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def forget_precision() -> None:
@@ -98,14 +93,7 @@ def check_reduction(reduction: str, model: Any) -> None:
 
 
 class Engine:
-    """The loop's interface to device, precision and processes, for one run.
-
-    Attributes:
-        parameters: everything with gradients: the model's parameters, and those that only the optimizer holds, such as
-            a loss function's.
-        num_averaged: the divisor of the processes' summed gradients: the world size, or 1 for an exact sum.
-        before_sharing: called before the backward pass that shares gradients, so that its own communication overlaps.
-    """
+    """The loop's interface to device, precision and processes, for one run."""
 
     def __init__(self, accelerator: Accelerator, reduction: str = "fast") -> None:
         self.accelerator = accelerator
@@ -115,24 +103,24 @@ class Engine:
         self.kind = str(accelerator.distributed_type.value)
         if self.kind in _NOT_OFFERED:
             raise ConfigError(
-                f"accelerate is configured for {self.kind}, which is not supported: its gradients would not be shared. "
-                'Configure FSDP 2, or nothing, and split the model by sharding or fsdp, each "full_shard"'
+                f"accelerate is configured for {self.kind}, which is not supported: gradients would not be shared. "
+                'Configure FSDP 2, or nothing, and pass sharding="full_shard" or fsdp="full_shard" to split the model'
             )
         self.is_distributed = self.kind != "NO" and self.num_processes > 1
         self.agreement = Agreement()
+        # Everything with gradients: the model's parameters, and those only in the optimizer (a loss function's).
         self.parameters: list[nn.Parameter] = []
         self._is_sharded = self.kind == "FSDP"
         if reduction == "exact" and self._is_sharded:
-            raise ConfigError(
-                f'reduction="exact" needs a whole model on every process, which {self.kind} does not keep'
-            )
+            raise ConfigError(f'reduction="exact" needs the whole model on every process, and {self.kind} splits it')
         self._tree = TreeSum() if reduction == "exact" else None
-        self.num_averaged = 1 if reduction == "exact" else self.num_processes
+        self.num_averaged = 1 if reduction == "exact" else self.num_processes  # the divisor of summed gradients
         self._needs_wrapping = accelerator.scaler is not None or self._is_sharded or self.kind == "XLA"
         self._only_in_optimizer: list[nn.Parameter] = []
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._optimizer: Any = None
         self._sharded: nn.Module | None = None
+        # Called before the backward pass that shares gradients, so that its own communication overlaps.
         self.before_sharing: Callable[[], None] | None = None
         self._shares_next = False
 
@@ -204,12 +192,7 @@ class Engine:
         return model, self.unwrap_optimizer(optimizer)
 
     def unwrap(self, model: Any, keep_torch_compile: bool = True) -> Any:
-        """Return the model without its distributed wrapper; its forward stays under autocast during the run.
-
-        Args:
-            model: as `prepare` returned it.
-            keep_torch_compile: whether a compiled model stays compiled.
-        """
+        """Return the model without its distributed wrapper; its forward stays under autocast during the run."""
         if not isinstance(model, nn.Module):
             return model
         return self.accelerator.unwrap_model(model, keep_torch_compile=keep_torch_compile)
@@ -245,7 +228,7 @@ class Engine:
         return [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
     def begin_gradients(self, is_pad: bool) -> None:
-        """Start the gradients of an update before its first micro-batch; those of a pad (`is_pad`) do not count."""
+        """Start the gradients of an update before its first micro-batch; a pad's gradients (`is_pad`) do not count."""
         if self._tree is not None:
             self._tree.begin(self.parameters, is_pad)
 
@@ -262,10 +245,7 @@ class Engine:
                     parameter.grad = sum_on_device(parameter.grad) / self.num_processes
 
     def clip(self, value: float | None, norm: float | None) -> torch.Tensor | None:
-        """Clip the gradients by value, by norm, or both (in this order); return the norm if it was computed.
-
-        Called once per update, on the full gradient; gradients are unscaled first.
-        """
+        """Clip the full gradient by value, by norm, or both (in this order); return the norm if it was computed."""
         parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
         if self.accelerator.scaler is not None:
             # Not accelerate's own unscaling, which reads process-wide state that another trainer may have changed.
@@ -283,10 +263,7 @@ class Engine:
         return bool(getattr(optimizer, "step_was_skipped", False))
 
     def share_gradients(self, model: Any, is_shared: bool) -> None:
-        """Set whether the next backward syncs gradients with the other processes (only a window's last one does).
-
-        Called before every micro-batch.
-        """
+        """Set whether the next backward syncs gradients with the other processes; only a window's last one does."""
         if self._tree is not None:
             self._tree.add_gradients()
         if not self.is_distributed:

@@ -54,14 +54,12 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run a function on the recording stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Record a function as a graph."""
         graph = torch.cuda.CUDAGraph()
         try:
             # Only for this thread: a loader's pinning thread and a checkpoint writer may call CUDA meanwhile.
@@ -97,7 +95,7 @@ def signature(value: Any) -> Hashable:
         elif leaf is None or isinstance(leaf, (int, str)):
             parts.append(leaf)
         else:
-            raise NotCapturableError(f"a batch holds a {type(leaf).__name__}, which no buffer can stand for")
+            raise NotCapturableError(f"a batch holds a {type(leaf).__name__}, which cannot become a buffer")
         return leaf
 
     map_leaves(value, note)
@@ -147,23 +145,14 @@ class _Recorded:
 
 @dataclass
 class Step:
-    """An update, as the graphs see it.
+    """An update, as the graphs see it."""
 
-    Attributes:
-        micro_batch: forward and backward on inputs; returns the outputs to read after a replay.
-        apply: clips and steps the optimizer; returns the gradient's norm, or None.
-        begin: called before any recording, to wait for other work on the device.
-        restore: restores the buffers of the model after a warm-up.
-        parameters: everything with gradients.
-        optimizer: its learning rates are read from buffers.
-    """
-
-    micro_batch: Callable[[Any], Any]
-    apply: Callable[[], Tensor | None]
-    begin: Callable[[], None]
-    restore: Callable[[], None]
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    micro_batch: Callable[[Any], Any]  # forward and backward on inputs; returns the outputs to read after a replay
+    apply: Callable[[], Tensor | None]  # clips and steps the optimizer; returns the gradient's norm, or None
+    begin: Callable[[], None]  # called before any recording, to wait for other work on the device
+    restore: Callable[[], None]  # restores the buffers of the model after a warm-up
+    parameters: list[nn.Parameter]  # everything with gradients
+    optimizer: torch.optim.Optimizer  # its learning rates are read from buffers
     device: torch.device
 
 
@@ -198,9 +187,13 @@ class UpdateGraphs:
         Raises:
             NotCapturableError: it cannot be recorded; nothing was changed.
         """
-        keys = [signature(value) for value in inputs]
-        graphs = [self._find(key, value, is_alone=len(inputs) == 1) for key, value in zip(keys, inputs, strict=True)]
-        if len(inputs) > 1 and self._apply is None:
+        is_alone, graphs = len(inputs) == 1, []
+        known = self._whole if is_alone else self._parts
+        for key, value in [(signature(value), value) for value in inputs]:
+            if key not in known:
+                known[key] = self._record(value, is_alone=is_alone)
+            graphs.append(known[key])
+        if not is_alone and self._apply is None:
             self._apply = self._record_apply()
         self._fill_rates()
         for index, (graph, value) in enumerate(zip(graphs, inputs, strict=True)):
@@ -208,7 +201,7 @@ class UpdateGraphs:
             before(index)
             graph.replay()
             after(index, graph.output[0])
-        if len(inputs) == 1:
+        if is_alone:
             self.norm = graphs[0].output[1]
         else:
             assert self._apply is not None
@@ -228,12 +221,6 @@ class UpdateGraphs:
             self._recorded_for = (options, trained)
 
     # --- recording ----------------------------------------------------------------------------------------------
-
-    def _find(self, key: Hashable, value: Any, *, is_alone: bool) -> _Recorded:
-        known = self._whole if is_alone else self._parts
-        if key not in known:
-            known[key] = self._record(value, is_alone=is_alone)
-        return known[key]
 
     def _record(self, value: Any, *, is_alone: bool) -> _Recorded:
         step = self.step
@@ -267,9 +254,17 @@ class UpdateGraphs:
         return _Recorded(StaticInputs({}, self.step.device), replay, norm)
 
     def _capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        self._make_rates()
+        if not self._rates:
+            groups = self.step.optimizer.param_groups
+            self._rates = [torch.zeros((), dtype=torch.float32, device=self.step.device) for _ in groups]
+            self._rate_values = [float("nan")] * len(groups)
         before = _state_entries(self.step.optimizer)
-        with self._rates_from_buffers():
+        # While it is recorded, the optimizer reads its learning rates from buffers.
+        options = [
+            {"lr": rate, **({"capturable": True} if "capturable" in group else {})}
+            for group, rate in zip(self.step.optimizer.param_groups, self._rates, strict=True)
+        ]
+        with _replaced_options(self.step.optimizer, options):
             recorded = self.capturer.capture(function)
         if _state_entries(self.step.optimizer) != before:
             for parameter in set(self.step.optimizer.state) - set(before):
@@ -320,12 +315,6 @@ class UpdateGraphs:
         if self._gradients:
             torch._foreach_zero_(list(self._gradients.values()))
 
-    def _make_rates(self) -> None:
-        if not self._rates:
-            groups = self.step.optimizer.param_groups
-            self._rates = [torch.zeros((), dtype=torch.float32, device=self.step.device) for _ in groups]
-            self._rate_values = [float("nan")] * len(groups)
-
     def _fill_rates(self) -> None:
         for index, group in enumerate(self.step.optimizer.param_groups):
             value = float(group["lr"])
@@ -333,35 +322,26 @@ class UpdateGraphs:
                 self._rates[index].fill_(value)
                 self._rate_values[index] = value
 
-    @contextlib.contextmanager
-    def _rates_from_buffers(self) -> Iterator[None]:
-        """Let the optimizer read its learning rates from buffers while it is recorded."""
-        groups = self.step.optimizer.param_groups
-        kept = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate
-            if "capturable" in group:
-                group["capturable"] = True
-        try:
-            yield
-        finally:
-            for group, values in zip(groups, kept, strict=True):
-                for name, value in values.items():
-                    group[name] = value
-
 
 @contextlib.contextmanager
-def single_precision_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Run a block with learning rates rounded to float32, as a graph's buffer holds them."""
-    kept = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        if not isinstance(group["lr"], Tensor):
-            group["lr"] = float(np.float32(group["lr"]))
+def _replaced_options(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> Iterator[None]:
+    """Run a block with other options for each parameter group."""
+    pairs = list(zip(optimizer.param_groups, options, strict=True))
+    kept = [{name: group[name] for name in others} for group, others in pairs]
+    for group, others in pairs:
+        group.update(others)
     try:
         yield
     finally:
-        for group, rate in zip(optimizer.param_groups, kept, strict=True):
-            group["lr"] = rate
+        for (group, _), before in zip(pairs, kept, strict=True):
+            group.update(before)
+
+
+def single_precision_rates(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """Run a block with learning rates rounded to float32, as a graph's buffer holds them."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    rounded = [rate if isinstance(rate, Tensor) else float(np.float32(rate)) for rate in rates]
+    return _replaced_options(optimizer, [{"lr": rate} for rate in rounded])
 
 
 def _state_entries(optimizer: torch.optim.Optimizer) -> dict[Any, set[str]]:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -85,36 +84,35 @@ class FailureWatch:
         threading.Thread(target=self._watch, name="loopwright-failures", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._is_over.set()
         if error is None or getattr(error, "is_agreed", False):  # all of them leave with it
             return
-        told = self._heard_of(error)
-        if told is None:
-            told = self._tell(error)
+        cause = self._heard_of(error)
+        if cause is None:
+            cause = self._post(error)
         elif self._launcher is not None:
             atexit.register(time.sleep, _HEAD_START_SECONDS)  # the first exit code is the launcher's
-        if told is not None and (type(error) is RuntimeError or isinstance(error, dist.DistError)):
+        if cause is not None and (type(error) is RuntimeError or isinstance(error, dist.DistError)):
             # Raised by a collective when its peer is gone; the real cause is the peer's error.
-            raise AnotherProcessError(f"{told} (this is rank {self._rank})") from error
+            raise AnotherProcessError(f"{cause} (this is rank {self._rank})") from error
 
     def _heard_of(self, error: BaseException) -> str | None:
         """Return another process's failure, if it was posted; wait for it if this error implies one."""
         deadline = time.monotonic() + (_HEARD_SECONDS if isinstance(error, AnotherProcessError) else 0)
         with contextlib.suppress(dist.DistError):
-            while (told := self._failure_of_another()) is None and time.monotonic() < deadline:
+            while (failure := self._failure_of_another()) is None and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS)
-            if told is not None:
+            if failure is not None:
                 self._store.add(f"{self._key}/left", 1)
-            return told
+            return failure
         return self._failure
 
-    def _tell(self, error: BaseException) -> str | None:
+    def _post(self, error: BaseException) -> str | None:
         """Post this process's failure; return the original one if this process only lost a peer."""
-        me, is_lost = f"rank {self._rank} of {self._world}", _is_lost_connection(error)
-        text = f"{me} lost another process, which was killed or ended without saying why"
+        me = f"rank {self._rank} of {self._world}"
+        is_lost = type(error) is RuntimeError and any(text in str(error) for text in _LOST)
+        text = f"{me} lost another process, which was killed or exited without an error message"
         if not is_lost:
             text = f"{me} failed: {_summary(error)}"
         with contextlib.suppress(dist.DistError):
@@ -170,14 +168,10 @@ class FailureWatch:
 
     def _leave(self, cause: str) -> None:
         """Exit from this thread, after dumping where the main thread is stuck."""
-        sys.stderr.write(f"Rank {self._rank} of {self._world} ends, since {cause}. It was here:\n")
+        sys.stderr.write(f"Rank {self._rank} of {self._world} exits, since {cause}. It was here:\n")
         sys.stderr.flush()
         faulthandler.dump_traceback()
         os._exit(1)
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    return type(error) is RuntimeError and any(words in str(error) for words in _LOST)
 
 
 def _summary(error: BaseException) -> str:
@@ -185,6 +179,6 @@ def _summary(error: BaseException) -> str:
     name, (first, *more) = type(error).__name__, str(error).splitlines() or [""]
     if first.startswith("Caught ") and "DataLoader worker process" in first:
         # The worker's traceback follows, with the error below it.
-        said = [text for kind, _, text in (line.partition(": ") for line in more) if kind.endswith(name)]
-        first = said[-1] if said else first
+        texts = [text for kind, _, text in (line.partition(": ") for line in more) if kind.endswith(name)]
+        first = texts[-1] if texts else first
     return f"{name}: {first[:_LONGEST]}" if first else name

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,15 +29,10 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class MemorySaving:
-    """The memory that a change would save.
+    """The memory that a change would save."""
 
-    Attributes:
-        name: "half_batch", "bf16", "checkpointing" or "half_length".
-        num_bytes: of the activations of one micro-batch.
-    """
-
-    name: str
-    num_bytes: int
+    name: str  # "half_batch", "bf16", "checkpointing" or "half_length"
+    num_bytes: int  # of the activations of one micro-batch
 
 
 def list_savings(descriptions: Mapping[str, str], savings: list[MemorySaving]) -> str:
@@ -90,10 +84,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a device: for a GPU including torch's cache, for the host within its limits.
-
-    The host's limits are the available memory, the control group's limit, and `ulimit -v`.
-    """
+    """Return the free bytes of a GPU with torch's cache, or of the host within its cgroup's limit and `ulimit -v`."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -104,23 +95,14 @@ def free_bytes(device: torch.device) -> int:
         allowed, in_use = _number_in(limit), _number_in(used)
         if allowed is not None and in_use is not None:
             available = min(available, max(allowed - in_use, 0))
-    address_space = _address_space_limit()
-    return available if address_space is None else min(available, max(address_space - _own_bytes(), 0))
-
-
-def _address_space_limit() -> int | None:
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _own_bytes() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().vms)
+        return available
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed == resource.RLIM_INFINITY:
+        return available
+    return min(available, max(allowed - int(psutil.Process().memory_info().vms), 0))
 
 
 def _number_in(path: str) -> int | None:
@@ -142,7 +124,7 @@ class SavedBytes:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the tensors kept in the block; they are held until its end, so that no address is reused."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unchanged):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda value: value):
             try:
                 yield
             finally:
@@ -159,7 +141,3 @@ class SavedBytes:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _unchanged(value: Any) -> Any:
-    return value

@@ -18,12 +18,15 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return the same structure with the function applied to everything that is not a container."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or not is_container(value):
         return function(value)
-    is_container = isinstance(value, (list, tuple, Mapping)) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    )
-    return map_children(value, lambda item: map_leaves(item, function)) if is_container else function(value)
+    return map_children(value, lambda item: map_leaves(item, function))
+
+
+def is_container(value: Any) -> bool:
+    """Whether `map_children` goes into a value."""
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_record or isinstance(value, (list, tuple, Mapping))
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from loopwright.errors import AnotherProcessError, ConfigError, DataError, StopT
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+_Gradients = list[torch.Tensor | None]
 
 TIMEOUT_VARIABLE = "LOOPWRIGHT_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 300.0
@@ -71,20 +73,14 @@ def _offer_restarted_store() -> None:
 
 
 def gather_rows(tensor: torch.Tensor, device: torch.device, padding_value: float | None = None) -> torch.Tensor:
-    """Concatenate a tensor over processes on dim 0, in order of rank; processes may have different row counts.
-
-    Args:
-        tensor: this process's rows; a 0-dim tensor counts as one row.
-        device: where the processes communicate.
-        padding_value: pads later dimensions that differ; without it they raise an error.
-    """
+    """Concatenate the rows of all processes in order of rank; `padding_value` pads later dimensions that differ."""
     if not is_distributed():
         return tensor.detach().to(device).contiguous()
     parts, sizes = _exchanged(tensor, device, 0 if padding_value is None else padding_value)
     if padding_value is None and any(size[1:] != sizes[0][1:] for size in sizes):
         raise DataError(
             f"gather: the processes hold rows of different shapes {[tuple(size[1:]) for size in sizes]}. "
-            "Pass padding_value= to fill them up to the largest."
+            "Pass padding_value= to pad them to the largest."
         )
     return torch.cat([part[: size[0]] for part, size in zip(parts, sizes, strict=True)])
 
@@ -133,10 +129,7 @@ def sum_over_processes(values: list[float], device: torch.device) -> list[float]
 
 
 class Agreement:
-    """Agreement of all processes on a few integers: the largest of each wins.
-
-    It uses a gloo group, so that the host communicates without a device sync.
-    """
+    """Agreement of all processes on a few integers (the largest wins), by gloo: without a device sync."""
 
     _groups: ClassVar[dict[tuple[int, bool], Any]] = {}
 
@@ -144,12 +137,8 @@ class Agreement:
         self._board: Board | None = None
         self._begun: tuple[torch.Tensor, Any] | None = None
 
-    @property
-    def _group(self) -> Any:
-        return self.group(is_patient=False)
-
     @classmethod
-    def group(cls, is_patient: bool) -> Any:
+    def group(cls, is_patient: bool = False) -> Any:
         """Return a gloo group of all processes, cached after its first use by all; `is_patient`: a timeout of days."""
         which = id(dist.group.WORLD), is_patient
         if which not in cls._groups:
@@ -170,8 +159,8 @@ class Agreement:
         if not is_distributed():
             return list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        return [int(value) for value in tensor.tolist()]
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group())
+        return list(map(int, tensor.tolist()))
 
     @property
     def is_begun(self) -> bool:
@@ -203,7 +192,7 @@ class Agreement:
             self._board.post(any(values))
             self._begun = tensor, None
         else:
-            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group(), async_op=True)
             self._begun = tensor, work
 
     def end(self) -> list[int]:
@@ -213,15 +202,15 @@ class Agreement:
         if work is not None:
             work.wait()
         elif self._board is not None and self._board.read():
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        return [int(value) for value in tensor.tolist()]
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group())
+        return list(map(int, tensor.tolist()))
 
     def total(self, value: float) -> float:
         """Return the sum of a value over all processes; every process must call it."""
         if not is_distributed():
             return value
         tensor = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(tensor, group=self._group)
+        dist.all_reduce(tensor, group=self.group())
         return float(tensor.item())
 
 
@@ -247,6 +236,29 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
             dist.broadcast(tensor.detach(), src=0)
 
 
+class _PairwiseSum(Generic[T]):
+    """Sums values as the leaves of a binary tree, in order."""
+
+    def __init__(self, add: Callable[[T, T], T]) -> None:
+        self._add = add
+        self._partial: list[tuple[int, T]] = []  # (height, sum), the highest first
+
+    def push(self, value: T) -> None:
+        self._partial.append((0, value))
+        while len(self._partial) > 1 and self._partial[-1][0] == self._partial[-2][0]:
+            self._merge()
+
+    def total(self) -> T | None:
+        while len(self._partial) > 1:
+            self._merge()
+        return self._partial.pop()[1] if self._partial else None
+
+    def _merge(self) -> None:
+        height, right = self._partial.pop()
+        below, left = self._partial.pop()
+        self._partial.append((max(height, below) + 1, self._add(left, right)))
+
+
 class TreeSum:
     """Sums the gradients of an update's micro-batches in one fixed order, whichever process ran which.
 
@@ -258,13 +270,13 @@ class TreeSum:
     def __init__(self) -> None:
         self._parameters: list[torch.nn.Parameter] = []
         self._is_pad = False
-        self._partial: list[tuple[int, list[torch.Tensor | None]]] = []  # (height, sums), the highest first
+        self._sum = _PairwiseSum(_added)
 
     def begin(self, parameters: list[torch.nn.Parameter], is_pad: bool) -> None:
         """Start an update of these parameters; `is_pad`: this process's gradients do not count."""
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._is_pad = is_pad
-        self._partial = []
+        self._sum = _PairwiseSum(_added)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -273,38 +285,23 @@ class TreeSum:
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        if self._is_pad or all(gradient is None for gradient in gradients):
-            return
-        self._partial.append((0, gradients))
-        while len(self._partial) > 1 and self._partial[-1][0] == self._partial[-2][0]:
-            self._merge()
+        if not self._is_pad and any(gradient is not None for gradient in gradients):
+            self._sum.push(gradients)
 
     def finish(self) -> None:
         """Sum over the whole tree, and set the result as every process's gradients."""
-        while len(self._partial) > 1:
-            self._merge()
-        sums: list[torch.Tensor | None] = [None] * len(self._parameters)
-        if self._partial:
-            sums = self._partial.pop()[1]
+        sums = self._sum.total() or [None] * len(self._parameters)
         if is_distributed():
-            self._sum_over_processes(sums)
+            kinds: defaultdict[Any, list[int]] = defaultdict(list)
+            for index, parameter in enumerate(self._parameters):
+                kinds[parameter.dtype, parameter.device].append(index)
+            for indexes in kinds.values():
+                self._sum_alike([self._parameters[index] for index in indexes], indexes, sums)
         for parameter, gradient in zip(self._parameters, sums, strict=True):
             parameter.grad = gradient
 
-    def _merge(self) -> None:
-        height, right = self._partial.pop()
-        below, left = self._partial.pop()
-        self._partial.append((max(height, below) + 1, _added(left, right)))
-
-    def _sum_over_processes(self, sums: list[torch.Tensor | None]) -> None:
-        kinds: defaultdict[Any, list[int]] = defaultdict(list)
-        for index, parameter in enumerate(self._parameters):
-            kinds[parameter.dtype, parameter.device].append(index)
-        for indexes in kinds.values():
-            self._sum_alike([self._parameters[index] for index in indexes], indexes, sums)
-
     @staticmethod
-    def _sum_alike(parameters: list[Any], indexes: list[int], sums: list[torch.Tensor | None]) -> None:
+    def _sum_alike(parameters: list[Any], indexes: list[int], sums: _Gradients) -> None:
         """Sum gradients of one dtype and device over the processes, into their places in `sums`."""
         world, like = dist.get_world_size(), parameters[0]
         own = [sums[index] for index in indexes]
@@ -319,14 +316,14 @@ class TreeSum:
         rows = torch.empty_like(flat)
         # Each process sums one slice of all gradients: no more traffic than an ordinary all-reduce.
         dist.all_to_all_single(rows.view(torch.uint8), flat.view(torch.uint8))
-        stack: list[tuple[int, torch.Tensor]] = []
+        tree: _PairwiseSum[torch.Tensor] = _PairwiseSum(torch.add)
         for row in rows.view(world, -1):
-            stack.append((0, row))
-            while len(stack) > 1 and stack[-1][0] == stack[-2][0]:
-                _merge_rows(stack)
-        while len(stack) > 1:
-            _merge_rows(stack)
-        _gather_slices(flat.view(torch.uint8), stack[0][1].view(torch.uint8))
+            tree.push(row)
+        total_row = tree.total()
+        assert total_row is not None
+        # torch 2.13 renamed it, and warns about the old name.
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(flat.view(torch.uint8), total_row.view(torch.uint8))
         totals = flat[:size].split([*(part.numel() for part in parts), len(parts)])
         for place, index in enumerate(indexes):
             total, gradient = totals[place].view_as(parameters[place]), own[place]
@@ -336,23 +333,11 @@ class TreeSum:
                 sums[index] = total.clone()
 
 
-def _added(left: list[torch.Tensor | None], right: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _added(left: _Gradients, right: _Gradients) -> _Gradients:
     both = [(one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None]
     if both:
         torch._foreach_add_([one for one, _ in both], [other for _, other in both])  # one kernel for all tensors
     return [other if one is None else one for one, other in zip(left, right, strict=True)]
-
-
-def _gather_slices(whole: torch.Tensor, own: torch.Tensor) -> None:
-    # torch 2.13 renamed it, and warns about the old name.
-    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(whole, own)
-
-
-def _merge_rows(stack: list[tuple[int, torch.Tensor]]) -> None:
-    height, right = stack.pop()
-    below, left = stack.pop()
-    stack.append((max(height, below) + 1, left + right))
 
 
 def world_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -366,17 +351,14 @@ def local_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
-    """Run the function on one process per node first (to download, to fill a cache), then on the others.
-
-    Every process gets a result. If it raises on any process, every process raises.
-    """
+    """Run the function on one process per node first, then on the others; if it raises on any, every process raises."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if not is_distributed():
             return function(*args, **kwargs)
         first = _local_rank() == 0
-        results = [_shared_failure(function, turn, *args, **kwargs) for turn in (first, not first)]
+        results = [_run_on(turn, function, *args, **kwargs) for turn in (first, not first)]
         return results[0] if first else results[1]  # type: ignore[return-value]
 
     return wrapper
@@ -387,33 +369,41 @@ def _on_some(function: Callable[P, R], chosen: Callable[[], bool]) -> Callable[P
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
         if not is_distributed():
             return function(*args, **kwargs)
-        return _shared_failure(function, chosen(), *args, **kwargs)
+        return _run_on(chosen(), function, *args, **kwargs)
 
     return wrapper
 
 
-def _shared_failure(function: Callable[..., R], run_here: bool, *args: Any, **kwargs: Any) -> R | None:
+def _run_on(run_here: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
     """Run the function if asked; afterwards all processes know whether it failed anywhere."""
-    result, failure = None, None
-    group = Agreement.group(is_patient=True)
-    if run_here:
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - raised again below, once the others know
-            failure = error
-    failures: list[tuple[str, str] | None] = [None] * dist.get_world_size()
-    own = None if failure is None else (type(failure).__name__, str(failure))
-    dist.all_gather_object(failures, own, group=group)
-    if failure is not None:
-        raise failure
-    for rank, told in enumerate(failures):
-        if told is not None:
-            kind, text = told
+    result, failures = share_failures(lambda: function(*args, **kwargs) if run_here else None)
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            kind, text = failure
             if kind == StopTrainingError.__name__:  # not a failure: all of them stop gracefully
                 raise StopTrainingError(text)
             name = getattr(function, "__name__", repr(function))
             raise AnotherProcessError(f"{name} failed on rank {rank}: {kind}: {text}")
     return result
+
+
+def share_failures(step: Callable[[], R]) -> tuple[R, list[tuple[str, str] | None]]:
+    """Run a function on every process, which may take long; raise its own error once the others know.
+
+    Returns:
+        Its result, and the class and text of the error of each process.
+    """
+    result, error = None, None
+    group = Agreement.group(is_patient=True)
+    try:
+        result = step()
+    except BaseException as raised:  # noqa: BLE001 - raised again below, once the others know
+        error = raised
+    failures: list[tuple[str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, None if error is None else (type(error).__name__, str(error)), group=group)
+    if error is not None:
+        raise error
+    return result, failures  # type: ignore[return-value] # set where nothing was raised
 
 
 def _local_rank() -> int:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,7 @@ def generator_states(device: torch.device | None = None) -> dict[str, Any]:
     name, numpy_words, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": [version, list(words), gauss],
-        "numpy": [
-            name,
-            torch.from_numpy(np.asarray(numpy_words).astype(np.int64)),
-            position,
-            has_gauss,
-            cached,
-        ],
+        "numpy": [name, torch.from_numpy(np.asarray(numpy_words).astype(np.int64)), position, has_gauss, cached],
         "torch": torch.default_generator.get_state(),
     }
     if device is not None and device.type != "cpu":
@@ -93,21 +88,7 @@ def _device_generator(device: torch.device) -> Any:
         return torch.cuda.default_generators[index]
     if device.type == "mps":
         return torch.mps._get_default_mps_generator()  # torch.mps has no default_generators
-    return _ModuleGenerator(getattr(torch, device.type))
-
-
-class _ModuleGenerator:
-    """The generator interface for accelerators with module functions only (torch.xpu, ...)."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def manual_seed(self, seed: int) -> None:
-        self._module.manual_seed(seed)
-
-    def get_state(self) -> torch.Tensor:
-        state: torch.Tensor = self._module.get_rng_state()
-        return state
-
-    def set_state(self, state: torch.Tensor) -> None:
-        self._module.set_rng_state(state)
+    module = getattr(torch, device.type)  # an accelerator with module functions only (torch.xpu, ...)
+    return SimpleNamespace(
+        manual_seed=module.manual_seed, get_state=module.get_rng_state, set_state=module.set_rng_state
+    )

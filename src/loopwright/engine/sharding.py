@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,55 +24,41 @@ _ORIGIN = "_loopwright_sharding"  # in a sharded model's __dict__
 _USE_FSDP = "ACCELERATE_USE_FSDP"
 _WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
 _REFUSED = {
-    "offload": "keeping weights in host memory is not offered",
-    "hybrid_shard": "shards within a machine and copies between machines are not offered",
-    "hybrid_shard_zero2": "shards within a machine and copies between machines are not offered",
+    "offload": "keeping weights in host memory is not supported",
+    "hybrid_shard": "shards within a machine and copies between machines are not supported",
+    "hybrid_shard_zero2": "shards within a machine and copies between machines are not supported",
     "no_shard": "leave the argument out instead",
 }
-# The fields for the entries of hf's fsdp_config. Entries without a field change nothing in FSDP2.
-_CONFIG = {
+# The fields for the entries of hf's fsdp_config.
+_FIELDS = {
     "transformer_layer_cls_to_wrap": "layers",
     "min_num_params": "min_num_params",
     "reshard_after_forward": "reshard_after_forward",
-    "version": None,
-    "fsdp_version": None,
-    "use_orig_params": None,
-    "sync_module_states": None,
-    "state_dict_type": None,
-    "auto_wrap_policy": None,
-    "backward_prefetch": None,
-    "limit_all_gathers": None,
-    "cpu_ram_efficient_loading": None,
 }
+# Entries that change nothing in FSDP2.
+_WITHOUT_EFFECT = frozenset(
+    ("version", "fsdp_version", "use_orig_params", "sync_module_states", "state_dict_type", "auto_wrap_policy")
+    + ("backward_prefetch", "limit_all_gathers", "cpu_ram_efficient_loading")
+)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults.
+    """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults."""
 
-    Args:
-        layers: class names of the modules that are gathered one at a time. The default is transformers' own list for
-            its models, and every module of at least `min_num_params` parameters for others.
-        min_num_params: see `layers`.
-        reshard_after_forward: free a layer's weights after its forward pass and gather them again for backward. False
-            uses more memory and less traffic.
-    """
-
+    # Class names of the modules that are gathered one at a time. The default is transformers' own list for its models,
+    # and every module of at least `min_num_params` parameters for others.
     layers: tuple[str, ...] = ()
     min_num_params: int = 1_000_000
+    # Free a layer's weights after its forward pass and gather them again for backward; False needs less traffic.
     reshard_after_forward: bool = True
 
     @classmethod
     def parse(cls, value: Any, config: Any = None) -> Sharding | None:
         """Parse an argument in hf's format: True, "full_shard auto_wrap", or a list of such words.
 
-        Args:
-            value: as given; None, False and an empty one mean replicas instead of shards.
-            config: hf's `fsdp_config`, a mapping.
-
-        Raises:
-            ConfigError: it asks for an unsupported option.
+        None, False and an empty one mean replicas instead of shards. `config` is hf's `fsdp_config`, a mapping.
         """
         if isinstance(value, cls) or value is None or value is False:
             return value or None
@@ -83,14 +70,14 @@ class Sharding:
         if not words:
             return None
         if not {"full_shard", "shard_grad_op"} & set(words):
-            raise ConfigError(f'sharding {value!r} does not say how: pass "full_shard" or "shard_grad_op"')
+            raise ConfigError(f'sharding {value!r} is incomplete: pass "full_shard" or "shard_grad_op"')
         options = _options({name.removeprefix("fsdp_"): entry for name, entry in (config or {}).items()})
         return cls(**{"reshard_after_forward": "full_shard" in words, **options})
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     if int(config.get("version", 2)) != 2:
-        raise ConfigError(f"fsdp_config: version {config['version']} is not offered, only 2")
+        raise ConfigError(f"fsdp_config: version {config['version']} is not supported, only 2")
     if config.get("activation_checkpointing"):
         raise ConfigError(
             "fsdp_config: activation_checkpointing forgets the dropout masks that it computes again. Let the model do "
@@ -98,9 +85,9 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     chosen: dict[str, Any] = {}
     for name, value in config.items():
-        if name not in _CONFIG and value:
-            raise ConfigError(f"fsdp_config: {name}={value!r} is not offered")
-        own = _CONFIG.get(name)
+        if name not in _FIELDS and name not in _WITHOUT_EFFECT and value:
+            raise ConfigError(f"fsdp_config: {name}={value!r} is not supported")
+        own = _FIELDS.get(name)
         if own == "layers" and value:
             chosen[own] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         elif own == "reshard_after_forward":
@@ -111,29 +98,20 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
-    """Create an Accelerator that shards, if the argument or `accelerate launch` asks for it.
-
-    Args:
-        make: creates the Accelerator from extra keywords.
-        sharding: as passed to `train`.
-
-    Raises:
-        ConfigError: accelerate's configuration asks for FSDP 1.
-    """
+    """Create an Accelerator by `make`; it shards if the argument of `train` or `accelerate launch` asks for it."""
     asked = Sharding.parse(sharding)
     is_launched = os.environ.get(_USE_FSDP, "false").lower() == "true"
     if asked is None and not is_launched:
         return make()
     plugin = _plugin(asked)
-    before = os.environ.get(_USE_FSDP)
-    try:
+    with restored_variable(_USE_FSDP):  # accelerate changes it, which would affect the next trainer of this process
         accelerator = make(fsdp_plugin=plugin)
-    finally:
-        # accelerate leaves a marker there, which would affect the next trainer of this process.
-        os.environ.pop(_USE_FSDP, None)
-        if before is not None:
-            os.environ[_USE_FSDP] = before
-    if accelerator.num_processes > 1 and _adopt(accelerator, plugin):
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type is DistributedType.MULTI_CPU:  # elsewhere accelerate shards by itself
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    if accelerator.num_processes > 1 and accelerator.distributed_type is DistributedType.FSDP:
         plugin.loopwright_sharding = asked
         dtype = _PRECISIONS.get(str(accelerator.mixed_precision))
         if dtype is not None:
@@ -142,6 +120,20 @@ def create_sharding(make: Callable[..., Any], sharding: Any) -> Any:
             # accelerate would also reduce gradients in the low precision.
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     return accelerator
+
+
+@contextmanager
+def restored_variable(name: str, value: str | None = None) -> Iterator[None]:
+    """Run a block with an environment variable, set to the value if there is one, and restore it afterwards."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _plugin(asked: Sharding | None) -> Any:
@@ -155,7 +147,9 @@ def _plugin(asked: Sharding | None) -> Any:
     if plugin.fsdp_version != 2:
         raise ConfigError("accelerate is configured for FSDP 1: set fsdp_version to 2 (FSDP_VERSION=2)")
     if str(os.environ.get("FSDP_OFFLOAD_PARAMS", "false")).lower() == "true":
-        raise ConfigError("accelerate is configured to keep weights in host memory (FSDP_OFFLOAD_PARAMS): not offered")
+        raise ConfigError(
+            "accelerate is configured to keep weights in host memory (FSDP_OFFLOAD_PARAMS): not supported"
+        )
     if plugin.activation_checkpointing:
         raise ConfigError(
             "accelerate's FSDP activation checkpointing forgets the dropout masks that it computes again. Switch it "
@@ -164,32 +158,16 @@ def _plugin(asked: Sharding | None) -> Any:
     return plugin
 
 
-def _adopt(accelerator: Any, plugin: Any) -> bool:
-    """Make the accelerator shard on the CPU too; elsewhere it does so by itself."""
-    from accelerate import DistributedType
-
-    if accelerator.distributed_type is DistributedType.MULTI_CPU:
-        accelerator.state.distributed_type = DistributedType.FSDP
-        accelerator.state.fsdp_plugin = plugin
-    return accelerator.distributed_type is DistributedType.FSDP
-
-
 # --- splitting ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """The model before sharding, and the options used.
+    """The model before sharding, and the options used."""
 
-    Attributes:
-        skeleton: a copy of the original with weights on the meta device; or why there is none.
-        units: names of the modules that are gathered one at a time, inner ones first.
-        options: of torch's `fully_shard`.
-    """
-
-    skeleton: nn.Module | str
-    units: tuple[str, ...]
-    options: dict[str, Any]
+    skeleton: nn.Module | str  # a copy of the original with weights on the meta device; or why there is none
+    units: tuple[str, ...]  # names of the modules that are gathered one at a time, inner ones first
+    options: dict[str, Any]  # of torch's `fully_shard`
 
     def copied(self, memory: dict[int, Any] | None = None) -> nn.Module:
         """Return a copy of the skeleton, with its parameters replaced from `memory`."""
@@ -227,10 +205,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def shard(accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    """Split a model and its optimizer over the processes, in place; a no-op if it is split already.
-
-    The weights come from rank 0. The model stays split after the run, as it may not fit into one process.
-    """
+    """Split a model and its optimizer over the processes, in place, with rank 0's weights; it stays split."""
     if not is_sharded(model):
         inner, plugin = _inner(model), accelerator.state.fsdp_plugin
         places = _take_out(inner, optimizer)
@@ -265,13 +240,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def whole_model(model: nn.Module) -> nn.Module:
-    """Return a sharded model as an ordinary one on rank 0's host; elsewhere the model itself.
-
-    Every process must call it. A model that is not sharded is returned unchanged.
-
-    Raises:
-        ConfigError: the model cannot be copied.
-    """
+    """Return a sharded model as an ordinary one on rank 0's host, else the model itself; every process must call it."""
     origin = _origin_of(model)
     if origin is None:
         return model
@@ -373,8 +342,7 @@ def _as_full_precision(module: nn.Module, inputs: Any, outputs: Any) -> Any:
 def _take_out(model: nn.Module, optimizer: Any) -> list[tuple[Any, list[Any], int, str, dict[str, Any]]]:
     """Remove a model's parameters from the optimizer, so that nothing keeps the whole ones in memory.
 
-    Returns:
-        For each parameter the optimizer, its list, its index there, its name, and its state.
+    Return for each parameter the optimizer, its list, its index there, its name, and its state.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     places = []
@@ -451,20 +419,12 @@ def reshard(model: Any) -> None:
 
 def clip_norm(parameters: Iterable[nn.Parameter], norm: float) -> Tensor:
     """Clip the norm of all gradients together, split and whole ones; return the norm before clipping."""
-    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
-    if not with_gradients:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
         return torch.tensor(0.0)
-    kinds = [
-        [parameter for parameter in with_gradients if hasattr(parameter.grad, "to_local") is is_split]
-        for is_split in (True, False)
-    ]
-    norms = [
-        whole(nn.utils.get_total_norm([parameter.grad for parameter in kind if parameter.grad is not None]))
-        for kind in kinds
-        if kind
-    ]
+    kinds = [[each for each in gradients if hasattr(each, "to_local") is is_split] for is_split in (True, False)]
+    norms = [whole(nn.utils.get_total_norm(kind)) for kind in kinds if kind]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
-    gradients = [local(parameter.grad) for parameter in with_gradients if parameter.grad is not None]
-    torch._foreach_mul_(gradients, scale)  # one kernel for all tensors
+    torch._foreach_mul_([local(each) for each in gradients], scale)  # one kernel for all tensors
     return total

@@ -30,14 +30,8 @@ class Board:
     """In each turn every process posts a flag, and later reads whether any was set.
 
     A process may be at most one turn ahead of a reader: the gradients of the next update hold it back. So each has two
-    slots, for odd and even turns. A slot holds the turn and the flag.
-
-    Args:
-        path: of the file from `create_page`; it may be removed once all have opened it.
-        timeout: for another process to post.
-
-    Raises:
-        OSError: there is no such file on this machine.
+    slots, for odd and even turns. A slot holds the turn and the flag. The file from `create_page` may be removed once
+    all have opened it; an OSError means that this machine does not have it.
     """
 
     def __init__(self, path: str, rank: int, num_processes: int, timeout: timedelta) -> None:
@@ -71,7 +65,7 @@ class Board:
         while self._slots[self._first_slot + rank] >> 1 != self._turn:
             if time.monotonic() > deadline:
                 raise LoopwrightError(
-                    f"rank {self._rank} has waited {self._timeout_seconds:g} s for rank {rank} at the end of an "
-                    "update, and timed out"
+                    f"rank {self._rank} timed out: it has waited {self._timeout_seconds:g} s for rank {rank} at the "
+                    "end of an update"
                 )
             time.sleep(_PAUSE_SECONDS)

@@ -38,38 +38,20 @@ _MOST_FAILURES: Final = 3  # in a row: each may have cost the run a timeout
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as trackers see it when they are opened.
-
-    Attributes:
-        project: the project of the run.
-        name: of the run.
-        folder: for the files of trackers that accept a folder.
-        id: of the run, the same when it is resumed.
-        config: its settings; numbers, strings, booleans and None.
-        is_resumed: whether the trackers know this run already.
-        replaces: whether this run replaces another one in the folder.
-        identities: the results of `Trackers.start` for this run so far.
-    """
+    """A run as trackers see it when they are opened."""
 
     project: str
     name: str
-    folder: Path
-    id: str
-    config: Mapping[str, Any]
-    is_resumed: bool = False
-    replaces: bool = False
-    identities: Mapping[str, str] = field(default_factory=dict)
+    folder: Path  # for the files of trackers that accept a folder
+    id: str  # of the run, the same when it is resumed
+    config: Mapping[str, Any]  # its settings; numbers, strings, booleans and None
+    is_resumed: bool = False  # whether the trackers know this run already
+    replaces: bool = False  # whether this run replaces another one in the folder
+    identities: Mapping[str, str] = field(default_factory=dict)  # the results of `Trackers.start` for this run so far
 
 
 def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
-    """Return the requested trackers, each once; called before any work is done.
-
-    Args:
-        report_to: names; "all" means every installed one, "none" or nothing means none.
-
-    Raises:
-        ConfigError: a name is not known, or its package is not installed.
-    """
+    """Return the requested trackers, each once: "all" means every installed one, "none" or nothing means none."""
     named = [report_to] if isinstance(report_to, str) else list(report_to or ())
     if named in ([], ["none"]):
         return []
@@ -77,7 +59,7 @@ def resolve_trackers(report_to: str | Iterable[str] | None) -> list[str]:
         if name == "all":
             continue
         if name == "none":
-            raise ConfigError(f"report_to={named}: 'none' stands alone; leave it out, or leave the others out")
+            raise ConfigError(f"report_to={named}: 'none' cannot be combined with other trackers")
         if name not in PACKAGES:
             near = difflib.get_close_matches(str(name), (*PACKAGES, "all"), n=1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
@@ -126,17 +108,16 @@ def where_to_look(name: str, run: TrackedRun) -> str:
 class Trackers:
     """The trackers of one run; created, started and finished by one process.
 
-    Args:
-        tell: called with tracker, action and message on the first failure of each pair, and once more when the tracker
-            is disabled.
+    `report` is called with tracker, action and message on the first failure of each pair, and once more when the
+    tracker is disabled.
     """
 
-    def __init__(self, names: Iterable[str], tell: Callable[[str, str, str], None]) -> None:
+    def __init__(self, names: Iterable[str], report: Callable[[str, str, str], None]) -> None:
         self._names = list(names)
-        self._tell = tell
+        self._report = report
         self._open: dict[str, Any] = {}
         self._failures: dict[str, int] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     @property
     def names(self) -> list[str]:
@@ -163,7 +144,7 @@ class Trackers:
                 continue
             self._failures[name] = self._failures.get(name, 0) + 1
             if self._failures[name] == _MOST_FAILURES:
-                self._tell(name, "log", f"{name} has failed {_MOST_FAILURES} times in a row: it gets no more")
+                self._report(name, "log", f"{name} has failed {_MOST_FAILURES} times in a row and is disabled")
                 self._finish(name)
 
     def finish(self) -> None:
@@ -192,43 +173,39 @@ class Trackers:
             with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
                 action()
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run continues
-            if (name, what) not in self._told:
-                self._told.add((name, what))
+            if (name, what) not in self._reported:
+                self._reported.add((name, what))
                 text = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())[:_MOST_LETTERS]
-                self._tell(name, what, f"the tracker {name} failed at {what} ({text}): the run goes on")
+                self._report(name, what, f"the tracker {name} failed at {what} ({text}): the run continues")
             return False
         return True
 
 
 def _arguments(name: str, run: TrackedRun) -> tuple[tuple[Any, ...], dict[str, Any]]:
     known, folder, config = run.identities.get(name), str(run.folder), dict(run.config)
-    if name == "tensorboard":
-        # Hides the files of the run that this one replaces.
-        return ("tensorboard", folder), {"purge_step": 0} if run.replaces else {}
-    if name == "trackio":
-        resume = "allow" if run.is_resumed else "never"
-        return (run.project,), {"name": run.name, "resume": resume, "config": config, "embed": False}
-    if name == "wandb":
-        return (run.project,), {"name": run.name, "id": run.id, "resume": "allow", "dir": folder, "config": config}
-    if name == "swanlab":
-        return (run.project,), {"experiment_name": run.name, "logdir": str(run.folder / "swanlab"), "config": config}
-    if name == "mlflow":
-        return (run.project,), {"run_name": run.name, "run_id": known}
-    if name == "aim":
-        return (run.name, folder), {"experiment": run.project, "run_hash": known}
-    if name == "comet_ml":
-        return (run.project,), {} if known is None else {"experiment_key": known}
-    if name == "clearml":
-        return (run.name,), {"project_name": run.project, "task_name": run.name}
-    return (run.name,), {"dir": str(run.folder / "dvclive"), "resume": run.is_resumed}  # dvclive
+    resume = "allow" if run.is_resumed else "never"
+    arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        # purge_step hides the files of the run that this one replaces.
+        "tensorboard": (("tensorboard", folder), {"purge_step": 0} if run.replaces else {}),
+        "trackio": ((run.project,), {"name": run.name, "resume": resume, "config": config, "embed": False}),
+        "wandb": (
+            (run.project,),
+            {"name": run.name, "id": run.id, "resume": "allow", "dir": folder, "config": config},
+        ),
+        "swanlab": (
+            (run.project,),
+            {"experiment_name": run.name, "logdir": str(run.folder / "swanlab"), "config": config},
+        ),
+        "mlflow": ((run.project,), {"run_name": run.name, "run_id": known}),
+        "aim": ((run.name, folder), {"experiment": run.project, "run_hash": known}),
+        "comet_ml": ((run.project,), {} if known is None else {"experiment_key": known}),
+        "clearml": ((run.name,), {"project_name": run.project, "task_name": run.name}),
+        "dvclive": ((run.name,), {"dir": str(run.folder / "dvclive"), "resume": run.is_resumed}),
+    }
+    return arguments[name]
 
 
 def _identity(name: str, inner: Any) -> dict[str, str]:
     """Return a tracker's own id of the run, if it needs one to resume; `inner` is the tracker's own object."""
-    if name == "mlflow":
-        return {name: str(inner.info.run_id)}
-    if name == "aim":
-        return {name: str(inner.hash)}
-    if name == "comet_ml":
-        return {name: str(inner.get_key())}
-    return {}
+    ids = {"mlflow": lambda: inner.info.run_id, "aim": lambda: inner.hash, "comet_ml": lambda: inner.get_key()}
+    return {name: str(ids[name]())} if name in ids else {}

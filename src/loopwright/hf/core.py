@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from loopwright.engine import create_accelerator
-from loopwright.engine.compiling import compile_model
+from loopwright.engine.compilation import compile_model
 from loopwright.engine.memory import MemorySaving, list_savings
 from loopwright.engine.nested import num_rows
 from loopwright.engine.sharding import Sharding

@@ -34,8 +34,8 @@ def check_end(path: Path) -> None:
     if text is not None and _lacks_end(text):
         raise InputError(
             "run.config",
-            f"{path} was cut off: what is left of it is {len(text.splitlines())} lines, and more settings followed",
-            fix=f"put the file back, or start anew as command.txt says; if it is whole, end it with a line {_LAST}",
+            f"{path} is truncated after {len(text.splitlines())} lines: more settings followed",
+            fix=f"restore the file, or run the command in command.txt again; if it is complete, add the line {_LAST}",
         )
 
 

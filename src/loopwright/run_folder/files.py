@@ -44,7 +44,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         except InterruptedError:
             continue
         if num_written == 0:
-            raise OSError(errno.EIO, f"the system takes no more bytes, {len(rest)} are left to write")
+            raise OSError(errno.EIO, f"the system accepts no more bytes, {len(rest)} are left to write")
         rest = rest[num_written:]
 
 
@@ -77,8 +77,6 @@ def write_atomically(path: str | Path, data: bytes | str, *, faults: bool = Fals
     A link under that name is replaced, not followed.
 
     Args:
-        path: the file; its folder must exist.
-        data: its whole new content; text is written as UTF-8.
         faults: whether to pass the failpoints `mid_write`, `pre_fsync`, `pre_rename` and `after_rename`. Off for files
             written on a timer, which would make the hit count random.
 
@@ -118,18 +116,12 @@ def write_json(path: str | Path, value: Any, *, faults: bool = False) -> None:
 def read_json(path: str | Path, default: Any = None) -> Any:
     """Return the content of a JSON file of the run folder, or the default if there is no such file.
 
-    Args:
-        default: if it is a dict, the file must contain one too.
-
-    Raises:
-        DamagedFileError: the file exists, but is not valid JSON, is too large, is not a plain file, or has another
-            type.
-        OSError: it cannot be read.
+    A DamagedFileError means that it is not valid JSON, too large, not a plain file, or not a dict as the default is.
     """
     try:
         content = json.loads(_read_regular(Path(path)), parse_constant=_refuse_constant)
         if isinstance(default, dict) and not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}, expected names with values")
+            raise ValueError(f"it holds a {type(content).__name__}, expected an object")
         return content
     except FileNotFoundError:
         return default

@@ -43,66 +43,45 @@ _RUN: Final = "run.json"
 _ROOT_VARIABLE: Final = "LOOPWRIGHT_RUNS"
 
 
+class _Name:
+    """A path inside a run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, owner: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run, and the names inside it."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The file of all settings."""
-        return self.path / "config.yaml"
+    config = _Name("config.yaml")  # all settings
+    command = _Name("command.txt")  # the command that started the run
+    data = _Name("data.json")  # the data plan
+    log = _Name("log.txt")  # the printed output
+    result = _Name("result.json")  # the final metrics
+    checkpoints = _Name("checkpoints")  # the folder of the training states
+    model = _Name("model")  # the folder of the model, in transformers' format
+    evaluation = _Name("eval")  # the folder of predictions and the worst examples
 
     @property
-    def command(self) -> Path:
-        """The file with the command that started the run."""
-        return self.path / "command.txt"
-
-    @property
-    def data(self) -> Path:
-        """The file of the data plan."""
-        return self.path / "data.json"
-
-    @property
-    def log(self) -> Path:
-        """The file of the printed output."""
-        return self.path / "log.txt"
-
-    @property
-    def result(self) -> Path:
-        """The file of the final metrics."""
-        return self.path / "result.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the training states."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The folder of the model, in transformers' format."""
-        return self.path / "model"
-
-    @property
-    def evaluation(self) -> Path:
-        """The folder of predictions and the worst examples."""
-        return self.path / "eval"
-
-    @property
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The content of run.json."""
-        about: dict[str, Any] = read_json(self.path / _RUN, {})
-        return about
+        metadata: dict[str, Any] = read_json(self.path / _RUN, {})
+        return metadata
 
     def record(self, **fields: Any) -> None:
         """Add fields to run.json, or replace them."""
-        write_json(self.path / _RUN, {**self.about, **fields})
+        write_json(self.path / _RUN, {**self.metadata, **fields})
 
     @property
     def id(self) -> str:
         """The id of the run; its folder may have another name."""
-        return str(self.about.get("id", self.path.name))
+        return str(self.metadata.get("id", self.path.name))
 
     @property
     def status(self) -> dict[str, Any]:
@@ -141,7 +120,7 @@ def runs_root() -> Path:
 
 def create_run(
     label: str,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     folder: str | Path | None = None,
     now: datetime | None = None,
     word: str | None = None,
@@ -150,7 +129,7 @@ def create_run(
 
     Args:
         label: a word for its id, from the name of the data.
-        about: the content of run.json besides the id.
+        metadata: the content of run.json besides the id.
         folder: where; None creates one under `runs_root()`, named by its id.
         now: the time in its id.
         word: another word for its id, never shortened.
@@ -163,46 +142,41 @@ def create_run(
     check_new_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / _RUN, {"id": run_id, **about})
+        write_json(path / _RUN, {"id": run_id, **metadata})
     except (PermissionError, FileNotFoundError) as error:
-        raise _cannot_be_made(path, str(error), "--output_dir ") from error
+        raise _cannot_be_created(path, str(error), "--output_dir ") from error
     return RunFolder(path)
 
 
 def check_new_folder(folder: str | Path, option: str = "--output_dir ") -> None:
-    """Refuse a folder that a new run cannot use; called before anything is read, and when the run is created.
+    """Raise an InputError for a folder that has a run or other files already, or cannot be created.
 
-    Args:
-        option: how it was given, as a flag or a Python argument, for the message.
-
-    Raises:
-        InputError: it already contains a run or other files, or cannot be created.
+    Called before anything is read, and when the run is created. `option` is the flag or Python argument that named it.
     """
     path = Path(folder)
     nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
     if not nearest.is_dir():
-        raise _cannot_be_made(path, f"{nearest} is a file", option)
+        raise _cannot_be_created(path, f"{nearest} is a file", option)
     if not os.access(nearest, os.W_OK):
-        raise _cannot_be_made(path, f"{nearest} may not be written to", option)
+        raise _cannot_be_created(path, f"{nearest} is not writable", option)
     if (path / _RUN).exists():
         again = f"lw resume {path}" if option.startswith("--") else f"loopwright.resume({str(path)!r})"
         another = path.with_name(f"{path.name}-2")
-        raise InputError(
-            "run.exists", f"{path} holds a run already", fix=f"{again}   or   {option}{_as_given(another, option)}"
-        )
+        fix = f"{again}   or   {option}{_as_given(another, option)}"
+        raise InputError("run.exists", f"{path} already contains a run", fix=fix)
     if path.is_dir() and any(path.iterdir()):
         names = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
         raise InputError(
             "run.exists",
-            f"{option}{_as_given(path, option)} is not empty, and a run is a folder of its own",
-            saw=[f"it has {names}"],
+            f"{option}{_as_given(path, option)} is not empty, and a run needs its own folder",
+            saw=[f"it contains {names}"],
             fix=f"{option}{_as_given(path / 'run', option)}",
         )
 
 
-def _cannot_be_made(path: Path, why: str, option: str) -> InputError:
-    fix = f"{option}{_as_given(Path('FOLDER'), option)}, in a folder of yours"
-    return InputError("disk.write", f"the folder of the run cannot be made: {path}", saw=[why], fix=fix)
+def _cannot_be_created(path: Path, why: str, option: str) -> InputError:
+    fix = f"{option}{_as_given(Path('FOLDER'), option)}, in a writable folder"
+    return InputError("disk.write", f"cannot create the folder of the run: {path}", saw=[why], fix=fix)
 
 
 def _as_given(path: Path, option: str) -> str:
@@ -250,8 +224,7 @@ def read_index(root: Path | None = None) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(entry, dict) and "id" in entry:
-            merged = {**runs.pop(entry["id"], {}), **entry}
-            runs[entry["id"]] = merged
+            runs[entry["id"]] = {**runs.pop(entry["id"], {}), **entry}
     return list(runs.values())
 
 
@@ -275,10 +248,10 @@ def find_run(name: str | Path) -> RunFolder:
     if len(found) == 1:
         return RunFolder(found[0])
     near = [path.name for path in found] or difflib.get_close_matches(str(name), paths, n=3, cutoff=0.4)
-    what = "is the start of several runs" if found else "is neither a run folder nor the id of a run"
+    what = "is the start of several run ids" if found else "is neither a run folder nor the id of a run"
     raise InputError(
         "run.unknown",
         f"{str(name)!r} {what}",
         saw=[f"looked in {root}", *([f"near: {', '.join(near)}"] if near else [])],
-        fix=f"name it as lw runs does, such as {near[0]}" if near else "lw runs lists them",
+        fix=f"use an id from lw runs, such as {near[0]}" if near else "lw runs lists them",
     )

@@ -27,9 +27,8 @@ import platform
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from loopwright.errors import ConfigError, LoopwrightError
@@ -59,42 +58,27 @@ class LeaseError(LoopwrightError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The content of lease.json.
+    """The content of lease.json."""
 
-    Attributes:
-        incarnation: differs each time a lease is held.
-        host: the machine's name.
-        pid: the process on it.
-        boot_id: the machine's start, so that a process id from before a reboot means nothing; empty if unknown.
-        process_start: when the process started, in clock ticks since the boot, so that a process id that was given out
-            again means nothing; 0 if unknown.
-        started_at: when the lease was taken, in seconds since 1970.
-        heartbeat: when the owner was last known to be alive, in seconds since 1970.
-    """
-
-    incarnation: str
-    host: str
-    pid: int
-    boot_id: str
+    incarnation: str  # differs each time a lease is held
+    host: str  # the machine's name
+    pid: int  # the process on it
+    boot_id: str  # the machine's start, so that a process id from before a reboot means nothing; empty if unknown
+    # When the process started, in clock ticks since the boot, so that a process id that was given out again means
+    # nothing; 0 if unknown.
     process_start: int
-    started_at: float
-    heartbeat: float
+    started_at: float  # when the lease was taken, in seconds since 1970
+    heartbeat: float  # when the owner was last known to be alive, in seconds since 1970
 
     def __str__(self) -> str:
         return f"pid {self.pid} on host {self.host}"
 
 
 class Lease:
-    """Ownership of a run folder; acquired by the main process of a run before anything is written there.
+    """Ownership of a run folder, which is created if missing; acquired by the main process before anything is written.
 
-    As a context manager it acquires and releases itself.
-
-    Args:
-        folder: the run folder; created if missing.
-        stale_seconds: an owner on another host is presumed dead if its heartbeat is this old.
-
-    Attributes:
-        problem: why the last heartbeat could not be written; None if it could.
+    As a context manager it acquires and releases itself. An owner on another host is presumed dead if its heartbeat is
+    `stale_seconds` old. `problem` is the error of the last heartbeat, None if it was written.
     """
 
     def __init__(self, folder: str | Path, *, stale_seconds: float = 60.0) -> None:
@@ -112,15 +96,11 @@ class Lease:
         self._has_ended = threading.Event()
 
     def acquire(self) -> Owner | None:
-        """Take the folder; called once, at the start of a run.
-
-        Returns:
-            The dead previous owner; None if the last one had released it.
+        """Take the folder at the start of a run; return the dead previous owner, None if the last one released it.
 
         Raises:
             LeaseError: a live process owns it, maybe this one; the message has its pid and host.
             ConfigError: it is a file.
-            OSError: the folder cannot be written.
         """
         try:
             import fcntl  # noqa: F401 - here, so that everything but a lease works where it does not exist
@@ -133,10 +113,9 @@ class Lease:
             make_folder(self._folder)
         except (FileExistsError, NotADirectoryError):
             raise ConfigError(
-                f"{self._folder} cannot be a run folder: it, or something on the way to it, is a file. Choose another."
+                f"{self._folder} cannot be a run folder: it, or one of its parents, is a file. Choose another one."
             ) from None
-        found = os.stat(self._folder)
-        key = (found.st_dev, found.st_ino, os.getpid())
+        key = _key_of(self._folder)
         # Before .lock is opened: closing it again would release the lock that this process already holds.
         if key in _held or _held.setdefault(key, self) is not self:
             raise LeaseError(f"{self._folder} is in use by this process, pid {os.getpid()} on host {platform.node()}.")
@@ -171,10 +150,8 @@ class Lease:
     def heartbeat(self) -> None:
         """Show other hosts that the owner is alive; called at every update, and cheap unless due.
 
-        Between calls, a thread of the lease does the same. A write error does not stop the run: see `problem`.
-
-        Raises:
-            LeaseError: another process owns the folder; the run must end without writing anything.
+        Between calls, a thread of the lease does the same. A write error does not stop the run: see `problem`. After a
+        LeaseError, the run must end without writing anything: another process owns the folder.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return
@@ -198,7 +175,7 @@ class Lease:
             write_json(self._path, asdict(self._owner))
         except OSError as error:
             if self.problem is None:
-                _logger.warning("cannot write %s: %s; training goes on", self._path, error)
+                _logger.warning("cannot write %s: %s; training continues", self._path, error)
             self.problem = error
         else:
             self.problem = None
@@ -215,9 +192,6 @@ class Lease:
 
         False before `acquire`, after `release`, in a forked child, and once another process took the folder over. A
         deleted or moved folder has no owner: it is created again, and that is logged.
-
-        Raises:
-            OSError: lease.json cannot be read, or the folder cannot be created again.
         """
         if self._owner is None or self._key[2] != os.getpid():
             return False
@@ -237,10 +211,9 @@ class Lease:
             if os.path.lexists(self._folder / LOCK):  # the other thread or another process was faster
                 owner = _read_owner(self._path)
                 return owner is not None and owner.incarnation == self._owner.incarnation
-            _logger.warning("%s was deleted or moved while a run writes to it: it is made again", self._folder)
+            _logger.warning("%s was deleted or moved while a run writes to it: creating it again", self._folder)
             make_folder(self._folder)
-            found = os.stat(self._folder)
-            key = (found.st_dev, found.st_ino, os.getpid())
+            key = _key_of(self._folder)
             if _held.setdefault(key, self) is not self:
                 return False
             if key != self._key:
@@ -275,9 +248,7 @@ class Lease:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()
 
     def _take_lock(self) -> bool:
@@ -323,27 +294,27 @@ class Lease:
             self._descriptor = -1
 
 
+def _key_of(folder: Path) -> tuple[int, int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino, os.getpid()
+
+
 def _read_owner(path: Path) -> Owner | None:
     try:
         content = read_json(path)
         if content is None:
             return None
-        return Owner(
-            incarnation=str(content["incarnation"]),
-            host=str(content["host"]),
-            pid=int(content["pid"]),
-            boot_id=str(content["boot_id"]),
-            process_start=int(content["process_start"]),
-            started_at=float(content["started_at"]),
-            heartbeat=float(content["heartbeat"]),
-        )
+        kinds = {"str": str, "int": int, "float": float}
+        return Owner(**{field.name: kinds[str(field.type)](content[field.name]) for field in fields(Owner)})
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise LeaseError(f"{path} does not say who owns the folder: {error!r}. If nobody does, delete it.") from None
+        raise LeaseError(
+            f"{path} does not name the owner of the folder: {error!r}. If it has none, delete the file."
+        ) from None
 
 
 def _describe(owner: Owner | None) -> str:
     if owner is None:
-        return "another process, which has not said who it is"
+        return "an unknown process"
     return f"{owner} (last heartbeat {time.time() - owner.heartbeat:.0f} s ago)"
 
 
@@ -364,8 +335,8 @@ def _process_start(pid: int) -> int:
     """Return the start time of a live process; 0 if there is none, or the system does not report it."""
     try:
         # The name is in parentheses and may contain anything; the state is the first field after it.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
     # A killed process is a zombie until its parent reaps it.
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    return 0 if values[0] in "ZX" else int(values[19])

@@ -19,7 +19,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from loopwright.failpoints import failpoint, is_armed
@@ -40,11 +39,7 @@ class MetricsLog:
     the file was missing at a resume: then its first record contains the offset after it, `{"event":
     "earlier_records_missing", "offset": 4711}`.
 
-    Args:
-        path: the file; its folder must exist.
-
-    Raises:
-        OSError: it cannot be opened, or it is a link.
+    The folder of the file must exist. A link is not followed, but raises an OSError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -53,7 +48,8 @@ class MetricsLog:
         self._is_torn = False
         self._sync_error: OSError | None = None
         is_new = not self._path.exists()
-        self._file = open(path, "a+b", buffering=0, opener=_open_without_following)  # noqa: SIM115 - closed by close()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
+        self._file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             if is_new:
                 fsync_folder(self._path.parent)
@@ -63,10 +59,7 @@ class MetricsLog:
             raise
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record; called at every log, evaluation and save.
-
-        Args:
-            record: JSON values, and numbers that are not finite (see the module).
+        """Add a record of JSON values and numbers that are not finite; called at every log, evaluation and save.
 
         Raises:
             TypeError: the record has another type of value; the message names the key.
@@ -79,15 +72,13 @@ class MetricsLog:
     def sync(self) -> int:
         """Make all records survive a power cut, and return their end offset; called for every checkpoint.
 
-        Raises:
-            OSError: the sync failed, now or earlier: records since the last good one may be lost, and only opening the
-                log again shows it.
+        After a failure, records since the last good sync may be lost. Every later call fails too: only opening the log
+        again shows them.
         """
         with self._lock:
             if self._sync_error is not None:
-                raise OSError(
-                    self._sync_error.errno, f"an earlier fsync failed: {self._sync_error.strerror}", str(self._path)
-                )
+                cause = self._sync_error
+                raise OSError(cause.errno, f"an earlier fsync failed: {cause.strerror}", str(self._path))
             size = self._repair()
             try:
                 os.fsync(self._file.fileno())
@@ -99,15 +90,11 @@ class MetricsLog:
     def cut_back(self, offset: int) -> None:
         """Truncate all records after an offset from `sync`; called once, at a resume.
 
-        If the file is missing or empty, or the offset precedes its content after such a resume, it starts over.
-
-        Raises:
-            DamagedFileError: the offset is past the end of the file or inside a line: this is not the checkpoint's
-                file.
-            OSError: truncating failed.
+        If the file is missing or empty, or the offset precedes its content after such a resume, it starts over. An
+        offset past its end or inside a line raises a DamagedFileError: this is not the checkpoint's file.
         """
         if offset < 0:
-            raise ValueError(f"cannot cut {self._path} back to {offset} bytes; an offset is 0 or more")
+            raise ValueError(f"cannot truncate {self._path} to {offset} bytes; an offset is 0 or more")
         # No fsync: everything before the offset was synced with the checkpoint, the rest is truncated again if needed.
         with self._lock:
             end = self._repair()
@@ -122,13 +109,13 @@ class MetricsLog:
                 size = max(offset - self._start_offset, self._first_line_bytes)
             if size > end:
                 raise DamagedFileError(
-                    f"{self._path} ends at byte {self._start_offset + end}, but the checkpoint knew {offset} bytes "
-                    "of it. Restore the file, or move it away to go on without the earlier records."
+                    f"{self._path} ends at byte {self._start_offset + end}, but the checkpoint recorded {offset} "
+                    "bytes. Restore the file, or move it away to continue without the earlier records."
                 )
             if size > 0 and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
                 raise DamagedFileError(
-                    f"{self._path} has no end of a line at byte {offset}, where the checkpoint knew one: it is "
-                    "another file. Restore the right one, or move it away to go on without the earlier records."
+                    f"{self._path} is not the file of the checkpoint: no line ends at byte {offset}. Restore the right "
+                    "one, or move it away to continue without the earlier records."
                 )
             os.ftruncate(self._file.fileno(), size)
 
@@ -147,9 +134,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _write(self, line: bytes) -> None:
@@ -182,11 +167,8 @@ class MetricsLog:
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a metrics.jsonl, oldest first, even while a run appends.
 
-    An incomplete last line is skipped.
-
-    Raises:
-        DamagedFileError: another line is not a JSON object; the message has its number. Earlier lines were yielded.
-        OSError: the file is missing or cannot be read.
+    An incomplete last line is skipped. Any other line that is not a JSON object raises a DamagedFileError with its
+    number, after the lines before it were yielded.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -209,7 +191,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 def to_line(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of metrics.jsonl; raise a TypeError with the key of a value that is not JSON."""
     if not isinstance(record, Mapping):
-        raise TypeError(f"a record of metrics is a mapping, got {type(record).__name__}")
+        raise TypeError(f"a metrics record is a mapping, got {type(record).__name__}")
     try:
         return _encode(record).encode() + b"\n"
     except (TypeError, ValueError):  # a value that is not finite, or not JSON
@@ -232,13 +214,9 @@ def _to_plain(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return [_to_plain(item, f"{path}.{index}", nonfinite) for index, item in enumerate(value)]
     raise TypeError(
-        f"a record of metrics holds a {type(value).__name__} under {path!r}; expected numbers, texts, lists or "
-        "mappings. Convert it first, as in float(value)."
+        f"a metrics record has a {type(value).__name__} under {path!r}; expected numbers, strings, lists or mappings. "
+        "Convert it first, as in float(value)."
     )
-
-
-def _open_without_following(path: str, flags: int) -> int:
-    return os.open(path, flags | NO_FOLLOW, 0o666)
 
 
 def _whole_lines_bytes(descriptor: int) -> int:

@@ -22,33 +22,21 @@ _OWN_NAMES: Final = frozenset(("event", "update", "epoch", "seconds", "time", "n
 _logger = logging.getLogger("loopwright")
 
 
-class History(Protocol):
-    """The interface of a run history that a record needs."""
+class _History(Protocol):
+    def get_metric_names(self) -> Iterable[str]: ...
 
-    def get_metric_names(self) -> Iterable[str]:
-        """Return the names of all metrics."""
-        ...
-
-    def get_metric_values(self, metric_name: str) -> Iterable[Any]:
-        """Return every value of a metric, oldest first."""
-        ...
+    def get_metric_values(self, metric_name: str) -> Iterable[Any]: ...
 
 
 class RunRecord:
     """The lease, metrics.jsonl and status.json of a run; opened at its start, closed at its end.
 
     Without a folder every method is a no-op, as on all ranks but 0, and in a run that keeps no record.
-
-    Args:
-        folder: the run folder, or None.
-
-    Attributes:
-        listener: called with each record as it is written; None disables it.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.listener: Callable[[dict[str, Any]], None] | None = None
+        self.listener: Callable[[dict[str, Any]], None] | None = None  # called with each record as it is written
         self._lease: Lease | None = None
         self._log: MetricsLog | None = None
         self._status: RunStatus | None = None
@@ -68,12 +56,7 @@ class RunRecord:
         return self._seconds_before + end - self._started
 
     def open(self) -> Owner | None:
-        """Take the folder before anything in it is touched; return the dead previous owner, if there is one.
-
-        Raises:
-            LeaseError: another process owns it; the message has its pid and host.
-            OSError: it cannot be written.
-        """
+        """Take the folder before anything in it is touched; return the dead previous owner, if there is one."""
         if self.folder is None:
             return None
         self._lease = Lease(self.folder)
@@ -106,19 +89,18 @@ class RunRecord:
         """
         if self._log is None:
             return
-        told = {name: plain(value) for name, value in fields.items()}
         times = {"seconds": round(self.seconds, 3), "time": round(time.time(), 3)}
-        record = {"event": event, **told, **times}
+        record = {"event": event, **plain(fields), **times}
         self._unwritten.append(record)
         try:
             self._flush()
         except OSError as error:
-            _logger.warning("cannot write %s: %s; trying again with the next record", METRICS, error)
-            self.tell(last_error=error)
+            _logger.warning("cannot write %s: %s; retrying with the next record", METRICS, error)
+            self.set_status(last_error=error)
         if self.listener is not None:
             self.listener(record)
 
-    def write_metrics(self, event: str, history: History, /, **fields: Any) -> None:
+    def write_metrics(self, event: str, history: _History, /, **fields: Any) -> None:
         """Append the last values of the metrics recorded since the previous call; a no-op if there are none."""
         if self._log is None:
             return
@@ -133,7 +115,7 @@ class RunRecord:
         if news:
             self.write(event, **fields, **news)
 
-    def tell(self, **fields: Any) -> None:
+    def set_status(self, **fields: Any) -> None:
         """Change fields of status.json; see `RunStatus.update`."""
         if self._status is not None:
             self._status.update(**fields)
@@ -146,7 +128,7 @@ class RunRecord:
             write_json(self.folder / name, plain(content))
         except OSError as error:
             _logger.warning("cannot write %s: %s", name, error)
-            self.tell(last_error=error)
+            self.set_status(last_error=error)
             return None
         return self.folder / name
 
@@ -173,7 +155,7 @@ class RunRecord:
             self._flush()
             self._offset = self._log.sync()
             if self.folder is not None and not self._log.is_in_place() and self.is_ours():
-                _logger.warning("%s was deleted or moved: its records go on in a new one", METRICS)
+                _logger.warning("%s was deleted or moved: a new file gets the following records", METRICS)
                 self._log.close()
                 self._log = MetricsLog(self.folder / METRICS)
                 self._log.cut_back(self._offset)
@@ -185,21 +167,16 @@ class RunRecord:
     ) -> None:
         """Record how the run ended and release the folder. Idempotent.
 
-        A run refused before it began writes nothing: the folder may belong to another run that finished.
-
-        Args:
-            state: one of the states of status.json.
-            message: why, for the user.
-            error: the error that ended it, if it failed.
-            place: `update` and `epoch`, for status.json.
+        A run refused before it began writes nothing: the folder may belong to another run that finished. `place` is
+        `update` and `epoch`, for status.json.
         """
         self._ended = time.monotonic() if self._ended is None else self._ended
         if self._lease is None:
             return
         if self._has_begun and self._lease_is_ours_now():
             self.write("end", state=state, message=message)
-            told: dict[str, Any] = {} if error is None else {"last_error": error}
-            self.tell(force=True, state=state, message=message, **told, **place)
+            failure: dict[str, Any] = {} if error is None else {"last_error": error}
+            self.set_status(force=True, state=state, message=message, **failure, **place)
         if self._log is not None:
             self._log.close()
         self._lease.release()

@@ -34,15 +34,9 @@ _logger = logging.getLogger("loopwright")
 class RunStatus:
     """The status of a run; created at its start, by the owner of its folder. Thread-safe.
 
-    Nothing is written before the first `update`. A write error does not stop the run: it is kept in `problem`, logged
-    once, and the write is retried later.
-
-    Args:
-        folder: the run folder.
-        every_seconds: the interval of updates that change neither `state` nor `last_error`.
-
-    Attributes:
-        problem: why the last write failed, or None.
+    Nothing is written before the first `update`. A write error does not stop the run: it is kept in `problem` until a
+    write succeeds, and logged once. `every_seconds` is the interval of updates that change neither `state` nor
+    `last_error`.
     """
 
     def __init__(self, folder: str | Path, *, every_seconds: float = 1.0) -> None:
@@ -64,9 +58,6 @@ class RunStatus:
 
         Returns:
             Whether the fields were written; if not, a later update will write them.
-
-        Raises:
-            ConfigError: there is no such field or state.
         """
         if unknown := fields.keys() - set(_FIELDS):
             raise ConfigError(f"status.json has no field {sorted(unknown)[0]!r}; it has {', '.join(_FIELDS)}")
@@ -89,7 +80,7 @@ class RunStatus:
             write_json(self._path, content)
         except OSError as error:
             if self.problem is None:
-                _logger.warning("cannot write %s: %s; training goes on", self._path, error)
+                _logger.warning("cannot write %s: %s; training continues", self._path, error)
             self.problem = error
             return False
         finally:
@@ -99,12 +90,7 @@ class RunStatus:
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
-    """Return the content of a run's status.json, or None if it has none; for observers.
-
-    Raises:
-        DamagedFileError: the file is not what `RunStatus` writes.
-        OSError: it cannot be read.
-    """
+    """Return the content of a run's status.json, None without one; raise a DamagedFileError for invalid content."""
     status: dict[str, Any] | None = read_json(Path(folder) / STATUS)
     return status
 

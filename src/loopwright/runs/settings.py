@@ -328,7 +328,7 @@ def _recorded_sources(config: Path, args: TaskArguments) -> dict[str, str]:
     if run is None or config.name != RunFolder(run).config.name:
         return {}
     earlier = {} if args.time is None else dict.fromkeys(LENGTHS, _AUTO)
-    return RunFolder(run).about.get("sources") or earlier
+    return RunFolder(run).metadata.get("sources") or earlier
 
 
 def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> None:

@@ -280,7 +280,7 @@ class RunCheckpoints:
                 lambda metadata=metadata: self.capture(metadata),  # type: ignore[misc]
                 run.progress.update,
                 trainer.run_history.latest(),
-                about=self.metadata,
+                metadata=self.metadata,
                 position=None if metadata else self._position(),
                 must_happen=run.is_ending,
             )
@@ -337,14 +337,14 @@ class RunCheckpoints:
         # Several processes get here only right after a save, and all of them: a writer's failure is everyone's.
         while (saved := gather_objects(world_process_zero_only(saver.poll)())[0]) is not None:
             record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)
-            record.tell(last_checkpoint=saved.name, last_error=None)
+            record.set_status(last_checkpoint=saved.name, last_error=None)
             run.trainer.call_event("on_checkpoint_saved", path=saved)
         while saver.refusals:
             run.trainer.notify("checkpoint.refused", saver.refusals.pop(0))
         if saver.last_error is not None and saver.last_error is not earlier:
             text = f"Saving failed, trying again at the next save: {saver.last_error}"
             run.trainer.notify("checkpoint.failed", text, error=saver.last_error)
-            record.tell(last_error=saver.last_error)
+            record.set_status(last_error=saver.last_error)
 
     def report_last(self) -> None:
         """Record the checkpoints committed since the last report; called when a run breaks off."""
@@ -354,7 +354,7 @@ class RunCheckpoints:
         with suppress(CheckpointError, LeaseError):  # the run ends because of another error, which is reported
             while (saved := saver.poll()) is not None:
                 record.write("checkpoint", update=saver.update_of(saved), checkpoint=saved.name)
-                record.tell(last_checkpoint=saved.name)
+                record.set_status(last_checkpoint=saved.name)
 
     # --- the end of the run -------------------------------------------------------------------------------------
 

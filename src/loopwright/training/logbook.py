@@ -85,7 +85,7 @@ class Logbook:
             run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier=tier, guarantee=guarantee)
         source = None if checkpoints.resumed_from is None else checkpoints.resumed_from.name
         self.write("start", run_id=run.run_id, resumed_from=source, tier=tier, seed=run.seed)
-        self.record.tell(state="running", **self._position(), last_checkpoint=source)
+        self.record.set_status(state="running", **self._position(), last_checkpoint=source)
 
     def _position(self) -> dict[str, int]:
         return {"update": self.run.progress.update, "epoch": self.run.trainer.run_history.current_epoch}
@@ -117,7 +117,7 @@ class Logbook:
         self.record.write("log", **logs)
         self.measure_speed()
         self.write_speed()
-        self.record.tell(**self._position())
+        self.record.set_status(**self._position())
         first, samples = self.find_nonfinite()
         trainer.call_event("on_log", logs=logs, first_nonfinite_update=first, nonfinite_samples=samples)
         self.stop_if_nonfinite(first, samples)  # also where no callback does it

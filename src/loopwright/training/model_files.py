@@ -16,7 +16,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from loopwright.checkpoint import store
 from loopwright.checkpoint.state_by_name import untied
-from loopwright.checkpoint.whole_weights import Held, SplitModel, SplitOptimizer, gathered, write_gathered
+from loopwright.checkpoint.whole_weights import gathered, split_model, split_optimizer, with_state, write_gathered
 from loopwright.engine import sharding
 from loopwright.engine.processes import local_process_zero_only, world_process_zero_only
 from loopwright.engine.sharding import is_sharded, reshard
@@ -63,8 +63,8 @@ def save_checkpoint(
             texts = {name: str(value) for name, value in extra.items()}
             write_gathered(save_path, weights.state_dict(), texts, is_writer)
             return
-        weights = Held(gathered(weights.state_dict(), is_writer))
-        optimizer = None if optimizer is None else Held(gathered(optimizer.state_dict(), is_writer))
+        weights = with_state(gathered(weights.state_dict(), is_writer))
+        optimizer = None if optimizer is None else with_state(gathered(optimizer.state_dict(), is_writer))
     on_one(save_model_file)(save_path, weights, optimizer, trainer.scheduler if save_scheduler else None, extra)
 
 
@@ -78,8 +78,8 @@ def load_checkpoint(
     model, optimizer = trainer._current_run.bare_model(), trainer._current_run.bare_optimizer()
     if is_sharded(model):
         reshard(model)
-        model = SplitModel(model)
-        optimizer = None if optimizer is None else SplitOptimizer(optimizer)
+        model = split_model(model)
+        optimizer = None if optimizer is None else split_optimizer(optimizer)
     return load_model_file(checkpoint_path, model, optimizer, trainer.scheduler, load_optimizer, load_scheduler)
 
 

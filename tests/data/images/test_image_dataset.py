@@ -257,7 +257,7 @@ def test_a_function_of_scene_and_generator_is_used_as_it_is():
 
 def test_a_function_of_an_image_alone_is_refused_where_boxes_have_to_move():
     scene = small_scene(boxes=np.array([[0, 0, 2, 2]], dtype=np.float32), classes=np.array([0]))
-    with pytest.raises(DataError, match="flip takes only an image, and would leave the boxes and masks"):
+    with pytest.raises(DataError, match="flip takes only an image, and would not move the boxes and masks"):
         as_transform(ImageOps.flip)(scene, np.random.default_rng(0))
 
 
@@ -267,7 +267,7 @@ def test_a_function_of_an_image_alone_is_refused_where_boxes_have_to_move():
     ids=["normalized", "no channels", "a number", "a batch"],
 )
 def test_a_function_that_returns_no_image_is_told_what_was_expected(result):
-    with pytest.raises(DataError, match=r"own returned .* where a Pillow image, an array .* Leave out its last part"):
+    with pytest.raises(DataError, match=r"own returned .* expected a Pillow image, an array .* Remove its last step"):
         as_transform(returning(result))(small_scene(), np.random.default_rng(0))
 
 

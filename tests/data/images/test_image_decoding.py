@@ -186,7 +186,7 @@ def test_a_truncated_file_is_a_data_error_that_names_the_path(tmp_path, kind, sh
     path = tmp_path / f"broken.{kind.lower()}"
     data = encoded(large_picture(), kind)
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(DataError, match=rf"{path} cannot be read as an image: .*\. Replace it, or take it out"):
+    with pytest.raises(DataError, match=rf"{path} cannot be read as an image: .*\. Replace it, or remove it"):
         decode_image(path)
 
 

@@ -101,7 +101,7 @@ def test_a_segment_of_another_kind_is_refused(segment):
 
 
 def test_an_encoding_of_another_size_than_the_image_is_refused():
-    with pytest.raises(DataError, match=r"of the size \(height, width\) \[4, 4\], its image of \[30, 40\]"):
+    with pytest.raises(DataError, match=r"the \(height, width\) \[4, 4\], its image \[30, 40\]"):
         rasterize([{"size": [4, 4], "counts": [16]}], (HEIGHT, WIDTH))
 
 
@@ -173,8 +173,11 @@ def test_a_mask_of_another_size_than_its_image_is_refused(tmp_path):
     ("known", "expected"),
     [
         ({"boxes": np.zeros((2, 4)), "classes": np.zeros(1)}, r"one box, class, mask and crowd flag .*'classes': 1"),
-        ({"masks": np.zeros((1, 5, 5), bool)}, r"masks must have the size of the image: .* \(5, 5\), .* \(4, 6\)"),
-        ({"semantic": np.zeros((6, 4), int)}, r"semantic must have the size of the image"),
+        (
+            {"masks": np.zeros((1, 5, 5), bool)},
+            r"masks must have .* got \(5, 5\) instead of \(4, 6\)",
+        ),
+        ({"semantic": np.zeros((6, 4), int)}, r"semantic must have the height and width of the image"),
     ],
     ids=["counts", "size of masks", "size of ids"],
 )

@@ -38,14 +38,10 @@ class UnreadableSampleError(ValueError):
 
 
 class ImageDataset:
-    """Samples of images, each a dict of features.
+    """Samples of images, each a dict of features, with the row number as "position".
 
-    Attributes:
-        rows: anything with a length and items.
-        load_scene: called with a row; returns its scene. Its DataErrors make a sample skippable.
-        transform: called with the scene and a generator; returns a scene. Anything that `as_transform` accepts.
-        to_features: called with the transformed scene and the row; returns a dict. The row number is added as
-            "position".
+    `load_scene` returns the scene of a row; its DataErrors make a sample skippable. The transform gets the scene and a
+    generator (see `as_transform`), and `to_features` the transformed scene and the row.
     """
 
     def __init__(
@@ -77,11 +73,10 @@ class ImageDataset:
 
 
 def as_transform(function: Callable[..., Any] | None) -> Transform:
-    """Return a transform for the user's function.
+    """Return a transform for the user's function, None for the identity.
 
-    Args:
-        function: takes (scene, rng), recognised by two required positional arguments; or only an image, and is wrapped
-            in `ImageOnly`; or None for the identity.
+    It takes (scene, rng), recognised by two required positional arguments; or only an image, and is wrapped in
+    `ImageOnly`.
     """
     if function is None:
         return Compose(())
@@ -102,26 +97,21 @@ class ImageOnly:
 
     It may return a Pillow image, an array (height, width, 3) or a tensor (3, height, width), as uint8 or as floats
     between 0 and 1. It should use the global generators of torch, numpy or Python, which loaders seed.
-
-    Attributes:
-        function: called with the image.
-        takes_array: it takes a uint8 array (height, width, 3) instead of a Pillow image.
     """
 
-    function: Callable[[Any], Any]
-    takes_array: bool = False
+    function: Callable[[Any], Any]  # called with the image
+    takes_array: bool = False  # it takes a uint8 array (height, width, 3) instead of a Pillow image
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Scene:
         """Return the scene with the new image; DataError if it has boxes or masks, or the result is not an image."""
         if scene.num_objects or scene.semantic is not None:
             raise DataError(
-                f"{self._name} takes only an image, and would leave the boxes and masks of the sample where they were. "
-                "Pass a transform that takes (scene, rng) and moves them along."
+                f"{self._name} takes only an image, and would not move the boxes and masks of the sample. Pass a "
+                "transform that takes (scene, rng) and moves them too."
             )
         image = np.array(scene.image, order="C")  # a copy: the function may modify it
-        return replace(
-            scene, image=self._as_bytes(self.function(image if self.takes_array else pillow().fromarray(image)))
-        )
+        result = self.function(image if self.takes_array else pillow().fromarray(image))
+        return replace(scene, image=self._as_bytes(result))
 
     @property
     def _name(self) -> str:
@@ -139,7 +129,7 @@ class ImageOnly:
             if values.dtype.kind == "f" and values.size and values.min() >= 0 and values.max() <= 1:
                 return np.asarray(np.rint(values * 255), dtype=np.uint8)
         raise DataError(
-            f"{self._name} returned {values.dtype} of the shape {values.shape}, where a Pillow image, an array "
-            "(height, width, 3) or a tensor (3, height, width) was expected, as uint8 or as floats between 0 and 1. "
-            "Leave out its last part: images are normalized after the transform."
+            f"{self._name} returned {values.dtype} of shape {values.shape}; expected a Pillow image, an array (height, "
+            "width, 3) or a tensor (3, height, width), as uint8 or as floats between 0 and 1. Remove its last step: "
+            "images are normalized after the transform."
         )

@@ -55,14 +55,7 @@ _BROKEN = (
 
 
 def decode_image(source: Source | PillowImage) -> PillowImage:
-    """Return an image as an upright Pillow RGB image.
-
-    Args:
-        source: a path, the bytes of a file, or an image that Pillow has opened.
-
-    Raises:
-        DataError: it cannot be read; the message names the path.
-    """
+    """Return an image (a path, the bytes of a file, or an opened Pillow image) as an upright RGB image."""
     image = _read(source)
     try:
         return _to_rgb(image)
@@ -74,10 +67,7 @@ def decode_mask(source: Source | PillowImage) -> NDArray[np.int32]:
     """Return the ids that a mask stores: int32, (height, width).
 
     Grey images of 1, 8, 16 or 32 bits give their values, palette images their indices. A colour image must have equal
-    channels.
-
-    Raises:
-        DataError: it cannot be read, or contains colours instead of ids; the message names the path.
+    channels. A DataError names the path of a file that is unreadable, or contains colours instead of ids.
     """
     image = _read(source)
     if image.mode == "PA":
@@ -105,10 +95,9 @@ def _read(source: Source | PillowImage) -> PillowImage:
         if hasattr(source, "getexif"):
             return _upright(source)
     except FileNotFoundError as error:
-        raise DataError(
-            f"there is no image {_named(source)}. Mend the path, or take the row out of the data."
-        ) from error
-    except (*_BROKEN, _bomb()) as error:
+        text = f"there is no image {_named(source)}. Correct the path, or remove the row from the data."
+        raise DataError(text) from error
+    except (*_BROKEN, pillow().DecompressionBombError) as error:
         raise _unreadable(source, error) from error
     raise DataError(f"an image is a path, bytes or an opened Pillow image, got {type(source).__name__}")
 
@@ -154,11 +143,6 @@ def _narrowed(image: PillowImage) -> NDArray[np.uint8]:
     return narrowed
 
 
-def _bomb() -> type[Exception]:
-    error: type[Exception] = pillow().DecompressionBombError
-    return error
-
-
 def _named(source: Source | PillowImage) -> str:
     if isinstance(source, bytes):
         return f"an image of {len(source):,} bytes"
@@ -168,5 +152,5 @@ def _named(source: Source | PillowImage) -> str:
 def _unreadable(source: Source | PillowImage, error: BaseException) -> DataError:
     return DataError(
         f"{_named(source)} cannot be read as an image: {type(error).__name__}: {error}. "
-        "Replace it, or take it out of the data."
+        "Replace it, or remove it from the data."
     )

@@ -7,6 +7,7 @@ than `min_visible`, is dropped with its class, mask and crowd flag.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -30,22 +31,13 @@ def moved_boxes(boxes: Boxes, matrix: Matrix) -> Boxes:
     return np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1).astype(np.float32)
 
 
-def clipped_boxes(boxes: Boxes, size: tuple[int, int]) -> Boxes:
-    """Return boxes clipped to an image of this height and width."""
-    height, width = size
-    return boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
-
-
 def cropped(scene: Scene, top: int, left: int, height: int, width: int, min_visible: float = 0.0) -> Scene:
     """Return the part of a scene from (top, left) on; it must lie inside."""
     if (top, left, height, width) == (0, 0, *scene.size):
         return scene
-    window = (slice(top, top + height), slice(left, left + width))
-    masks = None if scene.masks is None else scene.masks[(slice(None), *window)]
-    semantic = None if scene.semantic is None else scene.semantic[window]
-    return _moved(
-        scene, scene.image[window], masks, semantic, _translation(-left, -top), min_visible, is_resampled=False
-    )
+    rows, columns = slice(top, top + height), slice(left, left + width)
+    image, matrix = scene.image[rows, columns], _translation(-left, -top)
+    return _moved(scene, image, lambda layer, fill: layer[..., rows, columns], matrix, min_visible)
 
 
 def resized(scene: Scene, height: int, width: int) -> Scene:
@@ -56,21 +48,18 @@ def resized(scene: Scene, height: int, width: int) -> Scene:
     source = pillow().fromarray(np.ascontiguousarray(scene.image))
     image = np.asarray(source.resize((width, height), pillow().Resampling.BILINEAR))
     rows, columns = _nearest(height, old_height), _nearest(width, old_width)
-    masks = None if scene.masks is None else scene.masks[:, rows][:, :, columns]
-    semantic = None if scene.semantic is None else scene.semantic[rows][:, columns]
     matrix = np.diag([width / old_width, height / old_height, 1.0])
-    return _moved(scene, image, masks, semantic, matrix, 0.0, is_resampled=True)
+    return _moved(scene, image, lambda layer, fill: layer[..., rows, :][..., columns], matrix, is_resampled=True)
 
 
 def flipped(scene: Scene, is_vertical: bool = False) -> Scene:
     """Return the mirror image, horizontally or vertically."""
     height, width = scene.size
-    across = (slice(None, None, -1),) if is_vertical else (slice(None), slice(None, None, -1))
-    masks = None if scene.masks is None else scene.masks[(slice(None), *across)]
-    semantic = None if scene.semantic is None else scene.semantic[across]
-    matrix = np.diag([1.0, -1.0, 1.0]) if is_vertical else np.diag([-1.0, 1.0, 1.0])
+    axis, step = (-2, (1.0, -1.0)) if is_vertical else (-1, (-1.0, 1.0))
+    matrix = np.diag([*step, 1.0])
     matrix[:2, 2] = (0, height) if is_vertical else (width, 0)
-    return _moved(scene, scene.image[across], masks, semantic, matrix, 0.0, is_resampled=False)
+    image = np.flip(scene.image, axis - 1)  # its last axis is the colour
+    return _moved(scene, image, lambda layer, fill: np.flip(layer, axis), matrix)
 
 
 def padded(
@@ -87,18 +76,17 @@ def padded(
         return scene
     height, width = scene.size
     size = (height + top + bottom, width + left + right)
-    inside = (slice(top, top + height), slice(left, left + width))
+    rows, columns = slice(top, top + height), slice(left, left + width)
     image = np.empty((*size, 3), dtype=np.uint8)
     image[:] = fill
-    image[inside] = scene.image
-    masks = semantic = None
-    if scene.masks is not None:
-        masks = np.zeros((len(scene.masks), *size), dtype=np.bool_)
-        masks[(slice(None), *inside)] = scene.masks
-    if scene.semantic is not None:
-        semantic = np.full(size, ignore_index, dtype=np.int32)
-        semantic[inside] = scene.semantic
-    return _moved(scene, image, masks, semantic, _translation(left, top), 0.0, is_resampled=False)
+    image[rows, columns] = scene.image
+
+    def enlarge(layer: NDArray[Any], fill: int) -> NDArray[Any]:
+        larger = np.full((*layer.shape[:-2], *size), fill, dtype=layer.dtype)
+        larger[..., rows, columns] = layer
+        return larger
+
+    return _moved(scene, image, enlarge, _translation(left, top), ignore_index=ignore_index)
 
 
 def warped(
@@ -114,35 +102,36 @@ def warped(
     source = pillow().fromarray(np.ascontiguousarray(scene.image))
     kinds: tuple[Any, Any] = (pillow().Transform.AFFINE, pillow().Resampling.BILINEAR)
     image = source.transform((width, height), kinds[0], inverse[:2].ravel().tolist(), kinds[1], fillcolor=fill)
-    masks = semantic = None
-    if scene.masks is not None or scene.semantic is not None:
+
+    def move(layer: NDArray[Any], fill: int) -> NDArray[Any]:
         columns, rows = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
         from_x = np.floor(inverse[0, 0] * columns + inverse[0, 1] * rows + inverse[0, 2]).astype(np.int64)
         from_y = np.floor(inverse[1, 0] * columns + inverse[1, 1] * rows + inverse[1, 2]).astype(np.int64)
         is_inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
-        from_x, from_y = from_x.clip(0, width - 1), from_y.clip(0, height - 1)
-        if scene.masks is not None:
-            masks = scene.masks[:, from_y, from_x] & is_inside
-        if scene.semantic is not None:
-            semantic = np.where(is_inside, scene.semantic[from_y, from_x], np.int32(ignore_index))
-    return _moved(scene, np.asarray(image), masks, semantic, matrix, min_visible, is_resampled=True)
+        moved = layer[..., from_y.clip(0, height - 1), from_x.clip(0, width - 1)]
+        return np.where(is_inside, moved, layer.dtype.type(fill))
+
+    return _moved(scene, np.asarray(image), move, matrix, min_visible, ignore_index, is_resampled=True)
 
 
 def _moved(
     scene: Scene,
     image: NDArray[np.uint8],
-    masks: NDArray[np.bool_] | None,
-    semantic: NDArray[np.int32] | None,
+    move: Callable[[NDArray[Any], int], NDArray[Any]],
     matrix: Matrix,
-    min_visible: float,
-    is_resampled: bool,
+    min_visible: float = 0.0,
+    ignore_index: int = IGNORED_CLASS,
+    *,
+    is_resampled: bool = False,
 ) -> Scene:
-    """Return the moved scene, with its boxes moved too and without lost objects."""
+    """Return the moved scene: `move` gets masks and classes, and the fill for new pixels; lost objects are dropped."""
+    masks = None if scene.masks is None else move(scene.masks, 0)
+    semantic = None if scene.semantic is None else move(scene.semantic, ignore_index)
     boxes, size = scene.boxes, (image.shape[0], image.shape[1])
     share: NDArray[Any] | None = None
     if boxes is not None:
         unclipped = moved_boxes(boxes, matrix)
-        boxes = clipped_boxes(unclipped, size)
+        boxes = unclipped.clip(0, np.array([size[1], size[0]] * 2, dtype=np.float32))
         share = _areas(boxes) / np.maximum(_areas(unclipped), 1e-9)
     if masks is not None and scene.masks is not None:
         before, after = scene.masks.sum(axis=(1, 2)), masks.sum(axis=(1, 2))

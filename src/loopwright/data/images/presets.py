@@ -29,6 +29,7 @@ from loopwright.errors import ConfigError
 
 STRENGTHS = ("none", "light", "standard", "strong")
 
+_SCALES = {"light": (0.67, 1.0), "standard": (0.35, 1.0), "strong": (0.2, 1.0)}
 _JITTER = {
     "light": ColorJitter(0.1, 0.1, 0.1),
     "standard": ColorJitter(0.2, 0.2, 0.2),
@@ -40,17 +41,12 @@ def classification_train(size: Size, strength: str = "standard", flip: bool = Tr
     """Return the training transform for image-classification: a random crop, resized to `size`."""
     if _checked(strength) == "none":
         return classification_eval(size)
-    least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
-    extra: list[Transform] = []
-    if strength == "strong":
-        extra = [RandomAffine(degrees=10, shear=5), RandomErasing(0.25)]
-    return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip), _JITTER[strength], *extra])
+    extra: list[Transform] = [RandomAffine(degrees=10, shear=5), RandomErasing(0.25)] if strength == "strong" else []
+    return Compose([RandomResizedCrop(size, _SCALES[strength]), *_flips(flip), _JITTER[strength], *extra])
 
 
 def classification_eval(size: Size, crop_share: float = 1.0) -> Compose:
-    """Return the evaluation transform for image-classification: resize and center crop of `crop_share` (0.875 is
-    usual).
-    """
+    """Return the evaluation transform for image-classification: resize, then crop the center (usually 0.875)."""
     if not 0 < crop_share <= 1:
         raise ConfigError(f"crop_share must be above 0 and at most 1, got {crop_share}")
     return Compose([Resize(shorter=round(max(height_and_width(size)) / crop_share)), CenterCrop(size)])
@@ -62,9 +58,8 @@ def segmentation_train(
     """Return the training transform for semantic-segmentation: a random crop, resized to `size`."""
     if _checked(strength) == "none":
         return segmentation_eval(size)
-    least = {"light": 0.67, "standard": 0.35, "strong": 0.2}[strength]
     extra = [RandomAffine(degrees=10, shear=5, ignore_index=ignore_index)] if strength == "strong" else []
-    return Compose([RandomResizedCrop(size, (least, 1.0)), *_flips(flip), _JITTER[strength], *extra])
+    return Compose([RandomResizedCrop(size, _SCALES[strength]), *_flips(flip), _JITTER[strength], *extra])
 
 
 def segmentation_eval(size: Size) -> Compose:
@@ -73,10 +68,7 @@ def segmentation_eval(size: Size) -> Compose:
 
 
 def detection_train(size: int, strength: str = "standard", flip: bool = True) -> Compose:
-    """Return the training transform for object-detection and instance-segmentation.
-
-    The whole image is fitted into a square of `size`, then shifted, scaled and rotated there.
-    """
+    """Return the training transform for object detection: fitted into a square, then shifted, scaled and rotated."""
     fitted = detection_eval(size).transforms
     if _checked(strength) == "none":
         return Compose(fitted)

@@ -23,32 +23,19 @@ from loopwright.errors import DataError
 IGNORED_CLASS = 255
 
 
-def _identity() -> NDArray[np.float64]:
-    return np.eye(3)
-
-
 @dataclass(frozen=True)
 class Scene:
-    """An image with the annotations that move with it.
+    """An image with the annotations that move with it."""
 
-    Attributes:
-        image: uint8, (height, width, 3).
-        boxes: float32, (objects, 4): left, top, right, bottom.
-        classes: int64, (objects,).
-        masks: bool, (objects, height, width).
-        semantic: int32, (height, width): a class id for each pixel.
-        crowd: bool, (objects,): the object stands for a group.
-        matrix: float64, (3, 3): maps a point (x, y, 1) of the decoded image to its place now. Its inverse maps
-            predicted boxes back: `moved_boxes(boxes, np.linalg.inv(scene.matrix))`.
-    """
-
-    image: NDArray[np.uint8]
-    boxes: NDArray[np.float32] | None = None
-    classes: NDArray[np.int64] | None = None
-    masks: NDArray[np.bool_] | None = None
-    semantic: NDArray[np.int32] | None = None
-    crowd: NDArray[np.bool_] | None = None
-    matrix: NDArray[np.float64] = field(default_factory=_identity)
+    image: NDArray[np.uint8]  # uint8, (height, width, 3)
+    boxes: NDArray[np.float32] | None = None  # float32, (objects, 4): left, top, right, bottom
+    classes: NDArray[np.int64] | None = None  # int64, (objects,)
+    masks: NDArray[np.bool_] | None = None  # bool, (objects, height, width)
+    semantic: NDArray[np.int32] | None = None  # int32, (height, width): a class id for each pixel
+    crowd: NDArray[np.bool_] | None = None  # bool, (objects,): the object stands for a group
+    # float64, (3, 3): maps a point (x, y, 1) of the decoded image to its place now. Its inverse maps predicted boxes
+    # back: `moved_boxes(boxes, np.linalg.inv(scene.matrix))`.
+    matrix: NDArray[np.float64] = field(default_factory=lambda: np.eye(3))
 
     def __post_init__(self) -> None:
         if self.image.ndim != 3 or self.image.shape[2] != 3 or self.image.dtype != np.uint8:
@@ -61,10 +48,8 @@ class Scene:
             raise DataError(f"a scene must have one box, class, mask and crowd flag for each object, got {counts}")
         for name, value in (("masks", self.masks), ("semantic", self.semantic)):
             if value is not None and value.shape[-2:] != self.image.shape[:2]:
-                raise DataError(
-                    f"{name} must have the size of the image: (height, width) is {value.shape[-2:]}, that of the image "
-                    f"{self.image.shape[:2]}"
-                )
+                sizes = f"{value.shape[-2:]} instead of {self.image.shape[:2]}"
+                raise DataError(f"{name} must have the height and width of the image, got {sizes}")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -99,9 +84,6 @@ def load_scene(
         with_masks: create masks from the segments of the objects; one without a segment uses its box.
         reduce_labels: class 0 of "mask" becomes `ignore_index`, and the others shift down by one.
         ignore_index: the id in "mask" for no class.
-
-    Raises:
-        DataError: a file cannot be read, or image and mask differ in size.
     """
     image = np.asarray(decode_image(row["image"]))
     known: dict[str, Any] = {}
@@ -111,9 +93,12 @@ def load_scene(
             height, width = image.shape[:2]
             raise DataError(
                 f"the mask {_text(row['mask'])} is {semantic.shape[1]} x {semantic.shape[0]}, its image "
-                f"{_text(row['image'])} {width} x {height}. They must be of one size."
+                f"{_text(row['image'])} {width} x {height}. They must have the same size."
             )
-        known["semantic"] = _reduced(semantic, ignore_index) if reduce_labels else semantic
+        if reduce_labels:
+            has_class = (semantic != 0) & (semantic != ignore_index)
+            semantic = np.where(has_class, semantic - 1, ignore_index).astype(np.int32)
+        known["semantic"] = semantic
     objects = row.get("objects")
     if objects is not None:
         boxes = np.asarray(objects["boxes"], dtype=np.float32).reshape(-1, 4)
@@ -136,10 +121,6 @@ def rasterize(
             "counts": a string or a list}, or None.
         size: height and width.
         boxes: fill a segment that is None; without them it stays empty.
-
-    Raises:
-        DataError: a segment has another type, or its encoding another size.
-        InputError: faster-coco-eval, which draws polygons and reads encodings, is not installed.
     """
     masks = np.zeros((len(segments), *size), dtype=np.bool_)
     for index, segment in enumerate(segments):
@@ -169,26 +150,20 @@ def _drawn(segment: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
     if isinstance(segment, Mapping):
         if list(segment["size"]) != [height, width]:
             raise DataError(
-                f"a run-length encoding is of the size (height, width) {list(segment['size'])}, its image of "
-                f"{[height, width]}. They must be of one size."
+                f"a run-length encoding has the (height, width) {list(segment['size'])}, its image {[height, width]}. "
+                "They must have the same size."
             )
         counts = segment["counts"]
         encoded = dict(segment) if isinstance(counts, (str, bytes)) else coco.frPyObjects(dict(segment), height, width)
     elif isinstance(segment, Sequence) and not isinstance(segment, str) and segment:
-        encoded = coco.merge(
-            coco.frPyObjects([[float(value) for value in polygon] for polygon in segment], height, width)
-        )
+        polygons = [[float(value) for value in polygon] for polygon in segment]
+        encoded = coco.merge(coco.frPyObjects(polygons, height, width))
     else:
         raise DataError(
             f"a segment must be a list of polygons, a run-length encoding or None, got {segment!r:.80}. "
             "See the COCO format for both."
         )
     return np.asarray(coco.decode(encoded)).astype(np.bool_).reshape(size)
-
-
-def _reduced(semantic: NDArray[np.int32], ignore_index: int) -> NDArray[np.int32]:
-    has_class = (semantic != 0) & (semantic != ignore_index)
-    return np.where(has_class, semantic - 1, ignore_index).astype(np.int32)
 
 
 def _text(source: Any) -> str:

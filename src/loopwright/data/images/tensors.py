@@ -54,14 +54,10 @@ class SceneFeatures:
     Called with the transformed scene and the row, it returns a dict with "pixel_values" (float32, 3 x height x width),
     "labels" (the "label" of the row, or the class of each pixel), and the scene's "boxes", "classes", "masks" and
     "crowd" if present. With objects it also has "matrix", which maps from the coordinates of the file.
-
-    Attributes:
-        mean: of each channel.
-        std: of each channel.
     """
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # of each channel
+    std: tuple[float, float, float] = IMAGENET_STD  # of each channel
 
     def __call__(self, scene: Scene, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a sample."""
@@ -96,9 +92,6 @@ def collate_images(
             with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
         multiple: sides of padded images are rounded up to it.
         ignore_index: the label of padding.
-
-    Raises:
-        DataError: tensors of one name differ in shape; the message has both.
     """
     sizes = [tuple(sample["pixel_values"].shape[-2:]) for sample in samples]
     batch: dict[str, Any] = {}
@@ -132,7 +125,7 @@ def _together(name: str, values: list[Any]) -> Any:
         shapes = {tuple(value.shape) for value in values}
         if len(shapes) > 1:
             raise DataError(
-                f"{name!r} cannot be stacked: the shapes are {sorted(shapes)}. Let the transform give one size "
+                f"{name!r} cannot be stacked: the shapes are {sorted(shapes)}. Let the transform return one size "
                 "(Resize(exact=...), PadTo), or collate with is_padded=True."
             )
         return torch.stack(values)

@@ -24,16 +24,7 @@ LEAST_SIDE = 224
 
 
 def as_image(image: ImageLike) -> Image:
-    """Return the image in RGB, as a copy that may be drawn on.
-
-    Args:
-        image: a Pillow image, or an array of shape (H, W), (H, W, 1) or (H, W, 3) of uint8, bool, or floats from 0 to 1
-            (clipped to that range, nan is 0).
-
-    Raises:
-        DataError: the array has another shape or another type.
-        InputError: Pillow is not installed.
-    """
+    """Return the image in RGB, as a copy that may be drawn on; floats are clipped to 0 to 1, and nan is 0."""
     images = pillow()
     if isinstance(image, images.Image):
         return image.convert("RGB") if image.mode != "RGB" else image.copy()
@@ -41,13 +32,13 @@ def as_image(image: ImageLike) -> Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)) or array.size == 0:
-        raise DataError(f"an image to draw has the shape {array.shape}; expected (H, W), (H, W, 1) or (H, W, 3)")
+        raise DataError(f"an image has the shape {array.shape}; expected (H, W), (H, W, 1) or (H, W, 3)")
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * np.uint8(255)
     elif np.issubdtype(array.dtype, np.floating):
         array = np.rint(np.nan_to_num(array, nan=0.0).clip(0, 1) * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
-        raise DataError(f"an image to draw holds {array.dtype}; expected uint8, bool, or floats from 0 to 1")
+        raise DataError(f"an image has the dtype {array.dtype}; expected uint8, bool, or floats from 0 to 1")
     return images.fromarray(np.ascontiguousarray(array)).convert("RGB")
 
 
@@ -77,15 +68,7 @@ def fit(image: ImageLike, size: int) -> Image:
 
 
 def encode(image: ImageLike, kind: Kind = "png", quality: int = 85) -> bytes:
-    """Return the image as file content, deterministic: without a timestamp or name.
-
-    Args:
-        kind: "png" keeps every pixel; "jpeg" and "webp" are smaller.
-        quality: 1 to 100; ignored for "png".
-
-    Raises:
-        DataError: the kind is not one of these.
-    """
+    """Return the image as file content without a timestamp or name; "png" ignores the quality (1 to 100)."""
     if kind not in ("png", "jpeg", "webp"):
         raise DataError(f"an image cannot be encoded as {kind!r}; expected 'png', 'jpeg' or 'webp'")
     options: dict[str, Any] = {"optimize": True} if kind == "png" else {"quality": quality}

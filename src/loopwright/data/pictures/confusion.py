@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.pictures.canvas import Color, Image, as_image, blank
-from loopwright.data.pictures.lettering import line_height, readable_on, shorten, text_width, write, write_upwards
+from loopwright.data.pictures.text import line_height, readable_on, shorten, text_width, write, write_upwards
 from loopwright.errors import DataError
 
 # Right answers are blue, wrong ones red; darker for a larger fraction of the row.
@@ -30,14 +30,8 @@ _COUNT_SIZE = 10
 def confusion_picture(matrix: npt.ArrayLike, names: Sequence[str]) -> Image:
     """Return the matrix with a square per pair of classes: truth top to bottom, predictions left to right.
 
-    Squares show their counts if there is room. With many classes only some names are shown.
-
-    Args:
-        matrix: counts, shape (n, n); a row is a true class, a column a predicted one.
-        names: the names of the classes, by id.
-
-    Raises:
-        DataError: the matrix is not square, or there are not as many names as classes.
+    Squares show their counts if there is room. With many classes only some names are shown. A row of the matrix is a
+    true class, a column a predicted one.
     """
     counts = np.asarray(matrix)
     num = len(names)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.pictures.canvas import LEAST_SIDE, Color, Image, ImageLike, as_image, enlarge, scale_for
-from loopwright.data.pictures.lettering import SIZE, line_height, write_label
 from loopwright.data.pictures.palette import NUM_COLORS, color_of, palette
+from loopwright.data.pictures.text import SIZE, line_height, write_label
 from loopwright.data.vision_extra import pillow
 from loopwright.errors import DataError
 
@@ -33,9 +33,6 @@ def draw_boxes(
         scores: shown after the names, with two digits; the highest is drawn last.
         colors: one per box; None cycles through the palette.
         scale: the whole factor to enlarge by first; None uses `scale_for`.
-
-    Raises:
-        DataError: there are not as many names, scores or colors as boxes.
     """
     corners = np.asarray(boxes, np.float64).reshape(-1, 4)
     _check_numbers("boxes", len(corners), names=names, scores=scores, colors=colors)
@@ -67,15 +64,8 @@ def draw_masks(
 ) -> Image:
     """Return the image, in its own size, with each object's pixels blended with its color.
 
-    Later masks cover earlier ones. In images of 224 pixels and more each mask gets an outline.
-
-    Args:
-        masks: bool, shape (n, H, W).
-        colors: one per mask; None cycles through the palette.
-        alpha: the opacity of the color, 0 to 1.
-
-    Raises:
-        DataError: a mask has another size than the image, or there are not as many colors as masks.
+    Later masks (bool, shape (n, H, W)) cover earlier ones. In images of 224 pixels and more each mask gets an outline.
+    `alpha` is the opacity of the colors; None cycles through the palette.
     """
     picture = as_image(image)
     layers = np.asarray(masks, np.bool_)
@@ -106,9 +96,6 @@ def draw_semantic(
         colors: one per class id; None uses `color_of`.
         alpha: the opacity of the color, 0 to 1.
         unpainted: ids whose pixels stay unchanged: the ignored id, and any background. Ids below 0 always do.
-
-    Raises:
-        DataError: the ids have another size than the image, or an id has no color.
     """
     picture = as_image(image)
     ids = np.asarray(semantic)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.pictures.canvas import LEAST_SIDE, Color, Image, ImageLike, as_image, blank, fit
-from loopwright.data.pictures.lettering import line_height, shorten, text_width, write
+from loopwright.data.pictures.text import line_height, shorten, text_width, write
 from loopwright.errors import DataError
 
 GAP = 8
@@ -27,9 +27,6 @@ def sheet(
         captions: one per image, of one or more lines; truncated to the column width.
         columns: images per row; None for up to 8.
         size: the longer side of an image on the sheet. Smaller ones are enlarged by a whole factor, larger ones shrunk.
-
-    Raises:
-        DataError: there is no image, or there are not as many captions as images.
     """
     if not images:
         raise DataError("a sheet of no images; expected at least one")
@@ -68,13 +65,7 @@ def reconstruction_row(
 ) -> Image:
     """Return an image, the part that a model saw, and its reconstruction, in one row.
 
-    Args:
-        masked: the pixels hidden from the model: bool, shape (H, W). They are shown in blue.
-        captions: the texts below the three.
-        size: the longer side of each on the row, as for `sheet`.
-
-    Raises:
-        DataError: `masked` has another size than the image.
+    The pixels hidden from the model (`masked`: bool, shape (H, W)) are blue. `size` is the longer side of each image.
     """
     whole = as_image(image)
     hidden = np.asarray(masked, np.bool_)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.data.pictures.lettering import font
+from loopwright.data.pictures.text import font
 from loopwright.data.vision_extra import pillow
 from loopwright.demos.images.labelled_images import LabelledImages
 from loopwright.keys import key

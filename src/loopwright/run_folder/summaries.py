@@ -25,29 +25,17 @@ _ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a list.
-
-    Attributes:
-        id: of the run.
-        path: its folder.
-        task: its task; empty if unknown.
-        state: in words: "done", "running", "interrupted, resumable", "damaged", "moved away".
-        metric: the name of the deciding metric; None before the first evaluation.
-        value: of the best model so far.
-        is_more_better: the direction of the metric.
-        seconds: its training time, including resumed parts; None if unknown.
-        created: when it began, in seconds since 1970; None if unknown.
-    """
+    """One run of a list."""
 
     id: str
     path: Path
     task: str = ""
-    state: str = ""
-    metric: str | None = None
-    value: float | None = None
+    state: str = ""  # in words: "done", "running", "interrupted, resumable", "damaged", "moved away"
+    metric: str | None = None  # the name of the deciding metric; None before the first evaluation
+    value: float | None = None  # of the best model so far
     is_more_better: bool = True
-    seconds: float | None = None
-    created: float | None = None
+    seconds: float | None = None  # its training time, including resumed parts; None if unknown
+    created: float | None = None  # when it began, in seconds since 1970; None if unknown
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
@@ -72,33 +60,32 @@ def is_owned(folder: Path) -> bool:
         return False
     if owner is None:
         return False
-    can_be_seen = owner.host == platform.node() and owner.process_start > 0
-    if can_be_seen:
+    if owner.host == platform.node() and owner.process_start > 0:  # its processes are visible
         return owner.pid == os.getpid() or _runs(owner)
     return time.time() - owner.heartbeat < _STALE_SECONDS
 
 
 def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
     run = RunFolder(path)
-    place = Path(os.path.normpath(path))
-    told: dict[str, Any] = {"id": str(entry["id"]), "path": place, "task": str(entry.get("task", ""))}
-    known = _metric(entry, {}, {})
+    known: dict[str, Any] = {"id": str(entry["id"]), "task": str(entry.get("task", "")), **_metric(entry, {}, {})}
+    known["path"] = Path(os.path.normpath(path))
     if not path.is_dir():
-        return RunSummary(**told, **known, state="moved away")
+        return RunSummary(**known, state="moved away")
     try:
-        about, status = _object(path / _RUN), run.status
-        result, best = _object(run.result), _object(run.checkpoints / "best.json")
-    except (DamagedFileError, OSError, ValueError):
-        return RunSummary(**told, **known, state="damaged")
-    if not about:
-        return RunSummary(**told, **known, state="damaged: no run.json")
-    told |= {"id": str(about.get("id", told["id"])), "task": str(about.get("task", told["task"]))}
-    created = _seconds_since_1970(about.get("created"))
+        metadata, status, result = run.metadata, run.status, run.read_result()
+        best = read_json(run.checkpoints / "best.json", {})
+    except (DamagedFileError, OSError):
+        return RunSummary(**known, state="damaged")
+    if not metadata:
+        return RunSummary(**known, state="damaged: no run.json")
+    known |= {name: str(metadata[name]) for name in ("id", "task") if name in metadata}
+    known |= _metric(entry, result, best)
     seconds = result.get("seconds")
-    if seconds is None:
-        seconds = _last_seconds(path / METRICS)
     return RunSummary(
-        **told, **_metric(entry, result, best), state=_state(run, status, result), seconds=seconds, created=created
+        **known,
+        state=_state(run, status, result),
+        seconds=_last_seconds(path / METRICS) if seconds is None else seconds,
+        created=_seconds_since_1970(metadata.get("created")),
     )
 
 
@@ -127,13 +114,6 @@ def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[s
             is_more_better = source.get("direction", "max") == "max"
             return {"metric": name.removeprefix("eval_"), "value": float(value), "is_more_better": is_more_better}
     return {}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = read_json(path, {})
-    if not isinstance(content, dict):
-        raise ValueError(path)
-    return content
 
 
 def _last_seconds(path: Path) -> float | None:
