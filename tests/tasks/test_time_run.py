@@ -83,7 +83,7 @@ def test_a_run_with_a_time_is_the_run_of_the_updates_that_were_planned(reviews, 
     run = api.train("text-classification", data=reviews, output_dir=tmp_path / "timed", time="8s", **FLAGS)
     assert run.status == "done" and run.result["updates"] == 12
     assert settle(get_task("text-classification"), [], run.path / "config.yaml").training.max_steps == 12
-    assert run.folder.about["sources"]["max_steps"] == "auto"
+    assert run.folder.metadata["sources"]["max_steps"] == "auto"
     assert lines_of(run, "log")[-1]["lr"] == 0.0
     assert "time    8s: 12 steps (2.4 epochs) at 0.25 s, evaluations 2.8 s" in (run.path / "log.txt").read_text()
     assert "· 12 updates in 3 epochs · 3 evaluations" in (run.path / "log.txt").read_text()

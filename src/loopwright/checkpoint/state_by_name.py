@@ -54,10 +54,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
     plain = optimizer.state_dict()
     name_of = _numbered_names(optimizer, names)
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in plain["param_groups"]]
-    return {
-        "state": {name_of[index]: entry for index, entry in plain["state"].items()},
-        "param_groups": groups,
-    }
+    return {"state": {name_of[index]: entry for index, entry in plain["state"].items()}, "param_groups": groups}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], names: Mapping[int, str]) -> None:

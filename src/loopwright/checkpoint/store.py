@@ -357,12 +357,8 @@ def update_of(manifest: Mapping[str, Any]) -> int:
 def find_newest(directory: str | Path, quarantine: bool = False) -> tuple[Path | None, list[CheckpointError]]:
     """Return the newest intact checkpoint in a folder, and the errors of newer ones.
 
-    Args:
-        directory: the folder of checkpoints; any sub-folder with a manifest counts, ordered by update.
-        quarantine: rename damaged ones to `.bad-...`, so that they are not found again.
-
-    Raises:
-        CheckpointError: there are checkpoints, but none is intact; a fresh start would hide that.
+    Any sub-folder with a manifest counts, ordered by update. Damaged ones are renamed to `.bad-...` to `quarantine`
+    them. If none is intact, a CheckpointError is raised: a fresh start would hide that.
     """
     found, bad = _by_update(checkpoint_folders(directory))
     newest = None

@@ -150,10 +150,6 @@ def sample_lengths(
     a progress bar if that takes long.
 
     Args:
-        dataset: map-style.
-        column: of the lengths, if samples have one.
-        main_input: whose length counts otherwise.
-        function: from a sample to its length.
         cache: a cache file in an existing folder. It is valid if it has one length per sample, and some samples that
             are read again match.
         watch: wraps an iterable to show progress; None is a bar on a terminal.
@@ -239,11 +235,8 @@ def chosen_lengths(
 ) -> tuple[int, ...] | None:
     """Return the bucket lengths of the setting `length_buckets`; None pads to the longest sample of each batch.
 
-    Args:
-        setting: "auto", "off", or the lengths.
-        longest: tokens of the longest sample; None if unknown.
-        may_graph: whether updates may be CUDA graphs; only then "auto" has lengths.
-        most: the maximum number of lengths for "auto".
+    The setting is "auto", "off", or the lengths. "auto" has up to `most` lengths, if the longest sample is known and
+    updates may be CUDA graphs.
     """
     if setting == "off":
         return None

@@ -50,11 +50,7 @@ def default_loader_kwargs(dataset: Any, batch_size: int, shuffle: bool) -> dict[
 
 
 def loader_kwargs(dataset: Any, defaults: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of the DataLoader of a dataset, from the defaults and the caller's arguments.
-
-    `sampler`, `batch_sampler` and iterable datasets remove conflicting defaults. A DataLoader as the dataset keeps its
-    own.
-    """
+    """Return the DataLoader arguments of a dataset; samplers and iterable datasets remove conflicting defaults."""
     if isinstance(dataset, DataLoader):
         return {name: getattr(dataset, name) for name in _OF_A_READY_LOADER}
     given = dict(given or {})

@@ -177,10 +177,7 @@ class Loader(ABC):
         return None
 
     def agree_on_skipped(self) -> Skipped:
-        """Merge the skipped ids of all processes, and return them; every process must call it.
-
-        `windows` does so at the start of an epoch. Call it before the ids are saved.
-        """
+        """Merge the skipped ids of all processes; every process must call it, at the start of an epoch and to save."""
         for others in gather_objects(self.skipped):
             for index, (epoch, text) in others.items():
                 if index not in self.skipped or epoch < self.skipped[index][0]:
@@ -501,10 +498,7 @@ class _Fetched(NamedTuple):
 
 
 class _Feed:
-    """The batch sampler handed to DataLoader: the micro-batches of the current epoch.
-
-    Iterated again after a loss of workers, it restarts with those taken but not delivered.
-    """
+    """The batch sampler handed to DataLoader; iterated again, it restarts with batches taken but not delivered."""
 
     def __init__(self) -> None:
         self.begin(iter(()))

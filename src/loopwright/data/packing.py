@@ -74,7 +74,6 @@ class PackingCollator:
 
     Args:
         capacity: tokens of a row; samples are truncated to it.
-        pad_id: pads rows.
         is_shifted: the labels are already shifted. Otherwise the model shifts them, and the first of each sample is
             -100, since nothing precedes it.
         makes_mask: add the mask, for models that are called with the batch. Otherwise the caller creates it on the

@@ -9,12 +9,7 @@ from typing import Any
 
 import torch
 
-from loopwright.engine.seeding import (
-    generator_states,
-    preserved_generators,
-    restore_generator_states,
-    seed_generators,
-)
+from loopwright.engine.seeding import generator_states, preserved_generators, restore_generator_states, seed_generators
 from loopwright.keys import key
 
 _STREAM_CHUNK = 1024

@@ -29,13 +29,13 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from loopwright.engine.signals import STOP_SIGNALS
 from loopwright.errors import DataError
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("loopwright")
 
-_IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 2.0  # for workers to exit once nobody wants their batches
@@ -65,9 +65,8 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare this worker process; torch calls it before anything is read."""
-        for name in _IGNORED_SIGNALS:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         self._end_with_parent()
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)

@@ -23,15 +23,7 @@ from loopwright.engine.processes import (
     joining_method,
     sum_on_device,
 )
-from loopwright.engine.sharding import (
-    clip_norm,
-    create_sharding,
-    is_sharded,
-    local,
-    reshard,
-    restored_variable,
-    shard,
-)
+from loopwright.engine.sharding import clip_norm, create_sharding, is_sharded, local, reshard, restored_variable, shard
 from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,14 +39,7 @@ def create_accelerator(
     sharding: Any = None,
     ddp_options: Mapping[str, Any] | None = None,
 ) -> Accelerator:
-    """Create a new Accelerator.
-
-    Args:
-        mixed_precision: "no", "fp16", "bf16", "fp8"; None uses accelerate's configuration.
-        use_cpu: stay on the CPU even if there is an accelerator.
-        sharding: how to split the model over the processes; None uses accelerate's configuration.
-        ddp_options: options of DistributedDataParallel, if that wraps the model.
-    """
+    """Create a new Accelerator; without precision or sharding, accelerate's own configuration decides."""
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     # Under torchrun without an accelerator, accelerate needs this: it would join the process group, and still treat

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from loopwright.errors import Preempted
 
-_WATCHED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
+)
 
 E = TypeVar("E", bound=BaseException)
 
@@ -30,7 +32,7 @@ class SignalWatch:
             return
         earlier: dict[signal.Signals, Any] = {}
         try:
-            for number in _WATCHED:
+            for number in STOP_SIGNALS:
                 # The user's own handler, or a shell's nohup, is left alone.
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     earlier[number] = signal.signal(number, self._note)

@@ -22,14 +22,7 @@ from loopwright.errors import ConfigError
 # By name: the packages of which one must be installed; the first is the one to suggest.
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorboard": ("tensorboard", "tensorboardX"),
-    "trackio": ("trackio",),
-    "wandb": ("wandb",),
-    "swanlab": ("swanlab",),
-    "mlflow": ("mlflow",),
-    "aim": ("aim",),
-    "comet_ml": ("comet_ml",),
-    "clearml": ("clearml",),
-    "dvclive": ("dvclive",),
+    **{name: (name,) for name in ("trackio", "wandb", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")},
 }
 _PRINTS: Final = frozenset({"trackio"})  # `where_to_look` replaces the output of these at start and end by one line
 _MOST_LETTERS: Final = 300  # of a tracker's error
@@ -188,10 +181,7 @@ def _arguments(name: str, run: TrackedRun) -> tuple[tuple[Any, ...], dict[str, A
         # purge_step hides the files of the run that this one replaces.
         "tensorboard": (("tensorboard", folder), {"purge_step": 0} if run.replaces else {}),
         "trackio": ((run.project,), {"name": run.name, "resume": resume, "config": config, "embed": False}),
-        "wandb": (
-            (run.project,),
-            {"name": run.name, "id": run.id, "resume": "allow", "dir": folder, "config": config},
-        ),
+        "wandb": ((run.project,), {"name": run.name, "id": run.id, "resume": "allow", "dir": folder, "config": config}),
         "swanlab": (
             (run.project,),
             {"experiment_name": run.name, "logdir": str(run.folder / "swanlab"), "config": config},

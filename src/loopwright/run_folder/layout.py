@@ -125,17 +125,9 @@ def create_run(
     now: datetime | None = None,
     word: str | None = None,
 ) -> RunFolder:
-    """Create the folder of a new run, with its run.json.
+    """Create the folder of a new run, with its run.json: the id and the metadata.
 
-    Args:
-        label: a word for its id, from the name of the data.
-        metadata: the content of run.json besides the id.
-        folder: where; None creates one under `runs_root()`, named by its id.
-        now: the time in its id.
-        word: another word for its id, never shortened.
-
-    Raises:
-        InputError: the folder already contains a run, or other files.
+    None for the folder creates one under `runs_root()`, named by its id. The id has a label, shortened, and a word.
     """
     run_id = new_run_id(label, now, word)
     path = runs_root() / run_id if folder is None else Path(folder)

@@ -51,13 +51,8 @@ class RunStatus:
     def update(self, *, force: bool = False, **fields: Any) -> bool:
         """Change these fields, keep the others, and write the file if due; called at every log, save and error.
 
-        Args:
-            force: write now; for the last call of a run.
-            fields: `state` (one of `STATES`), `update`, `epoch`, `message`, `last_checkpoint`, `last_error`. Paths and
-                exceptions become text.
-
-        Returns:
-            Whether the fields were written; if not, a later update will write them.
+        Fields: `state` (one of `STATES`), `update`, `epoch`, `message`, `last_checkpoint`, `last_error`; paths
+        and exceptions become text. Return whether they were written; if not, a later update will write them.
         """
         if unknown := fields.keys() - set(_FIELDS):
             raise ConfigError(f"status.json has no field {sorted(unknown)[0]!r}; it has {', '.join(_FIELDS)}")

@@ -73,11 +73,7 @@ class ImageDataset:
 
 
 def as_transform(function: Callable[..., Any] | None) -> Transform:
-    """Return a transform for the user's function, None for the identity.
-
-    It takes (scene, rng), recognised by two required positional arguments; or only an image, and is wrapped in
-    `ImageOnly`.
-    """
+    """Return a transform for a function of (scene, rng), or of an image alone (`ImageOnly`); None is the identity."""
     if function is None:
         return Compose(())
     try:

@@ -3,10 +3,6 @@
 `decode_image` returns an upright RGB image: EXIF orientation applied, grey and palette images converted to RGB,
 transparency blended with white, 16-bit values scaled to 8. `decode_mask` returns the ids in a mask file, grey values or
 palette indices. An unreadable file raises a DataError that names it.
-
-Example:
-    image = decode_image("photos/cat.jpg")
-    ids = decode_mask("masks/cat.png")  # int32, (height, width)
 """
 
 from __future__ import annotations

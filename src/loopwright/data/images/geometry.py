@@ -90,11 +90,7 @@ def padded(
 
 
 def warped(
-    scene: Scene,
-    matrix: Matrix,
-    fill: Color = MIDDLE_GREY,
-    ignore_index: int = IGNORED_CLASS,
-    min_visible: float = 0.0,
+    scene: Scene, matrix: Matrix, fill: Color = MIDDLE_GREY, ignore_index: int = IGNORED_CLASS, min_visible: float = 0.0
 ) -> Scene:
     """Return a scene of the same size with points moved by a (3, 3) matrix."""
     height, width = scene.size

@@ -3,9 +3,6 @@
 Strengths: "none" equals the evaluation, "light" moves a little, "standard" is the usual recipe, "strong" is for long
 runs on little data. Pass `flip=False` if left and right matter (digits, text, traffic signs). Every transform returns
 images of one size, so that they can be stacked.
-
-Example:
-    dataset = ImageDataset(rows, load_scene, classification_train(224), SceneFeatures())
 """
 
 from __future__ import annotations

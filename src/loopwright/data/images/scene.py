@@ -71,11 +71,7 @@ class Scene:
 
 
 def load_scene(
-    row: Mapping[str, Any],
-    *,
-    with_masks: bool = False,
-    reduce_labels: bool = False,
-    ignore_index: int = IGNORED_CLASS,
+    row: Mapping[str, Any], *, with_masks: bool = False, reduce_labels: bool = False, ignore_index: int = IGNORED_CLASS
 ) -> Scene:
     """Return the scene of a row: its "image", and its "mask" and "objects" if it has any.
 

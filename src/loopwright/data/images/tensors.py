@@ -1,9 +1,6 @@
 """From scenes to tensors, and from samples to batches.
 
 `SceneFeatures` makes the features of one sample, `collate_images` a batch of them. Everything before works on uint8.
-
-Example:
-    loader = DataLoader(dataset, batch_size=8, collate_fn=partial(collate_images, is_padded=True))
 """
 
 from __future__ import annotations
@@ -76,10 +73,7 @@ class SceneFeatures:
 
 
 def collate_images(
-    samples: Sequence[Mapping[str, Any]],
-    is_padded: bool = False,
-    multiple: int = 1,
-    ignore_index: int = IGNORED_CLASS,
+    samples: Sequence[Mapping[str, Any]], is_padded: bool = False, multiple: int = 1, ignore_index: int = IGNORED_CLASS
 ) -> dict[str, Any]:
     """Return a batch of samples from `SceneFeatures` or similar.
 
@@ -87,7 +81,6 @@ def collate_images(
     "masks", "crowd") and of other types become a list with one entry per sample.
 
     Args:
-        samples: dicts with the same names.
         is_padded: images may differ in size: images and masks are padded with zeros at the right and bottom, labels
             with `ignore_index`. The batch then has "pixel_mask": int64, 1 for real pixels.
         multiple: sides of padded images are rounded up to it.

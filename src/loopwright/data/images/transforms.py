@@ -43,9 +43,6 @@ class Compose:
         return scene
 
 
-# ------------------------------------------------------------------------------------------------------- sizes
-
-
 @dataclass(frozen=True)
 class Resize:
     """Resizes an image."""
@@ -91,9 +88,6 @@ class PadTo:
             for own, least in zip(scene.size, height_and_width(self.size), strict=True)
         )
         return padded(scene, 0, 0, bottom, right, self.fill, self.ignore_index)
-
-
-# ------------------------------------------------------------------------------------------------------- crops
 
 
 @dataclass(frozen=True)
@@ -151,9 +145,6 @@ class RandomResizedCrop:
         return (height - new_height) // 2, (width - new_width) // 2, new_height, new_width
 
 
-# ------------------------------------------------------------------------------------------ flips and the affine
-
-
 @dataclass(frozen=True)
 class HorizontalFlip:
     """Flips left and right, with a probability."""
@@ -206,9 +197,6 @@ class RandomAffine:
         matrix[:2, :2] = linear
         matrix[:2, 2] = center + shift - linear @ center
         return matrix
-
-
-# ------------------------------------------------------------------------------------------------------ colours
 
 
 @dataclass(frozen=True)
@@ -291,9 +279,6 @@ def _turned_hue(image: Any, share: float) -> Any:
     shift = round(share * 255)
     turned = hue.point([(level + shift) % 256 for level in range(256)])
     return pillow().merge("HSV", (turned, saturation, value)).convert("RGB")
-
-
-# ------------------------------------------------------------------------------------------------ what they share
 
 
 def height_and_width(size: Size) -> tuple[int, int]:
