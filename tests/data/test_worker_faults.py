@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -331,8 +332,8 @@ def test_workers_outlive_the_signals_that_end_a_run(caplog):
 
 
 def test_what_a_worker_does_first_can_be_sent_to_one_that_is_not_forked():
-    first = pickle.loads(pickle.dumps(workers.WorkerInit(note_id, is_of_main_thread=True)))
-    assert first._worker_init_fn is note_id
+    first = pickle.loads(pickle.dumps(partial(workers.init_worker, note_id, True)))
+    assert first.args == (note_id, True)
 
 
 # A main process that ends; it is this module, run as a program

@@ -38,16 +38,12 @@ _OF_THE_TRAINER = ("every_epochs", "run_folder", "allow_changed_data", "require_
 _logger = logging.getLogger("loopwright")
 
 
-class Stateful(Protocol):
-    """An object that can be saved: optimizers, schedulers, scalers, modules, `Progress`, or your own class."""
+class _Stateful(Protocol):
+    """An optimizer, scheduler, scaler, module, or your own class with a state of tensors and plain values."""
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return everything needed to resume, as tensors, numbers, strings, and lists and dicts of them."""
-        ...
+    def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Restore the state that `state_dict` returned."""
-        ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class ResumableState:
@@ -68,7 +64,7 @@ class ResumableState:
     """
 
     def __init__(
-        self, policy: Checkpointing, model: nn.Module, *, lease: Lease | None = None, **parts: Stateful
+        self, policy: Checkpointing, model: nn.Module, *, lease: Lease | None = None, **parts: _Stateful
     ) -> None:
         if refused := [name for name in _OF_THE_TRAINER if getattr(policy, name)]:
             raise ConfigError(

@@ -119,12 +119,12 @@ class Saver:
         """Return the update of a checkpoint that `path` named."""
         return int(re.search(r"\d+$", path.name)[0])  # type: ignore[index]
 
-    def check_space(self, num_bytes: int, say: Callable[[str], None]) -> None:
+    def check_space(self, num_bytes: int, report: Callable[[str], None]) -> None:
         """Warn if the disk cannot hold all checkpoints to keep plus the one being written, each `num_bytes` or more."""
         free = shutil.disk_usage(self.directory).free
         needed = (self._policy.keep_last + 1) * num_bytes
         if free < needed:
-            say(
+            report(
                 f"{self.directory} has {free:,} bytes free; {self._policy.keep_last} checkpoints and the one being "
                 f"written take {needed:,} or more. Free some space, or lower keep_last."
             )

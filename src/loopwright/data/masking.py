@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -46,18 +46,8 @@ class Recipe(NamedTuple):
     vocabulary_size: int  # random tokens are below it
 
 
-class Draws(Protocol):
-    """A source of random numbers."""
-
-    def chances(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each position whether its chance came true."""
-
-    def tokens(self, vocabulary_size: int, places: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return a random token for each of these positions, in order."""
-
-
 class TorchDraws:
-    """Draws from a torch generator, the global one if None."""
+    """Draws from a torch generator, the global one if None: chances, and random tokens for some places."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self._generator = generator
@@ -85,6 +75,9 @@ class NumpyDraws:
         draw: Any = np.random.randint if self._generator is None else self._generator.integers
         drawn: NDArray[np.int64] = draw(0, vocabulary_size, size=np.count_nonzero(places), dtype=np.int64)
         return drawn
+
+
+Draws: TypeAlias = TorchDraws | NumpyDraws
 
 
 def mask_tokens(

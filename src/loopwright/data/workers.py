@@ -52,36 +52,24 @@ class WorkersLost(DataError):
         self.is_hang = is_hang
 
 
-class WorkerInit:
-    """A worker's setup: leave signals to the main process, exit when it exits, then the user's own function.
+def init_worker(worker_init_fn: Callable[[int], None] | None, is_of_main_thread: bool, worker_id: int) -> None:
+    """Set up a worker: leave signals to the main process, exit when it exits, then call the user's own function.
 
     A job scheduler signals whole process groups. If workers exited on the signal, the main process could not finish its
     update and save.
     """
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, is_of_main_thread: bool) -> None:
-        self._worker_init_fn = worker_init_fn
-        self._is_of_main_thread = is_of_main_thread
-
-    def __call__(self, worker_id: int) -> None:
-        """Prepare this worker process; torch calls it before anything is read."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        self._end_with_parent()
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker_id)
-
-    def _end_with_parent(self) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is None or sys.platform == "win32":
-            return
-        # The kernel sends it when the parent's *thread* ends, and a fork server's child has another parent.
-        if sys.platform == "linux" and self._is_of_main_thread and os.getppid() == parent.pid:
-            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-            if os.getppid() != parent.pid:  # it ended just before
-                os.kill(os.getpid(), signal.SIGKILL)
-        else:
-            threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    # The kernel sends it when the parent's *thread* ends, and a fork server's child has another parent.
+    if parent is not None and sys.platform == "linux" and is_of_main_thread and os.getppid() == parent.pid:
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it ended just before
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif parent is not None and sys.platform != "win32":
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
@@ -91,7 +79,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._owner = os.getpid()
         self._inbox: _Inbox | None = None
         given = loader.worker_init_fn
-        loader.worker_init_fn = WorkerInit(given, threading.current_thread() is threading.main_thread())
+        is_of_main_thread = threading.current_thread() is threading.main_thread()
+        loader.worker_init_fn = functools.partial(init_worker, given, is_of_main_thread)
         try:
             with _no_death_handler():
                 super().__init__(loader)

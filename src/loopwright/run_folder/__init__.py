@@ -15,8 +15,6 @@ from loopwright.run_folder.files import (
     DamagedFileError,
     fsync_folder,
     read_json,
-    remove_leftovers,
-    write_all,
     write_atomically,
     write_json,
 )
@@ -55,9 +53,7 @@ __all__ = [
     "read_json",
     "read_metrics",
     "read_status",
-    "remove_leftovers",
     "runs_root",
-    "write_all",
     "write_atomically",
     "write_json",
 ]
