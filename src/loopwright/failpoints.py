@@ -11,8 +11,8 @@ hit) do the action, which is one of
     kill            SIGKILL to this process
     raise           RuntimeError
     raise:ENOSPC    OSError with that errno, by its name
-sleep:0.5       wait that many seconds, then continue
-exit:3          exit with that code at once, without clean-up
+    sleep:0.5       wait that many seconds, then continue
+    exit:3          exit with that code at once, without clean-up
 
 A forked child continues its parent's counts; a spawned one reads the environment and starts at zero.
 """
@@ -26,6 +26,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from loopwright.errors import ConfigError
@@ -77,12 +78,7 @@ _points: dict[str, _Point | None] = dict.fromkeys(FAILPOINTS)
 
 
 def failpoint(name: str) -> None:
-    """Run the action armed for this point; free when nothing is armed.
-
-    Raises:
-        ConfigError: there is no such point.
-        OSError, RuntimeError: the armed fault.
-    """
+    """Run the action armed for this point; free when nothing is armed. Raise a ConfigError for an unknown name."""
     try:
         point = _points[name]
     except KeyError:
@@ -98,24 +94,23 @@ def is_armed(name: str) -> bool:
     return _points[name] is not None
 
 
-def known() -> tuple[str, ...]:
-    """Return the names of all points, in the order in which a run reaches them."""
-    return tuple(FAILPOINTS)
-
-
 def arm(spec: str) -> None:
-    """Arm these points, and no others, from a hit count of zero; for tests within one process.
+    """Arm the points of a specification as in the environment, and no others, from a hit count of zero.
 
-    Args:
-        spec: `name:n:action[,name:n:action...]`, as in the environment.
-
-    Raises:
-        ConfigError: the text is invalid; then the previously armed points stay.
+    An invalid one raises a ConfigError, and the previously armed points stay.
     """
     armed: dict[str, _Point] = {}
-    for entry in spec.split(","):
-        name, nth, act = _parse(entry.strip())
-        armed.setdefault(name, _Point()).faults.append((nth, act))
+    for entry in map(str.strip, spec.split(",")):
+        name, _, rest = entry.partition(":")
+        nth, _, action = rest.partition(":")
+        if not name or not nth or not action:
+            raise ConfigError(f"LW_FAILPOINT: {entry!r} is not of the form name:n:action, as in pre_rename:3:kill")
+        if name not in FAILPOINTS:
+            raise _unknown_name(name)
+        if nth != "*" and (not nth.isascii() or not nth.isdigit() or int(nth) < 1):
+            raise ConfigError(f"LW_FAILPOINT: the hit in {entry!r} is {nth!r}; it must be 1, 2, ... or * for every hit")
+        fault = (None if nth == "*" else int(nth), _parse_action(action, entry))
+        armed.setdefault(name, _Point()).faults.append(fault)
     disarm()
     _points.update(armed)
 
@@ -125,34 +120,23 @@ def disarm() -> None:
     _points.update(dict.fromkeys(FAILPOINTS))
 
 
-def _parse(entry: str) -> tuple[str, int | None, _Action]:
-    """Return name, hit (None: every hit) and action of one entry."""
-    name, _, rest = entry.partition(":")
-    nth, _, action = rest.partition(":")
-    if not name or not nth or not action:
-        raise ConfigError(f"LW_FAILPOINT: {entry!r} is not of the form name:n:action, as in pre_rename:3:kill")
-    if name not in FAILPOINTS:
-        raise _unknown_name(name)
-    if nth == "*":
-        return name, None, _parse_action(action, entry)
-    if not nth.isascii() or not nth.isdigit() or int(nth) < 1:
-        raise ConfigError(f"LW_FAILPOINT: the hit in {entry!r} is {nth!r}; it must be 1, 2, ... or * for every hit")
-    return name, int(nth), _parse_action(action, entry)
-
-
 def _parse_action(text: str, entry: str) -> _Action:
-    kind, _, argument = text.partition(":")
+    kind, colon, argument = text.partition(":")
     try:
         if text == "kill":
             return lambda name: os.kill(os.getpid(), signal.SIGKILL)
-        if text == "raise":
-            return _raise_runtime_error
         if kind == "raise":
-            return _raise_os_error(argument)
+            return partial(_raise, _error_number(argument) if colon else None)
         if kind == "sleep":
-            return _sleep(float(argument))
+            seconds = float(argument)
+            if not math.isfinite(seconds) or seconds < 0:
+                raise ValueError(f"cannot sleep {seconds} seconds")
+            return lambda name: time.sleep(seconds)
         if kind == "exit":
-            return _exit(int(argument))
+            code = int(argument)
+            if not 0 <= code <= 255:
+                raise ValueError(f"an exit code lies between 0 and 255, got {code}")
+            return lambda name: os._exit(code)
     except ValueError as error:
         raise ConfigError(f"LW_FAILPOINT: {entry!r}: {error}") from None
     raise ConfigError(
@@ -161,31 +145,17 @@ def _parse_action(text: str, entry: str) -> _Action:
     )
 
 
-def _raise_runtime_error(name: str) -> None:
-    raise RuntimeError(f"failpoint {name}")
-
-
-def _raise_os_error(errno_name: str) -> _Action:
-    code = getattr(errno, errno_name, None) if errno_name.startswith("E") else None
+def _error_number(name: str) -> int:
+    code = getattr(errno, name, None) if name.startswith("E") else None
     if not isinstance(code, int):
-        raise ValueError(f"{errno_name!r} is no errno name, such as ENOSPC or EIO")
-
-    def act(name: str) -> None:
-        raise OSError(code, f"{os.strerror(code)} (failpoint {name})")
-
-    return act
+        raise ValueError(f"{name!r} is not an errno name such as ENOSPC or EIO")
+    return code
 
 
-def _sleep(seconds: float) -> _Action:
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"cannot sleep {seconds} seconds")
-    return lambda name: time.sleep(seconds)
-
-
-def _exit(code: int) -> _Action:
-    if not 0 <= code <= 255:
-        raise ValueError(f"an exit code lies between 0 and 255, got {code}")
-    return lambda name: os._exit(code)
+def _raise(code: int | None, name: str) -> None:
+    if code is None:
+        raise RuntimeError(f"failpoint {name}")
+    raise OSError(code, f"{os.strerror(code)} (failpoint {name})")
 
 
 def _unknown_name(name: str) -> ConfigError:

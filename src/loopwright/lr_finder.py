@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import linear_regression
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +82,11 @@ def find_lr(
     check_is_idle(trainer._current_run.is_running)
     check_parameters(trainer.model, trainer.optimizer)
     ramp = _Ramp(rising_rates(start, end, num_updates), relative_rates(trainer.optimizer), on_update)
-    with preserved_generators(trainer.device), _undone(trainer), _silent(trainer, ramp):
+    with preserved_generators(trainer.device), _undone(trainer):
+        callbacks = [MoveModulesToDeviceCallback, ramp]
+        trainer.callback_handler = CallbackHandler(callbacks, limited_by=trainer.callback_handler)
+        trainer.run_history = InMemoryRunHistory()
+        vars(trainer)["print"] = vars(trainer)["notify"] = print_nothing
         trainer.train(
             train_dataset,
             num_epochs=num_updates,
@@ -112,7 +117,7 @@ def _undone(trainer: Trainer) -> Iterator[None]:
     """
     attributes, before = dict(vars(trainer)), trainer._current_run
     modules = [value for value in attributes.values() if isinstance(value, nn.Module)]
-    kept = [_KeptModule(part) for module in modules for part in module.modules()]
+    kept = [_kept_module(part) for module in modules for part in module.modules()]
     optimizer = _KeptOptimizer(trainer.optimizer)
     try:
         yield
@@ -122,27 +127,13 @@ def _undone(trainer: Trainer) -> Iterator[None]:
         for name in set(vars(trainer)) - set(attributes):
             delattr(trainer, name)
         vars(trainer).update({name: value for name, value in attributes.items() if name not in _RENEWED})
-        for one in kept:
-            one.put_back()
+        for put_back in kept:
+            put_back()
         optimizer.put_back(trainer.optimizer)
 
 
-@contextmanager
-def _silent(trainer: Trainer, ramp: _Ramp) -> Iterator[None]:
-    """Give the run of the block its own history and no callbacks but these, and print nothing."""
-    trainer.callback_handler = CallbackHandler([MoveModulesToDeviceCallback, ramp], limited_by=trainer.callback_handler)
-    trainer.run_history = InMemoryRunHistory()
-    vars(trainer)["print"] = vars(trainer)["notify"] = print_nothing
-    yield
-
-
 class _Ramp(TrainerCallback):
-    """Sets the learning rate of every update, keeps its loss, and ends the run once that has gone far up.
-
-    Args:
-        rates: of the updates.
-        ratios: what they are multiplied by for each parameter group.
-        on_update: called with how many updates are done.
+    """Sets the learning rate of every update, `ratios` times that for each group, and stops once the loss diverges.
 
     Attributes:
         losses: of the updates so far that had one; an update without items has none.
@@ -158,18 +149,16 @@ class _Ramp(TrainerCallback):
         self.stop_reason: str | None = None
         self._rates = rates
         self._ratios = ratios
-        self._tell = on_update
+        self._on_update = on_update
         self._mean = _Smoothed()
         self._best = math.inf
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Set the rate of the first update."""
         self._set(trainer, 0)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Set the rate of the next update, and tell how far it is."""
-        if self._tell is not None:
-            self._tell(trainer.progress.update)
+        if self._on_update is not None:
+            self._on_update(trainer.progress.update)
         self._set(trainer, min(trainer.progress.update, len(self._rates) - 1))
 
     def on_log(self, trainer: TrainerLike, logs: Any = None, **kwargs: Any) -> None:
@@ -202,11 +191,7 @@ class _Ramp(TrainerCallback):
 
 
 def rising_rates(start: float, end: float, num_updates: int) -> list[float]:
-    """Return learning rates that rise by the same factor from update to update.
-
-    Raises:
-        ConfigError: these bounds or this number cannot be.
-    """
+    """Return learning rates that rise by the same factor from update to update; ConfigError for impossible bounds."""
     bounds: dict[str, Any] = {"start": start, "end": end}
     for name, value in bounds.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
@@ -220,32 +205,23 @@ def rising_rates(start: float, end: float, num_updates: int) -> list[float]:
 
 
 def relative_rates(optimizer: Any) -> list[float]:
-    """Return the learning rate of each parameter group over that of the first: as made, not as a schedule left it.
-
-    Raises:
-        ConfigError: the first has none to compare with.
-    """
-    groups = optimizer.param_groups
-    made = [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
-    if not made or made[0] <= 0:
+    """Return the initial learning rate of each parameter group relative to the first; ConfigError if that has none."""
+    initial = [float(group.get("initial_lr", group.get("lr", 0.0))) for group in optimizer.param_groups]
+    if not initial or initial[0] <= 0:
         raise ConfigError(
-            f"the first parameter group of {type(optimizer).__name__} has the learning rate {made[0] if made else None}"
-            ", to which the others are in no ratio: make the optimizer with one above 0"
+            f"the first parameter group of {type(optimizer).__name__} has the learning rate "
+            f"{initial[0] if initial else None}, so the others have no ratio to it: create the optimizer with lr > 0"
         )
-    return [rate / made[0] for rate in made]
+    return [rate / initial[0] for rate in initial]
 
 
 def create_curve(rates: Sequence[float], losses: Sequence[float], stop_reason: str | None = None) -> LearningRateCurve:
-    """Return a curve with its suggestion.
-
-    Args:
-        rates: rising.
-        losses: one for each.
-        stop_reason: why there are no more.
-    """
+    """Return a curve with its suggestion, from rising rates and the loss of each."""
     mean = _Smoothed()
     smoothed = [mean.add(loss) for loss in losses]
-    steepest, lowest = _steepest(rates, smoothed), _lowest(rates, smoothed)
+    steepest = _steepest(rates, smoothed)
+    finite = [(loss, rate) for loss, rate in zip(smoothed, rates, strict=True) if math.isfinite(loss)]
+    lowest = min(finite)[1] if finite else None
     found = [rate for rate in (steepest, None if lowest is None else lowest / 10) if rate is not None]
     return LearningRateCurve(
         rates=tuple(rates),
@@ -278,17 +254,8 @@ def _slope(rates: Sequence[float], losses: Sequence[float], first: int, last: in
     """Return the slope of the straight line through some points of the curve."""
     if last <= first:
         return 0.0
-    xs = [math.log10(rates[index]) for index in range(first, last + 1)]
-    ys = losses[first : last + 1]
-    middle, height = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    spread = math.fsum((x - middle) ** 2 for x in xs)
-    return math.fsum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / spread
-
-
-def _lowest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
-    """Return the rate of the lowest loss; None where no loss is finite."""
-    finite = [(loss, rate) for loss, rate in zip(smoothed, rates, strict=True) if math.isfinite(loss)]
-    return min(finite)[1] if finite else None
+    logs = [math.log10(rate) for rate in rates[first : last + 1]]
+    return linear_regression(logs, losses[first : last + 1]).slope
 
 
 class _Smoothed:
@@ -299,7 +266,6 @@ class _Smoothed:
         self._weight = 0.0
 
     def add(self, value: float) -> float:
-        """Take a value, and return the mean."""
         self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
         self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
         return self._sum / self._weight
@@ -308,51 +274,46 @@ class _Smoothed:
 # ------------------------------------------------------------------------------------------------- putting back
 
 
-class _KeptModule:
-    """A module's own parameters and buffers, and its mode, as they were; those of its parts are kept for themselves."""
+def _kept_module(module: nn.Module) -> Callable[[], None]:
+    """Return a function that puts back a module's own parameters, buffers and mode; its children are kept separately.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._mode = module.training
-        self._parameters = {name: _copy(value) for name, value in module._parameters.items()}
-        self._buffers = {name: _copy(value) for name, value in module._buffers.items()}
+    They may be on another device by then, or split over processes.
+    """
+    mode = module.training
+    parameters = {name: _copy(value) for name, value in module._parameters.items()}
+    buffers = {name: _copy(value) for name, value in module._buffers.items()}
 
-    def put_back(self) -> None:
-        """Put everything back; on another device, or split over processes, where it has come there since."""
-        self._module.training = self._mode
-        for name, value in self._parameters.items():
-            current = self._module._parameters.get(name)
+    def put_back() -> None:
+        module.training = mode
+        for name, value in parameters.items():
+            current = module._parameters.get(name)
             if current is not None and value is not None:
                 _fill(current, value)
                 current.grad = None
-        for name, value in self._buffers.items():
-            buffer = self._module._buffers.get(name)
+        for name, value in buffers.items():
+            buffer = module._buffers.get(name)
             if value is None or buffer is None:
-                self._module._buffers[name] = value
+                module._buffers[name] = value
             elif buffer.shape == value.shape and buffer.dtype == value.dtype:
                 _fill(buffer, value)
             else:
-                self._module._buffers[name] = value.to(buffer.device)
+                module._buffers[name] = value.to(buffer.device)
+
+    return put_back
 
 
 class _KeptOptimizer:
-    """The settings and the state of an optimizer as they were, by the places of the parameters in its groups.
+    """The settings and the state of an optimizer, by the places of the parameters in its groups.
 
-    Its tensors are kept in the host's memory: the state is twice the weights, and the device may have no room for it.
+    Tensors are kept in host memory: the state is twice the weights, and the device may have no room for it.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._groups = [
-            {name: _kept(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-        self._states = [
-            [_kept(optimizer.state[one]) if one in optimizer.state else None for one in group["params"]]
-            for group in optimizer.param_groups
-        ]
+        groups = optimizer.param_groups
+        self._groups = [{name: _kept(each) for name, each in group.items() if name != "params"} for group in groups]
+        self._states = [[_kept(optimizer.state.get(one)) for one in group["params"]] for group in groups]
 
     def put_back(self, optimizer: Any) -> None:
-        """Put everything back."""
         optimizer.state.clear()
         for group, kept, states in zip(optimizer.param_groups, self._groups, self._states, strict=True):
             for name in set(group) - set(kept) - {"params"}:
@@ -365,7 +326,6 @@ class _KeptOptimizer:
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
-    """Return a copy in the host's memory of a tensor, of this process's part of it."""
     return None if tensor is None else local(tensor.detach()).to("cpu", copy=True)
 
 
@@ -379,7 +339,7 @@ def _fill(current: Any, value: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _KeptTensor:
-    """A copy in the host's memory of a tensor, and where that was."""
+    """A copy of a tensor in host memory, and its device."""
 
     value: Tensor
     device: torch.device

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -124,16 +123,10 @@ class Adafactor(Optimizer):
             raise ConfigError(f"clip_threshold of Adafactor must be positive, got {clip_threshold}")
         if not decay_rate <= 0:
             raise ConfigError(f"decay_rate of Adafactor must not be positive, got {decay_rate}; -0.8 is usual")
-        defaults = {
-            "lr": lr,
-            "eps": eps,
-            "clip_threshold": clip_threshold,
-            "decay_rate": decay_rate,
-            "beta1": beta1,
-            "weight_decay": weight_decay,
-            "scale_parameter": scale_parameter,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate}
+        super().__init__(
+            params, {**defaults, "beta1": beta1, "weight_decay": weight_decay, "scale_parameter": scale_parameter}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -208,54 +201,37 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ by name
 
-_OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = MappingProxyType(
-    {
-        "adamw_torch": (torch.optim.AdamW, {}),
-        "adamw_torch_fused": (torch.optim.AdamW, {"fused": True}),
-        "sgd": (torch.optim.SGD, {}),
-        "adagrad": (torch.optim.Adagrad, {}),
-        "rmsprop": (torch.optim.RMSprop, {}),
-        "adafactor": (Adafactor, {}),
-    }
-)
+_OWN_NAMES: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
+    "adamw_torch": (torch.optim.AdamW, {}),
+    "adamw_torch_fused": (torch.optim.AdamW, {"fused": True}),
+    "sgd": (torch.optim.SGD, {}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "adafactor": (Adafactor, {}),
+}
 
-# By package: the names of transformers that need it, and the nearest alternative without it.
-_FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "bitsandbytes": {
-            **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"), "adafactor"),
-            **dict.fromkeys(("ademamix", "ademamix_8bit"), "adamw_torch"),
-            **dict.fromkeys(("paged_ademamix_32bit", "paged_ademamix_8bit"), "adamw_torch"),
-            **dict.fromkeys(("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"), "adamw_torch"),
-            **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), "rmsprop"),
-        },
-        "torchao": dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "adafactor"),
-        "galore-torch": dict.fromkeys(
-            (
-                "galore_adamw",
-                "galore_adamw_8bit",
-                "galore_adafactor",
-                "galore_adamw_layerwise",
-                "galore_adamw_8bit_layerwise",
-                "galore_adafactor_layerwise",
-            ),
-            "adafactor",
-        ),
-        "apollo-torch": dict.fromkeys(("apollo_adamw", "apollo_adamw_layerwise"), "adafactor"),
-        "lomo-optim": dict.fromkeys(("lomo", "adalomo"), "adafactor"),
-        "grokadamw": {"grokadamw": "adamw_torch"},
-        "torch-optimi": {"stable_adamw": "adamw_torch"},
-        "schedulefree": {
-            "schedule_free_adamw": "adamw_torch",
-            "schedule_free_radam": "RAdam",
-            "schedule_free_sgd": "sgd",
-        },
-        "torchdistx": {"adamw_anyprecision": "adamw_torch"},
-        "torch-xla": {"adamw_torch_xla": "adamw_torch"},
-        "torch-npu": {"adamw_torch_npu_fused": "adamw_torch"},
-        "apex": {"adamw_apex_fused": "adamw_torch_fused"},
-    }
+# Names of transformers that need another package, and the nearest alternative without it.
+_FOREIGN = (
+    ("bitsandbytes", "adafactor", "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit"),
+    ("bitsandbytes", "adamw_torch", "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit"),
+    ("bitsandbytes", "adamw_torch", "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit"),
+    ("bitsandbytes", "rmsprop", "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit"),
+    ("torchao", "adafactor", "adamw_torch_4bit adamw_torch_8bit"),
+    ("galore-torch", "adafactor", "galore_adamw galore_adamw_8bit galore_adafactor"),
+    ("galore-torch", "adafactor", "galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise"),
+    ("apollo-torch", "adafactor", "apollo_adamw apollo_adamw_layerwise"),
+    ("lomo-optim", "adafactor", "lomo adalomo"),
+    ("grokadamw", "adamw_torch", "grokadamw"),
+    ("torch-optimi", "adamw_torch", "stable_adamw"),
+    ("schedulefree", "adamw_torch", "schedule_free_adamw"),
+    ("schedulefree", "RAdam", "schedule_free_radam"),
+    ("schedulefree", "sgd", "schedule_free_sgd"),
+    ("torchdistx", "adamw_torch", "adamw_anyprecision"),
+    ("torch-xla", "adamw_torch", "adamw_torch_xla"),
+    ("torch-npu", "adamw_torch", "adamw_torch_npu_fused"),
+    ("apex", "adamw_torch_fused", "adamw_apex_fused"),
 )
+_FOREIGN_NAMES = {name: (package, instead) for package, instead, names in _FOREIGN for name in names.split()}
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
@@ -276,8 +252,8 @@ def create_optimizer(
     do).
 
     Args:
-        name: as for `optimizer_class_and_options`.
-        params: the parameters or groups of them, such as `weight_decay_groups` gives.
+        name: a name of transformers, or of a class of `torch.optim`, in any case.
+        params: the parameters, or groups of them such as `weight_decay_groups` returns.
         lr: the learning rate of groups without their own.
         adam_betas: `betas` of an optimizer that has them; others ignore it.
         adam_eps: `eps` of an optimizer that has `betas`; others ignore it.
@@ -294,15 +270,14 @@ def create_optimizer(
     parameters = [parameter for entry in entries for parameter in _parameters_of(entry)]
     if not parameters:
         raise ConfigError(
-            f"the optimizer {str(name)!r} got no parameter to train: is the whole model frozen "
-            "(requires_grad=False everywhere)?"
+            f"the optimizer {str(name)!r} got no parameters to train: is the whole model frozen (requires_grad=False)?"
         )
     groups = [entry for entry in entries if isinstance(entry, dict)]
     overruled = [option for option in [*_parsed(optim_args), *options] if groups and all(option in g for g in groups)]
     if overruled:
         raise ConfigError(
             f"{', '.join(overruled)} would have no effect: every parameter group has its own. "
-            "Set it where the groups are made (weight_decay of TrainingArguments or weight_decay_groups)"
+            "Set it where the groups are created (weight_decay of TrainingArguments or weight_decay_groups)"
         )
     is_fusable = all(each.is_floating_point() and each.device.type in _FUSED_DEVICES for each in parameters)
     if "fused" not in options and settings.get("fused") and not is_fusable:
@@ -313,7 +288,7 @@ def create_optimizer(
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"the optimizer {str(name)!r} cannot be made: {error}") from error
+        raise ConfigError(f"the optimizer {str(name)!r} cannot be created: {error}") from error
 
 
 def optimizer_class_and_options(
@@ -324,15 +299,10 @@ def optimizer_class_and_options(
     optim_args: str | None = None,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class of a name, and its options except the lr.
+    """Return the class of a name, and its options except the lr; the arguments are those of `create_optimizer`.
 
-    It needs no model, so it can check a configuration early. See `create_optimizer` for the other arguments.
-
-    Args:
-        name: a name of transformers, or of a class of `torch.optim`, in any case.
-
-    Raises:
-        ConfigError: the name or an option is unknown, or a value has the wrong type.
+    It needs no model, so it can check a configuration early: an unknown name or option, or a value of the wrong type,
+    raises a ConfigError.
     """
     kind, preset = _found(str(getattr(name, "value", name)))
     accepted = {key: each.default for key, each in list(signature(kind).parameters.items())[1:] if key != "lr"}
@@ -343,7 +313,7 @@ def optimizer_class_and_options(
     texts = _parsed(optim_args)
     for key in [*options, *texts]:
         if key == "lr":
-            raise ConfigError("the lr is not one of the optimizer's options here: give it as learning_rate, or lr=")
+            raise ConfigError("lr is not an option here: pass it as learning_rate, or lr=")
         if key not in accepted:
             nearest = get_close_matches(key, accepted, n=1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -371,12 +341,12 @@ def _found(name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
         )
     if kind is not None:
         return kind, {}
-    for package, alternatives in _FOREIGN_NAMES.items():
-        if wanted in alternatives:
-            raise ConfigError(
-                f"the optimizer {name!r} comes from the package {package}, which is not supported by name: use "
-                f"{alternatives[wanted]!r}, or make it yourself and pass the object (optimizers=(optimizer, None))"
-            )
+    if wanted in _FOREIGN_NAMES:
+        package, instead = _FOREIGN_NAMES[wanted]
+        raise ConfigError(
+            f"the optimizer {name!r} comes from the package {package}, which is not supported by name: use "
+            f"{instead!r}, or create it yourself and pass the object (optimizers=(optimizer, None))"
+        )
     if wanted == "adamw_hf":
         raise ConfigError("the optimizer 'adamw_hf' was removed from transformers: use 'adamw_torch'")
     others = [kind.__name__ for each, kind in torch_names.items() if each not in {*_OWN_NAMES, "lbfgs"}]
@@ -403,9 +373,7 @@ def _parsed(optim_args: str | None) -> dict[str, str]:
     return texts
 
 
-_WORDS: Mapping[str, bool | None] = MappingProxyType(
-    {"true": True, "yes": True, "false": False, "no": False, "none": None}
-)
+_WORDS: Mapping[str, bool | None] = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
 def _typed(key: str, text: str, default: Any) -> Any:

@@ -175,7 +175,7 @@ def test_options_come_by_name_and_as_text_with_types():
         ("sgd", "nesterov=2", "nesterov is true or false, got '2'"),
         ("adamw_torch", "betas=0.9", "betas is 2 numbers like (0.9,0.999), got '0.9'"),
         ("sgd", "momentum=0.9,momentum=0.8", "gives 'momentum' twice"),
-        ("sgd", "lr=0.1", "give it as learning_rate"),
+        ("sgd", "lr=0.1", "pass it as learning_rate"),
         ("sgd", {"momentum": 0.9}, "must be text like 'momentum=0.9,nesterov=true', got {'momentum': 0.9}"),
     ],
 )
@@ -202,10 +202,10 @@ def test_a_name_that_cannot_be_made_is_told_with_the_nearest(name, expected):
 
 
 def test_values_that_torch_refuses_and_frozen_models_are_config_errors():
-    with pytest.raises(ConfigError, match="'sgd' cannot be made: Invalid momentum value"):
+    with pytest.raises(ConfigError, match="'sgd' cannot be created: Invalid momentum value"):
         create_optimizer("sgd", a_model().parameters(), lr=0.1, momentum=-1.0)
     frozen = a_model().requires_grad_(False)
-    with pytest.raises(ConfigError, match="no parameter to train: is the whole model frozen"):
+    with pytest.raises(ConfigError, match="no parameters to train: is the whole model frozen"):
         create_optimizer("sgd", weight_decay_groups(frozen, 0.1), lr=0.1)
     with pytest.raises(ConfigError, match="clip_threshold of Adafactor must be positive"):
         create_optimizer("adafactor", a_model().parameters(), lr=0.1, clip_threshold=0.0)
@@ -232,7 +232,7 @@ def test_every_name_of_transformers_is_made_or_refused_with_a_package():
 
 
 def test_the_alternatives_of_refused_names_exist():
-    alternatives = {each for names in optimizers._FOREIGN_NAMES.values() for each in names.values()}
+    alternatives = {instead for _, instead in optimizers._FOREIGN_NAMES.values()}
     assert len(alternatives) >= 5
     for name in sorted(alternatives):
         assert issubclass(optimizer_class_and_options(name)[0], torch.optim.Optimizer)

@@ -271,7 +271,7 @@ def test_empty_data_and_an_optimizer_without_a_rate_are_refused():
         trainer_of().find_lr(samples(0))
     model = Net()
     trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.0), ())
-    with pytest.raises(ConfigError, match="make the optimizer with one above 0"):
+    with pytest.raises(ConfigError, match="create the optimizer with lr > 0"):
         trainer.find_lr(samples())
 
 

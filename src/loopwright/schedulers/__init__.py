@@ -1,8 +1,7 @@
 """Learning rate schedules as functions of the update, and placeholders for counts that only the Trainer knows.
 
-Three ways to define one: the classes (`CosineLrScheduler`, `WSDLrScheduler`), the schedules by name
-(`get_scheduler`), and your own subclass of `StatefulSchedulerBase`. Any torch scheduler works with the
-Trainer too.
+Three ways to define one: the classes (`CosineLrScheduler`, `WSDLrScheduler`), the schedules by name (`get_scheduler`),
+and your own subclass of `StatefulSchedulerBase`. Any torch scheduler works with the Trainer too.
 """
 
 from __future__ import annotations

@@ -13,14 +13,8 @@ from loopwright.schedulers.placeholders import Expression, TrainerPlaceholderVal
 from loopwright.schedulers.scheduler_base import StatefulSchedulerBase, require
 
 _STATE_ATTRIBUTES = (
-    "total_iterations",
-    "lr_min_ratio",
-    "lr_min",
-    "warmup_iterations",
-    "warmup_lr_init",
-    "warmup_lr_ratio",
-    "k_decay",
-    "num_cooldown_iterations",
+    *("total_iterations", "lr_min_ratio", "lr_min", "warmup_iterations", "warmup_lr_init", "warmup_lr_ratio"),
+    *("k_decay", "num_cooldown_iterations"),
 )
 
 
@@ -35,7 +29,6 @@ class CosineLrScheduler(StatefulSchedulerBase):
     https://arxiv.org/abs/2004.05909.
 
     Args:
-        optimizer: the optimizer whose lr to schedule.
         total_num_epochs: epochs of the run, including warmup and cooldown.
         num_update_steps_per_epoch: optimizer updates per epoch.
         k_decay: above 1 the lr stays high for longer, below 1 it falls sooner.
@@ -91,14 +84,10 @@ class CosineLrScheduler(StatefulSchedulerBase):
         return {**state, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state and its lr, whether the optimizer was loaded or not.
-
-        Raises:
-            ConfigError: the state lacks a key, so it belongs to another class.
-        """
+        """Restore a state and its lr, whether the optimizer was loaded or not; ConfigError for one of another class."""
         missing = [name for name in (*_STATE_ATTRIBUTES, "num_updates") if name not in state_dict]
         if missing:
-            raise ConfigError(f"this is no state of a CosineLrScheduler: it lacks {', '.join(missing)}")
+            raise ConfigError(f"this is not a state of a CosineLrScheduler: it lacks {', '.join(missing)}")
         for name in _STATE_ATTRIBUTES:
             setattr(self, name, state_dict[name])
         self._num_updates = int(state_dict["num_updates"])

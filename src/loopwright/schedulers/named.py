@@ -44,13 +44,7 @@ def linear(update: int, *, num_training_steps: float, num_warmup_steps: float = 
     return max(0.0, (num_training_steps - update) / max(1, num_training_steps - num_warmup_steps))
 
 
-def cosine(
-    update: int,
-    *,
-    num_training_steps: float,
-    num_warmup_steps: float = 0,
-    num_cycles: float = 0.5,
-) -> float:
+def cosine(update: int, *, num_training_steps: float, num_warmup_steps: float = 0, num_cycles: float = 0.5) -> float:
     """Rise linearly from 0 to 1, then follow `num_cycles` cosine waves; half a wave ends at 0."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
@@ -188,23 +182,11 @@ def warmup_stable_decay(
     return _raised(falls[decay_type], min_lr_ratio)
 
 
-SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
-    {
-        function.__name__: function
-        for function in (
-            linear,
-            cosine,
-            cosine_with_restarts,
-            cosine_with_min_lr,
-            cosine_warmup_with_min_lr,
-            polynomial,
-            constant,
-            constant_with_warmup,
-            inverse_sqrt,
-            warmup_stable_decay,
-        )
-    }
+_FUNCTIONS: tuple[Callable[..., float], ...] = (
+    *(linear, cosine, cosine_with_restarts, cosine_with_min_lr, cosine_warmup_with_min_lr, polynomial),
+    *(constant, constant_with_warmup, inverse_sqrt, warmup_stable_decay),
 )
+SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType({each.__name__: each for each in _FUNCTIONS})
 """Every schedule that is a function of the update, by name."""
 
 
@@ -215,17 +197,11 @@ class GreedyLR(ReduceLROnPlateau):
     default `min_lr` is above the lr of most fine-tuning runs and would never lower it, so set a suitable one.
 
     Args:
-        optimizer: the optimizer whose lr to change.
-        mode: "min" if a lower metric is better, else "max".
+        optimizer, mode, threshold, threshold_mode, cooldown, min_lr, eps: as in `ReduceLROnPlateau`.
         factor: multiplies the lr to lower it, and divides it to raise it; below 1.
         patience: how many evaluations in a row may improve, or not, before the lr is changed.
-        threshold: the smallest improvement that counts.
-        threshold_mode: "abs" or "rel": whether the threshold is a difference or a fraction of the best.
-        cooldown: evaluations after a fall that do not count.
         warmup: evaluations after a rise that do not count.
-        min_lr: the lowest lr, or one for each group.
         max_lr: the highest lr, or one for each group.
-        eps: the smallest applied change of the lr.
         smooth: whether to use the mean of the last `window_size` metrics.
         window_size: see `smooth`.
         reset_start: attempts to go below the lowest lr before a full reset.
@@ -332,9 +308,11 @@ class GreedyLR(ReduceLROnPlateau):
 
 
 # Metric-driven schedules. transformers spells the first with the lr; both are in use.
-_METRIC_SCHEDULES: Mapping[str, type[ReduceLROnPlateau]] = MappingProxyType(
-    {"reduce_on_plateau": ReduceLROnPlateau, "reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
-)
+_METRIC_SCHEDULES: Mapping[str, type[ReduceLROnPlateau]] = {
+    "reduce_on_plateau": ReduceLROnPlateau,
+    "reduce_lr_on_plateau": ReduceLROnPlateau,
+    "greedy": GreedyLR,
+}
 
 
 def get_scheduler(
@@ -352,7 +330,6 @@ def get_scheduler(
     Args:
         name: a key of `SCHEDULES`, or "reduce_on_plateau" or "greedy", whose `step` takes the metric and is called
             after an evaluation.
-        optimizer: the optimizer whose lr to schedule.
         num_warmup_steps: updates in which the lr rises; None for no warmup.
         num_training_steps: updates of the run.
         scheduler_specific_kwargs: the schedule's own arguments by name, such as `num_cycles`.

@@ -157,13 +157,9 @@ class StatefulSchedulerBase(SchedulerBase):
 
 def _is_single(values: Any) -> bool:
     # A 0-d array or tensor has __iter__ but cannot be iterated.
-    return isinstance(values, Number) or _has_no_axes(values) or not isinstance(values, Iterable)
-
-
-def _has_no_axes(value: Any) -> bool:
-    return getattr(value, "ndim", None) == 0
+    return isinstance(values, Number) or getattr(values, "ndim", None) == 0 or not isinstance(values, Iterable)
 
 
 def _plain(value: Any) -> Any:
-    is_one_number = value.numel() == 1 if isinstance(value, torch.Tensor) else _has_no_axes(value)
-    return value.item() if is_one_number else value
+    is_number = value.numel() == 1 if isinstance(value, torch.Tensor) else getattr(value, "ndim", None) == 0
+    return value.item() if is_number else value

@@ -19,17 +19,9 @@ from loopwright.schedulers.scheduler_base import StatefulSchedulerBase, require
 _LARGEST_RATIO_OF_SEVERAL_DECAYS = 1 / 3
 _DERIVED_ATTRIBUTES = ("checkpoint_steps", "checkpoint_decay_info")
 _STATE_ATTRIBUTES = (
-    "base_lr_values",
-    "decay_phase_ratio",
-    "is_continuation_from_checkpoint",
-    "lr_min",
-    "num_checkpoints",
-    "num_warmup_steps",
-    "param_group_field",
-    "previous_checkpoint_step",
-    "total_steps",
-    "use_inverse_sqrt_decay",
-    "warmup_starting_lr",
+    *("base_lr_values", "decay_phase_ratio", "is_continuation_from_checkpoint", "lr_min", "num_checkpoints"),
+    *("num_warmup_steps", "param_group_field", "previous_checkpoint_step", "total_steps"),
+    *("use_inverse_sqrt_decay", "warmup_starting_lr"),
 )
 
 
@@ -46,7 +38,6 @@ class WSDLrScheduler(StatefulSchedulerBase):
     older state: no warmup, and the count starts over. With no state loaded it is a fresh stable phase.
 
     Args:
-        optimizer: the optimizer whose lr to schedule.
         num_epochs: epochs of the run; with `num_update_steps_per_epoch` instead of `total_steps`.
         num_update_steps_per_epoch: optimizer updates per epoch.
         total_steps: optimizer updates of the run.
@@ -216,15 +207,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
         self.checkpoint_steps = estimate_checkpoint_steps(self.total_steps, self.num_checkpoints)
         self.checkpoint_decay_info = []
         for start, end in zip([0, *self.checkpoint_steps], self.checkpoint_steps, strict=False):
-            num_decay_updates = int((end - start) * self.decay_phase_ratio)
-            self.checkpoint_decay_info.append(
-                {
-                    "period_start": start,
-                    "period_end": end,
-                    "decay_steps": num_decay_updates,
-                    "pre_decay_step": end - num_decay_updates,
-                }
-            )
+            decay = int((end - start) * self.decay_phase_ratio)
+            info = {"period_start": start, "period_end": end, "decay_steps": decay, "pre_decay_step": end - decay}
+            self.checkpoint_decay_info.append(info)
 
     def _is_warming_up(self, num_updates: int) -> bool:
         return not self.is_continuation_from_checkpoint and num_updates < self.num_warmup_steps
@@ -263,11 +248,7 @@ def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> lis
     return [int(total_steps) >> halvings for halvings in reversed(range(num_checkpoints))]
 
 
-def _length_of_run(
-    num_epochs: int | None,
-    num_update_steps_per_epoch: int | None,
-    total_steps: int | None,
-) -> int:
+def _length_of_run(num_epochs: int | None, num_update_steps_per_epoch: int | None, total_steps: int | None) -> int:
     if num_epochs is not None and num_update_steps_per_epoch is not None:
         if total_steps is not None:
             raise ConfigError(

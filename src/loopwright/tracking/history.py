@@ -32,11 +32,7 @@ class RunHistory(ABC):
 
     @abstractmethod
     def get_latest_metric(self, metric_name: str) -> Any:
-        """Return a metric's latest value.
-
-        Raises:
-            ValueError: nothing has been recorded for it.
-        """
+        """Return a metric's latest value; raise a ValueError if there is none."""
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
@@ -44,11 +40,7 @@ class RunHistory(ABC):
 
     @abstractmethod
     def delete_metric(self, metric_name: str) -> None:
-        """Remove a metric and all of its values.
-
-        Raises:
-            KeyError: nothing has been recorded for it.
-        """
+        """Remove a metric and all of its values; raise a KeyError if there are none."""
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
@@ -112,47 +104,36 @@ class InMemoryRunHistory(RunHistory):
     """A run history that lives in memory."""
 
     def __init__(self) -> None:
-        self._current_epoch = 1
-        self._prefix = ""
-        # No list in here is empty: a metric exists from its first value on.
-        self._metrics: dict[str, list[Any]] = {}
+        self.reset()
 
     def get_metric_names(self) -> set[str]:
-        """Return the names of all recorded metrics, as a new set."""
         return set(self._metrics)
 
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return every value recorded for a metric, oldest first, as a new list."""
         return list(self._metrics.get(metric_name, ()))
 
     def get_latest_metric(self, metric_name: str) -> Any:
-        """Return a metric's latest value; ValueError if there is none."""
         if metric_name not in self._metrics:
             raise ValueError(f"No values have been recorded for the metric {metric_name}. {self._recorded_names()}")
         return self._metrics[metric_name][-1]
 
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record one more value for a metric, under its name with the current prefix."""
         self._metrics.setdefault(f"{self._prefix}{metric_name}", []).append(metric_value)
 
     def delete_metric(self, metric_name: str) -> None:
-        """Remove a metric and all of its values; KeyError if there are none."""
         if metric_name not in self._metrics:
             raise KeyError(f"There is no metric {metric_name} to delete. {self._recorded_names()}")
         del self._metrics[metric_name]
 
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set the prefix that `update_metric` adds to names; empty by default."""
         self._prefix = prefix
 
     @property
     def metric_name_prefix(self) -> str:
-        """The prefix that `update_metric` adds to names."""
         return self._prefix
 
     @property
     def current_epoch(self) -> int:
-        """The number of the current epoch, from 1; incremented after its last event."""
         return self._current_epoch
 
     def _increment_epoch(self) -> None:
@@ -162,13 +143,12 @@ class InMemoryRunHistory(RunHistory):
         self._current_epoch = epoch
 
     def reset(self) -> None:
-        """Return to epoch 1 with no metrics and no prefix."""
         self._current_epoch = 1
         self._prefix = ""
-        self._metrics = {}
+        # No list in here is empty: a metric exists from its first value on.
+        self._metrics: dict[str, list[Any]] = {}
 
     def latest(self) -> dict[str, Any]:
-        """Return the latest value of every metric, sorted by name."""
         return {name: self._metrics[name][-1] for name in sorted(self._metrics)}
 
     def _recorded_names(self) -> str:

@@ -24,7 +24,7 @@ _FOLD_EVERY = 64
 
 
 class LossTracker:
-    """Keeps the mean of mean losses, each weighted by its number of items."""
+    """Keeps the mean of mean losses, each weighted by its number of items. Reading anything waits for the device."""
 
     def __init__(self) -> None:
         self._sums = _Sums()
@@ -64,48 +64,42 @@ class LossTracker:
 
     @property
     def loss_value(self) -> float:
-        """The loss of the last micro-batch; 0 before the first. Reading it waits for the device."""
+        """The loss of the last micro-batch; 0 before the first."""
         return self._read().loss_value
 
     @property
     def total_loss(self) -> float:
-        """The sum of the losses, each times its number of items. Reading it waits for the device."""
+        """The sum of the losses, each times its number of items."""
         return self._read().total_loss
 
     @property
     def running_count(self) -> float:
-        """The number of items. Reading it waits for the device."""
+        """The number of items."""
         return self._read().running_count
 
     @property
     def average(self) -> float:
-        """The mean loss per item: 0 before any update, nan after updates without items.
-
-        Reading it waits for the device.
-        """
+        """The mean loss per item: 0 before any update, nan after updates without items."""
         sums = self._read()
         if sums.running_count == 0:
             return math.nan if sums.num_updates else 0.0
         return sums.total_loss / sums.running_count
 
     def first_nonfinite(self) -> int | None:
-        """Return the number of updates since the reset before the first nan or infinite loss.
-
-        None means that every loss was finite. Reading it waits for the device.
-        """
+        """Return the number of updates since the reset before the first nan or infinite loss, if any."""
         return self._read().first_nonfinite
 
     def device_totals(self, device: torch.device | str) -> Tensor:
         """Return [total loss, number of items] on a device, to be summed over processes.
 
-        The tensor is float64, or float32 on MPS, which has no float64. Waits for the device.
+        The tensor is float64, or float32 on MPS, which has no float64.
         """
         sums = self._read()
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
         return torch.tensor([sums.total_loss, sums.running_count], dtype=dtype, device=device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as Python numbers. Waits for the device."""
+        """Return everything as Python numbers."""
         return asdict(self._read())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,6 +168,5 @@ def _packed(values: tuple[float | Tensor, ...]) -> tuple[float | Tensor, ...] | 
 
 def _on_host(values: Sequence[float | Tensor] | Tensor) -> list[float]:
     if isinstance(values, Tensor):
-        numbers: list[float] = values.tolist()
-        return numbers
+        return values.tolist()
     return [value.item() if isinstance(value, Tensor) else value for value in values]
