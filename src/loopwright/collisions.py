@@ -11,19 +11,9 @@ from collections.abc import Mapping
 
 # Underscore names that are documented, to be overridden or used (docs/start/trainer.md).
 CORE_CONTRACT = frozenset(
-    (
-        "_accelerator",
-        "_clip_gradients",
-        "_create_accelerator",
-        "_create_run_config",
-        "_eval_dataloader",
-        "_perform_forward_and_backward_passes",
-        "_prepare_model_optimizer_and_dataloaders",
-        "_run_eval_epoch",
-        "_run_train_epoch",
-        "_run_training",
-        "_train_dataloader",
-    )
+    ("_accelerator", "_clip_gradients", "_create_accelerator", "_create_run_config", "_eval_dataloader")
+    + ("_perform_forward_and_backward_passes", "_prepare_model_optimizer_and_dataloaders", "_run_eval_epoch")
+    + ("_run_train_epoch", "_run_training", "_train_dataloader")
 )
 
 
@@ -39,11 +29,7 @@ def warn_of_collisions(
 ) -> None:
     """Warn of private names of ours that a subclass has taken; called before a run.
 
-    Args:
-        trainer: an instance of the class or of a subclass.
-        base: our class.
-        contract: underscore names that may be overridden.
-        state: the private attributes that instances have, each with its type.
+    `state` has the private attributes that instances of `base` have, each with its type.
     """
     ours, state = private_names(base, contract), state or {}
     for kind in type(trainer).__mro__:

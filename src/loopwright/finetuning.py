@@ -29,10 +29,8 @@ BN_MODULES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class Layer(NamedTuple):
     """A module within a layer group that has no children or holds its own parameters.
 
-    Attributes:
-        layer_group_idx: the index of its group, counted from the front and from the back.
-        module: the module itself.
-        is_frozen: whether its own parameters are frozen; without any, whether it is in eval mode.
+    Its group has an index from the front and one from the back. It is frozen if its own parameters are; without any, if
+    it is in eval mode.
     """
 
     layer_group_idx: tuple[int, int]
@@ -41,13 +39,7 @@ class Layer(NamedTuple):
 
 
 class LayerGroup(NamedTuple):
-    """A direct child of a model.
-
-    Attributes:
-        layer_group_idx: its index, counted from the front and from the back.
-        module: the module itself.
-        is_frozen: whether any parameter of the group is frozen.
-    """
+    """A direct child of a model, with its index from the front and from the back; frozen if any parameter of it is."""
 
     layer_group_idx: tuple[int, int]
     module: nn.Module
@@ -92,10 +84,7 @@ class ModelFreezer:
         """Return every layer of every group, in definition order, a module before its children.
 
         A layer with shared parameters is judged by its own ones, if it has any: a head tied to a frozen embedding is
-        not frozen while its bias is trained.
-
-        Raises:
-            ValueError: some of a layer's parameters are frozen and others are not.
+        not frozen while its bias is trained. A layer that is only partly frozen raises a ValueError.
         """
         groups = self._groups()
         num_holders = Counter(id(parameter) for module in self.model.modules() for parameter in _own_parameters(module))
@@ -110,18 +99,14 @@ class ModelFreezer:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
-        """Freeze the layer groups between two indexes, both included; by default all but the last.
+        """Freeze the layer groups between two indexes, both included, in either order; by default all but the last.
 
-        Batch norm layers keep their state and mode, unless `freeze_batch_norms` is set.
+        Batch norm layers keep their state and mode, unless `freeze_batch_norms` is set. Negative indexes count from the
+        back.
 
         Args:
-            from_index: index of a layer group; a negative one counts from the back.
-            to_index: index of another one, before or after it.
             set_modules_as_eval: whether the modules also go into eval mode (no dropout). It lasts until something calls
                 `model.train()`, as the trainer does at the start of every epoch.
-
-        Raises:
-            ConfigError: there is no layer group of that index.
         """
         for index, group in self._groups_between(from_index, to_index):
             for layer in self._group_layers(index, group):
@@ -137,19 +122,11 @@ class ModelFreezer:
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
     ) -> dict[int, dict[str, list[nn.Parameter]]]:
-        """Unfreeze the layer groups between two indexes, both included; by default all of them.
-
-        Args:
-            from_index: index of a layer group; a negative one counts from the back.
-            to_index: index of another one, before or after it.
-            set_modules_as_training: whether the modules also go into training mode.
+        """Unfreeze the layer groups between two indexes, both included, in either order; by default all of them.
 
         Returns:
-            `{group index: {"params": [...]}}` with the newly unfrozen parameters, each once,
-            ready for `optimizer.add_param_group`. Groups without any are left out.
-
-        Raises:
-            ConfigError: there is no layer group of that index.
+            `{group index: {"params": [...]}}` with the newly unfrozen parameters, each once, ready for
+            `optimizer.add_param_group`. Groups without any are left out.
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
         for index, group in self._groups_between(from_index, to_index):

@@ -72,18 +72,10 @@ class TrainerHooks:
         return None
 
     def cut_batch(self, batch: Any, rows: int, start: int, stop: int) -> Any:
-        """Return the rows of a batch from one to before another; called where a batch does not fit into memory.
+        """Return the rows of a batch from `start` to before `stop`; called where a batch does not fit into memory.
 
-        Override it for batches of which tensors are not cut along their first dimension, such as graphs.
-
-        Args:
-            batch: on the host or on the device, of training or of evaluation.
-            rows: its samples.
-            start: the first row of the part.
-            stop: the row after its last.
-
-        Raises:
-            DataError: it cannot be told what belongs to which row.
+        Override it for batches whose tensors are not cut along their first dimension, such as graphs. A DataError says
+        that the rows cannot be told apart.
         """
         return cut_rows(batch, rows, start, stop)
 
@@ -178,11 +170,7 @@ class TrainerHooks:
         self.model = self.get_model()
 
     def get_model(self, keep_torch_compile: bool = True) -> Any:
-        """Return the model without its distributed wrapper.
-
-        Args:
-            keep_torch_compile: whether a compiled model stays compiled.
-        """
+        """Return the model without its distributed wrapper, and if asked without torch.compile's."""
         return self._current_run.engine.unwrap(self.model, keep_torch_compile=keep_torch_compile)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:

@@ -10,12 +10,9 @@ from hashlib import blake2b
 
 
 def key(seed: int, purpose: str, *parts: int) -> int:
-    """Return the 64-bit key of a purpose ("order", "fetch", ...) at a position.
+    """Return the 64-bit key of a purpose ("order", "fetch", ...) at a position, usually (epoch, index).
 
-    Args:
-        seed: the run's seed; any Python integer, taken modulo 2**64.
-        purpose: what the random numbers are for; different purposes never share a stream.
-        parts: the position, usually (epoch, index).
+    The seed is taken modulo 2**64. Different purposes never share a stream.
     """
     *first, last = (seed, *parts)
     return KeyStream(*first, purpose=purpose).at(last)

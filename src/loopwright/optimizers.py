@@ -70,11 +70,8 @@ def weight_decay_groups(
 ) -> list[dict[str, Any]]:
     """Return two parameter groups: with decay, then without; one of them may be empty.
 
-    Frozen parameters are in neither. A tied parameter appears once, by the first of its names.
-
-    Args:
-        weight_decay: the decay of the first group; the second has 0.
-        decay_names: the names that decay; `decay_parameter_names(model)` by default.
+    Frozen parameters are in neither. A tied parameter appears once, by the first of its names. `decay_names` are
+    `decay_parameter_names(model)` by default.
     """
     decays = set(decay_parameter_names(model) if decay_names is None else decay_names)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

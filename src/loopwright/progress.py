@@ -60,12 +60,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Parts:
-    """Into how many parts batches are cut since memory ran out; saved with a run, which goes on in the same parts.
-
-    Attributes:
-        train: of a micro-batch.
-        evaluation: of an evaluation batch.
-    """
+    """The number of parts that batches are cut into since memory ran out; saved with the run, and kept on a resume."""
 
     train: int = 1
     evaluation: int = 1

@@ -357,18 +357,9 @@ class Trainer(TrainerHooks):
     ) -> Any:
         """Return the settled numbers of the run."""
         run = self._current_run
-        return create_run_config(
-            run.engine.accelerator,
-            run.train_loader,
-            run.eval_loader,
-            run.train_loader_kwargs,
-            run.eval_loader_kwargs,
-            per_device_batch_size,
-            num_epochs,
-            gradient_accumulation_steps,
-            max_num_train_steps,
-            gradient_clip_value,
-        )
+        loaders = (run.train_loader, run.eval_loader, run.train_loader_kwargs, run.eval_loader_kwargs)
+        limits = (num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value)
+        return create_run_config(run.engine.accelerator, *loaders, per_device_batch_size, *limits)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate once; the loss is recorded under a name that says where in the run it was."""
@@ -473,9 +464,8 @@ class Trainer(TrainerHooks):
     def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
         """Write everything needed to continue the run, as of its last finished update, into a folder.
 
-        Args:
-            output_dir: the folder; an older state of that name stays whole until the new one is.
-            checkpoint_kwargs: further metadata; `load_training_state` returns it.
+        An older state of that name stays whole until the new one is. `load_training_state` returns the metadata in
+        `checkpoint_kwargs`.
         """
         self._current_run.checkpoints.save_to(output_dir, checkpoint_kwargs or {})
 

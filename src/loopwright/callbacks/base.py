@@ -201,9 +201,7 @@ def require_evaluation(callback: Any, metric_name: str, trainer: TrainerLike) ->
 class CallbackHandler:
     """Holds the callbacks of a trainer and calls their events, in order.
 
-    Args:
-        callbacks: instances, or classes to instantiate without arguments.
-        limited_by: a handler whose callbacks also limit epochs here, without receiving events.
+    The callbacks of the handler `limited_by` also limit epochs here, without receiving events.
     """
 
     def __init__(self, callbacks: Iterable[Any], limited_by: CallbackHandler | None = None) -> None:

@@ -20,11 +20,8 @@ class SaveBestModelCallback(TrainerCallback):
     Args:
         save_path: the file; ".safetensors" writes weights only, anything else the documented dict.
         watch_metric: its name in the run history.
-        greater_is_better: whether larger values are better.
         reset_on_train: forget the best value at the start of a run.
-        save_optimizer: also save the optimizer's state.
-        save_scheduler: also save the scheduler's state.
-        load_saved_checkpoint: load the best model at the end of the run.
+        save_optimizer, save_scheduler: also save their state.
 
     Attributes:
         best_metric: the best value so far, or None.
@@ -102,9 +99,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     written at update boundaries. `final` holds the last weights, even with a SaveBestModelCallback.
 
     Args:
-        save_dir: the folder.
-        save_every_n_epochs: None for none.
-        save_every_n_steps: None for none; with accumulation, the first boundary after N micro-batches.
+        save_every_n_steps: with accumulation, the first boundary after N micro-batches.
         save_at_end: also write `final`, even after a stopped run.
         max_checkpoints: keep only this many of the newest states; None keeps all.
     """
@@ -197,8 +192,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     Args:
         save_dir: the folder; created at once.
-        save_optimizer: whether the post-decay file holds the optimizer's state.
-        save_scheduler: whether the post-decay file holds the scheduler's state.
+        save_optimizer, save_scheduler: whether the post-decay file holds their state.
         initial_checkpoint: a state (folder) or file to start from.
 
     Attributes:

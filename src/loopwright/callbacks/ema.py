@@ -73,9 +73,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         decay: how much of the old average stays at each update.
         evaluate_during_training: evaluate the average after each epoch's evaluation, under the metric prefix
             `ema_model_`; without it the average is saved after every epoch.
-        save_path: the file.
         watch_metric: the metric that decides which average is best.
-        greater_is_better: whether larger values are better.
         model_ema: creates the average; called with the model and `decay=`.
         callbacks: active while the average is evaluated.
         update_every: updates between two steps of the average.

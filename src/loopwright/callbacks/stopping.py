@@ -21,7 +21,6 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_patience: epochs without improvement before the run stops.
         early_stopping_threshold: the metric must change by more than this to count as improved.
         watch_metric: its name in the run history.
-        greater_is_better: whether larger values are better.
         reset_on_train: forget best value and counter at the start of a run.
 
     Attributes:

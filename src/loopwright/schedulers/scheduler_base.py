@@ -45,16 +45,9 @@ def require(condition: bool, message: str) -> None:
 class SchedulerBase(ABC):
     """Set a field of the optimizer's parameter groups as a function of the given update number.
 
-    The constructor stores the current value of each group under the group's key `initial_{field}` (an
-    existing value wins) and in `base_lr_values`, and sets the groups to it. A tensor value, as capturable
-    optimizers need, stays the same tensor and is written in place.
-
-    Args:
-        optimizer: a torch optimizer, or accelerate's wrapper of one.
-        param_group_field: the key of the parameter groups to schedule.
-
-    Raises:
-        KeyError: a parameter group does not have that field.
+    The constructor stores the current value of each group under the group's key `initial_{field}` (an existing value
+    wins) and in `base_lr_values`, and sets the groups to it. A tensor value, as capturable optimizers need, stays the
+    same tensor and is written in place. A group without the field raises a KeyError.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, param_group_field: str = "lr") -> None:

@@ -235,8 +235,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
 def estimate_checkpoint_steps(total_steps: int, num_checkpoints: int = 3) -> list[int]:
     """Return `num_checkpoints` update counts, each half of the next (rounded down), the last one the total.
 
-    Raises:
-        ConfigError: the total cannot be halved that often.
+    A total that cannot be halved that often raises a ConfigError.
     """
     require(num_checkpoints > 0, f"num_checkpoints must be positive, got {num_checkpoints}")
     smallest_total = 2 ** (num_checkpoints - 1)

@@ -69,13 +69,7 @@ def report_eager(run: TrainingRun, reason: str) -> None:
 
 
 class GraphStepper:
-    """Replays updates of planned shapes as CUDA graphs, and runs all others eagerly.
-
-    Args:
-        run: the run.
-        planned: the shapes that are recorded: `PlannedShapes`, or the signature of a micro-batch.
-        capturer: records and replays.
-    """
+    """Replays updates of planned shapes (or of one signature) as CUDA graphs, and runs all others eagerly."""
 
     run = BackReference["TrainingRun"]()
     rounds_rates = True
@@ -189,11 +183,7 @@ def _plan_shapes(run: TrainingRun) -> Any:
 
 
 def check_graphs(step_mode: str, device: torch.device) -> None:
-    """Refuse a step mode that a device does not have.
-
-    Raises:
-        ConfigError: it is "graph", and the device is not CUDA's.
-    """
+    """Raise a ConfigError for step_mode="graph" on a device without CUDA."""
     if step_mode == "graph" and device.type != "cuda":
         raise ConfigError(f'step_mode="graph" needs a CUDA device, and this run is on {device}. Use "auto".')
 

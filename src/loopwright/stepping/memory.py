@@ -61,9 +61,7 @@ class MemoryGuard:
     def attempts(self, window: Window) -> Iterator[MemoryGuard]:
         """Yield a context for every attempt at an update: one, and one more each time its parts do not fit.
 
-        Raises:
-            MemoryLimitError: the update cannot or must not be cut.
-            ConfigError: the loss does not depend on all parameters that several processes share.
+        A MemoryLimitError is raised if the update cannot or must not be cut.
         """
         self.window, self._failure = window, None
         yield self
@@ -91,7 +89,7 @@ class MemoryGuard:
 
     def _begin_again(self, window: Window, error: Exception) -> Window:
         """Give up an update that does not fit, and return its window in smaller parts."""
-        run, trainer, progress = self.run, self.run.trainer, self.run.progress
+        run = self.run
         free = self._give_up_update()
         reason = self._why_not_split(window)
         if reason is not None:
@@ -100,7 +98,7 @@ class MemoryGuard:
         self.parts.train *= 2
         smaller = run.begin_update(window)
         rows = max(piece.rows for piece in smaller.pieces)
-        asked, update = asked_bytes(error), progress.update + 1
+        asked, update = asked_bytes(error), run.progress.update + 1
         told = _told_size(max(window.pieces, key=lambda piece: piece.rows))
         comparison = memory_advice.compare(run, smaller) if self.parts.train == 2 else None
         text = (
@@ -108,16 +106,8 @@ class MemoryGuard:
             f"run again in {self.parts.train} parts of up to {rows}{_told_weighing(comparison)}, "
             "as all updates from here on"
         )
-        found = {
-            "update": update,
-            "parts": self.parts.train,
-            "rows": rows,
-            **_known(asked_bytes=asked, free_bytes=free),
-        }
-        trainer.notify("memory.split", text, **found)
-        self._warn_of_another_loss("training", comparison)
-        run.logbook.record.write("oom_split", epoch=trainer.run_history.current_epoch, **found)
-        self._lower_guarantee(update)
+        found = {"update": update, "parts": self.parts.train, "rows": rows, "asked_bytes": asked, "free_bytes": free}
+        self._report_split("training", text, comparison, found)
         return smaller
 
     def _give_up_update(self) -> int:
@@ -160,15 +150,19 @@ class MemoryGuard:
             return str(error)
         return None
 
-    def _lower_guarantee(self, update: int) -> None:
-        """Record that from an update on the bits of this run depend on the memory there was."""
-        run = self.run
-        if run.checkpoints.metadata["tier"] >= "T2":
+    def _report_split(self, phase: str, text: str, comparison: Comparison | None, found: dict[str, int | None]) -> None:
+        """Report and record a split; from here on the bits of the run depend on the available memory."""
+        run, known = self.run, {name: value for name, value in found.items() if value is not None}
+        run.trainer.notify("memory.split", text, phase=phase, **known)
+        self._warn_of_another_loss(phase, comparison)
+        event = "oom_split" if phase == "training" else "oom_eval_split"
+        run.logbook.record.write(event, epoch=run.trainer.run_history.current_epoch, **known)
+        if not run.is_running or run.checkpoints.metadata["tier"] >= "T2":
             return
         run.checkpoints.metadata["tier"] = "T2"
         guarantee = "T2 from here on: where memory runs out is not the same everywhere"
         run.trainer.notify("resume.guarantee", f"Resume guarantee {guarantee}", tier="T2", guarantee=guarantee)
-        run.logbook.record.write("tier", update=update, tier="T2", reason="out of memory: run in parts")
+        run.logbook.record.write("tier", update=found["update"], tier="T2", reason="out of memory: run in parts")
 
     # --- errors and warnings ------------------------------------------------------------------------------------
 
@@ -206,15 +200,9 @@ class MemoryGuard:
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def cut_evaluation(self, piece: MicroBatch, error: Exception, has_loss: bool) -> None:
-        """Run evaluation batches in smaller parts from here on; called when one does not fit.
+        """Run evaluation batches in smaller parts from here on, after a batch or a part of one did not fit.
 
-        Args:
-            piece: the batch, or the part of one, that does not fit.
-            error: the error it raised.
-            has_loss: a loss is computed; predictions have none.
-
-        Raises:
-            MemoryLimitError: it cannot or must not be cut.
+        A MemoryLimitError is raised if it cannot or must not be cut. Predictions have no loss to compare (`has_loss`).
         """
         run, trainer = self.run, self.run.trainer
         release_memory(run.engine.device)
@@ -235,13 +223,8 @@ class MemoryGuard:
             f"Out of memory while evaluating ({told}{told_bytes}): evaluated in parts of up to {rows} from here on"
             f"{_told_weighing(comparison)}; training is not touched"
         )
-        found = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
-        found |= _known(asked_bytes=asked, free_bytes=free)
-        trainer.notify("memory.eval_split", text, **found)
-        self._warn_of_another_loss("evaluation", comparison)
-        run.logbook.record.write("oom_eval_split", epoch=trainer.run_history.current_epoch, **found)
-        if run.is_running:
-            self._lower_guarantee(run.progress.update)
+        position = {"update": run.progress.update, "parts": self.parts.evaluation, "rows": rows}
+        self._report_split("evaluation", text, comparison, {**position, "asked_bytes": asked, "free_bytes": free})
 
     def _why_not_cut_evaluation(self, piece: MicroBatch) -> str | None:
         if self.run.engine.is_distributed:
@@ -304,10 +287,6 @@ def _told_weighing(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     return f", each weighed by {comparison.weighed_by or 'its items where they are counted, else by its samples'}"
-
-
-def _known(**values: int | None) -> dict[str, int]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _first_line(error: BaseException) -> str:

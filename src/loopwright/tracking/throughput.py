@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,23 +36,7 @@ _SECONDS_BETWEEN_WATTS = 1.0
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward (Kaplan et al. 2020, section 2.1)
 
 
-class _Piece(Protocol):
-    @property
-    def batch(self) -> Any: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
-class _Window(Protocol):
-    @property
-    def pieces(self) -> Iterable[_Piece]: ...
-
-    @property
-    def samples(self) -> int: ...
-
-
-W = TypeVar("W", bound=_Window)
+W = TypeVar("W")  # a data.Window
 
 
 class Throughput:
@@ -130,7 +114,7 @@ class Throughput:
         self._forget()
         return found
 
-    def _count(self, window: _Window) -> None:
+    def _count(self, window: Any) -> None:
         self._samples += window.samples
         for piece in window.pieces:
             if piece.rows and isinstance(piece.batch, Mapping):
@@ -183,11 +167,9 @@ def count_tokens(batch: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def peak_flops(device: torch.device, precision: str | None) -> float | None:
-    """Return the dense peak of a device in FLOP/s with inputs of this precision; None if unlisted.
+    """Return the dense peak of a device in FLOP/s; None if unlisted.
 
-    Args:
-        device: of the run.
-        precision: "bf16" or "fp16" for 16-bit inputs; anything else counts as TF32, which float32 falls short of.
+    "bf16" and "fp16" are 16-bit inputs; anything else counts as TF32, which float32 falls short of.
     """
     if device.type != "cuda":
         return None

@@ -189,11 +189,8 @@ class RunCheckpoints:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint's model, optimizer, scheduler, scaler and generators back into the trainer.
 
-        History and callbacks are not touched: they belong to the run, which may be another one.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model or optimizer; it names what differs, and nothing is
-                changed.
+        History and callbacks are not touched: they belong to the run, which may be another one. A CheckpointError names
+        what differs if the checkpoint is of another model or optimizer; nothing is changed then.
         """
         trainer, engine, state = self.run.trainer, self.run.engine, checkpoint.state
         model, optimizer = self.run.bare_model(), self.run.bare_optimizer()

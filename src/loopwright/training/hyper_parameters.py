@@ -20,15 +20,9 @@ _NOT_PLAIN = object()
 
 
 def hyper_parameters(optimizer: Any, scheduler: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """Return the plain settings of an optimizer and a scheduler as the user made them.
+    """Return the plain settings of an optimizer and a scheduler (or None) as the user created them, by parameter name.
 
-    Args:
-        optimizer: before its first update here.
-        scheduler: right after it was made, or None.
-        names: of the parameters, by id.
-
-    Returns:
-        None for an optimizer that was used before: what it holds is then not what the user asks for.
+    None for an optimizer that was used before: what it holds is then not what the user asks for.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or _was_used(optimizer):
         return None
@@ -53,16 +47,14 @@ def apply_changes(
 ) -> list[Change]:
     """Let current settings win over restored ones where they differ; return the changes.
 
-    If the learning rate or the schedule has changed, a scheduler that can tell the learning rate of its curve where it
-    stands does. Otherwise a changed learning rate scales what the scheduler has made of it so far.
+    If the learning rate or the schedule has changed, the scheduler's curve gives the new learning rate where it can.
+    Otherwise a changed learning rate scales the current one.
 
     Args:
-        optimizer: with the restored state.
-        scheduler: likewise, or None.
-        saved: what `hyper_parameters` returned in the run that was saved.
+        saved: what `hyper_parameters` returned in the saved run.
         current: what it returned now, before anything was restored.
         names: of the parameters, by id.
-        rates: the learning rates that were saved, by the name of the first parameter of the group.
+        rates: the saved learning rates, by the name of the first parameter of the group.
     """
     changes: list[Change] = []
     has_new_curve = False
@@ -97,12 +89,7 @@ def apply_changes(
 
 
 def begin_schedule(optimizer: Any, groups: list[dict[str, Any]]) -> None:
-    """Give an optimizer back what a new scheduler had set in its groups; the run that is continued had none.
-
-    Args:
-        optimizer: with the restored state.
-        groups: copies of its groups, taken before.
-    """
+    """Give an optimizer back what a new scheduler had set in its groups, as in these copies of them."""
     for group, made in zip(optimizer.param_groups, groups, strict=True):
         group.update({name: value for name, value in made.items() if name not in group or name == "lr"})
 

@@ -174,12 +174,7 @@ class Logbook:
             raise StopTrainingError(StopReason(text, StopKind.NOT_FINITE))
 
     def _report_nonfinite(self, update: int, index: int) -> list[int] | None:
-        """Write the samples of an update with a loss that was not finite; return their ids if they are known.
-
-        Args:
-            update: its number.
-            index: its place in the epoch, from 0.
-        """
+        """Record the samples of an update, the index-th of its epoch, that is not finite; return their ids if known."""
         run = self.run
         batches = run.train_loader.samples_of(run.progress.epoch, index)
         listed = [{"position": position, "samples": ids} for position, ids in batches or []]

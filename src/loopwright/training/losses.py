@@ -48,12 +48,7 @@ class EpochLosses:
         self._engine = engine
 
     def begin_update(self, window: Window, counts: list[float | None]) -> None:
-        """Start an update.
-
-        Args:
-            window: its micro-batches.
-            counts: the items of each; empty, or with a None, if they are samples.
-        """
+        """Start an update, given the items of each micro-batch: none, or with a None, if they are samples."""
         self._window = window
         self._counts = self._own_counts(window, counts) if counts else None
         self._is_alone = len(window.pieces) == 1 and window.pieces[0].rows > 0 and not self._engine.is_distributed
@@ -182,12 +177,9 @@ class EpochLosses:
         return reduced_mean(self._tracker, self._engine)[1]
 
     def first_nonfinite_window(self, accumulation: int) -> int | None:
-        """Return the place in the epoch of the first update with a loss that was not finite, on any process, from 0.
+        """Return the index in the epoch of the first update whose loss was not finite on any process, or None.
 
-        None if there is none. Every process must call it.
-
-        Args:
-            accumulation: micro-batches of an update on each process.
+        Every process must call it.
         """
         finite = self._tracker.first_nonfinite()
         own = _NEVER if finite is None else finite // accumulation
@@ -268,12 +260,9 @@ def batch_loss(model: Any, loss_func: Any, batch: Any) -> dict[str, Any]:
 
 
 def unused_parameters(model: Any, error: BaseException, remedies: Callable[[], tuple[str, str]]) -> ConfigError | None:
-    """Return an error that names the parameters that no loss depends on, which processes cannot share; None for others.
+    """Return an error that names the parameters that no loss depends on, which DDP refuses; None for other errors.
 
-    Args:
-        model: as it is wrapped for several processes.
-        error: what its forward raised.
-        remedies: called for such an error, it returns how to train them all the same, and how to freeze them.
+    `remedies` returns how to train them all the same, and how to freeze them.
     """
     if "finished reduction in the prior iteration" not in str(error):
         return None
@@ -300,11 +289,7 @@ def prediction(model: Any, batch: Any) -> Any:
 
 
 def check_batch_output(output: Any, method: str, *, is_training: bool) -> None:
-    """Refuse what a batch-loss method returned if it cannot work.
-
-    Raises:
-        BatchLossError: it says what was returned and what is needed.
-    """
+    """Raise a BatchLossError if the output of a batch-loss method cannot work."""
     if not isinstance(output, Mapping):
         raise BatchLossError(
             f"{method} returned a {type(output).__name__}; it must return a dict with "
@@ -356,11 +341,7 @@ def _mapping_loss(model: Any, loss_func: Any, batch: Mapping[str, Any]) -> dict[
 
 
 def _outputs(model: Any, /, *inputs: Any, **named: Any) -> Any:
-    """Return the model's outputs for a batch's inputs.
-
-    Raises:
-        BatchLossError: its forward takes others; it names both, and what to do.
-    """
+    """Return the model's outputs; raise a BatchLossError if its forward takes other inputs."""
     try:
         return model(*inputs, **named)
     except TypeError as error:

@@ -84,10 +84,9 @@ def load_checkpoint(
 
 
 def whole_model(trainer: Trainer) -> Any:
-    """Return the model as an ordinary one, also where it is split over processes.
+    """Return the model as an ordinary one, also where it is split over processes. Every process must call it.
 
-    Every process must call it. Of a split model the first one gets a copy on the host, the others get the model as it
-    is.
+    Of a split model rank 0 gets a copy on the host, the others get the model as it is.
     """
     return sharding.whole_model(trainer._current_run.bare_model())
 
@@ -95,7 +94,7 @@ def whole_model(trainer: Trainer) -> Any:
 def whole_weights(trainer: Trainer) -> dict[str, Any]:
     """Return the model's weights by name, on the host, also where the model is split over processes.
 
-    Every process must call it, and all but the first get none: {}.
+    Every process must call it; all but rank 0 get {}.
     """
     model = trainer._current_run.bare_model()
     reshard(model)
@@ -107,10 +106,8 @@ def whole_weights(trainer: Trainer) -> dict[str, Any]:
 def save_model_file(path: str | Path, model: nn.Module, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> None:
     """Write the documented checkpoint file: a dict by torch.save, or weights alone for a .safetensors path.
 
-    The state of a scheduler that cannot be saved is left out, with a warning.
-
-    Raises:
-        CheckpointError: something else cannot be saved so that `load_model_file` reads it; nothing is written.
+    The state of a scheduler that cannot be saved is left out, with a warning. If anything else cannot be saved so that
+    `load_model_file` reads it, a CheckpointError is raised and nothing is written.
     """
     state: dict[str, Any] = {"model_state_dict": model.state_dict()}
     if Path(path).suffix == ".safetensors":
@@ -166,10 +163,7 @@ def load_model_file(
 ) -> dict[str, Any]:
     """Read what `save_model_file` wrote into model, optimizer and scheduler, and return the dict.
 
-    Raises:
-        CheckpointError: there is no such file, or it cannot be read, or is of another kind, another model or an
-            optimizer with other groups; model and optimizer are as they were.
-        ConfigError: the file has optimizer state and the trainer has no optimizer.
+    A file that is missing, damaged, or of another model raises a CheckpointError, and nothing is changed.
     """
     if not Path(path).exists():
         raise CheckpointError(f"there is no checkpoint file {path}")
@@ -237,13 +231,7 @@ def check_class(what: str, saved: str, current: Any, fix: str) -> None:
 
 
 def check_shapes(source: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse weights of other names or shapes than the model's; torch would copy those that match, and raise then.
-
-    Args:
-        source: what holds the saved ones, for the error.
-        current: the model's entries by name.
-        saved: the entries that it is to take.
-    """
+    """Raise a CheckpointError for weights of other names or shapes than the model's, before any of them is copied."""
     found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
     here = {
         # A lazy parameter takes any shape.

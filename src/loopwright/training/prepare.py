@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 def check_data(
     trainer: Trainer, part: str, dataset: Any, kwargs: dict[str, Any] | None, batch_size: int, name: str
 ) -> None:
-    """Refuse a dataset without a batch, unless the hook that makes its loader is overridden.
-
-    Args:
-        trainer: the trainer with the hooks.
-        part: "train" or "eval".
-        dataset: the dataset.
-        kwargs: of its loader, as the caller gave them.
-        batch_size: samples of a batch.
-        name: of the argument, for the error.
-    """
+    """Raise a DataError for a dataset without a batch, unless the hook that creates its loader is overridden."""
     if not is_overridden(trainer, TrainerHooks, f"create_{part}_dataloader"):
         check_dataset(dataset, name, kwargs or {}, batch_size)
 
@@ -75,13 +66,7 @@ def start_evaluation(
 ) -> TrainingRun:
     """Prepare the run of an evaluation or a prediction, and install it; `run.close()` has to follow.
 
-    Args:
-        trainer: the trainer.
-        dataset: None takes the evaluation dataset of the last call, and its collate function unless one is given.
-        batch_size: samples of a batch.
-        kwargs: of the loader, as the caller gave them.
-        collate_fn: makes a batch of samples.
-        may_be_empty: a dataset without samples is fine, as for predictions.
+    Without a dataset it takes the evaluation dataset of the last call, and its collate function unless one is given.
     """
     training = run_of(trainer)
     check_is_idle(training.is_running)

@@ -35,11 +35,6 @@ LENGTHS = ("num_epochs", "max_num_train_steps")  # a run that is made longer is 
 def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing | None, notify: Notify) -> Path | None:
     """Return the checkpoint to continue from, or None for a fresh start.
 
-    Args:
-        resume_from: a checkpoint, a folder of checkpoints, "auto", or None.
-        checkpoints: says where "auto" looks.
-        notify: reports checkpoints that are passed over, as `Trainer.notify` does.
-
     Raises:
         ConfigError: "auto" without checkpoints, a path that does not exist, or one of another run than the
             checkpoints in the folder to save to.
@@ -85,12 +80,9 @@ def find_resume_path(resume_from: str | Path | None, checkpoints: Checkpointing 
 
 
 def stored_window(folder: str | Path) -> int | None:
-    """Return how many micro-batches an update of a saved run has, over all processes; None if that is not known.
+    """Return how many micro-batches an update of a saved run has, over all processes; None if unknown.
 
-    It is settled when a run begins, and the same in all of its checkpoints.
-
-    Args:
-        folder: a checkpoint, or a folder of checkpoints.
+    It is settled when a run begins, and the same in all checkpoints of the folder.
     """
     path = Path(folder)
     for each in (path, *store.checkpoint_folders(path)):
@@ -135,17 +127,8 @@ def _run_of(folder: Path) -> str | None:
 
 def settings_of(settings: RunSettings, loader: Loader) -> dict[str, Any]:
     """Return the numbers of a run that decide its result, as its checkpoints keep them."""
-    names = (
-        "num_epochs",
-        "max_num_train_steps",
-        "gradient_accumulation_steps",
-        "gradient_clip_value",
-        "gradient_clip_norm",
-        "nan",
-        "bad_samples",
-    )
-    values = {name: getattr(settings, name) for name in names}
-    return {**values, "batch_size": getattr(loader, "batch_size", None)}
+    names = (*LENGTHS, _SETTLED, "gradient_clip_value", "gradient_clip_norm", "nan", "bad_samples")
+    return {**{name: getattr(settings, name) for name in names}, "batch_size": getattr(loader, "batch_size", None)}
 
 
 def sizes_of(**loaders: Loader | None) -> dict[str, int | None]:
@@ -155,11 +138,7 @@ def sizes_of(**loaders: Loader | None) -> dict[str, int | None]:
 
 
 def check_sizes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
-    """Refuse data of another length than the run was begun with.
-
-    Raises:
-        DataError: it names the dataset and both lengths.
-    """
+    """Raise a DataError for a dataset of another length than the run was started with."""
     for name, size in current.items():
         before = saved.get(name)
         if None not in (before, size) and before != size:
@@ -186,10 +165,9 @@ def changed_types(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[
 
 
 def in_stored_windows(run: TrainingRun, resume_path: Path | None) -> RunSettings:
-    """Return the settings with the accumulation that gives updates of as many micro-batches as the run began with.
+    """Return the settings with the accumulation that keeps the number of micro-batches per update of the saved run.
 
-    Raises:
-        ConfigError: the processes there are now cannot share that many evenly, or not exactly.
+    A ConfigError is raised if the current processes cannot share that many evenly, or not exactly.
     """
     settings, trainer = run.settings, run.trainer
     is_exact = settings.reduction == "exact"

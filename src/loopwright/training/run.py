@@ -61,12 +61,9 @@ _CARRIED = (
 
 
 class TrainingRun:
-    """The parts and the state of one run. None of the flags decides a number.
+    """The parts and the state of one run, with the engine of the previous one until it is prepared.
 
-    Args:
-        trainer: the trainer that runs it.
-        settings: the arguments, checked.
-        previous: the trainer's run before this one, whose engine serves until this one is prepared.
+    None of the flags decides a number.
 
     Attributes:
         engine: device, precision and processes.
@@ -74,14 +71,14 @@ class TrainingRun:
         progress: where the run is.
         requests: what callbacks asked for, served at the next boundary.
         train_loader, eval_loader: the loaders; None if there is none.
-        train_loader_kwargs, eval_loader_kwargs: what the default hooks made the loaders with.
+        train_loader_kwargs, eval_loader_kwargs: the arguments that the default hooks created the loaders with.
         signals: the signal that ends the run, if one came.
         buffers: the model's buffers as of the last boundary.
         seed: decides order, augmentation and dropout.
         applying: the context of the optimizer's step.
         gradient_norm: of the last update before clipping, on the device; None unless clipped by norm.
         current_rows: samples of the current micro-batch; None between batches.
-        eval_batch: index of the current evaluation batch, however many parts it is run in.
+        eval_batch: index of the current evaluation batch, even if it is run in parts.
         first_epoch: the history's epoch when the run began, before any resume.
         run_id: names the run in its checkpoints, over all processes that continue it.
         stop_reason: why the run was stopped, or None.
@@ -136,11 +133,7 @@ class TrainingRun:
         return TrainingRun(self.trainer, settings, previous=self)
 
     def install(self, training: TrainingRun | None = None) -> None:
-        """Make this the trainer's current run; called before the first hook.
-
-        Args:
-            training: for an evaluation or a prediction the run before it, which may still be saved afterwards.
-        """
+        """Make this the trainer's current run, before its first hook; an evaluation carries over the training run."""
         trainer = self.trainer
         trainer._current_run = self
         trainer.callback_handler.refresh()
@@ -458,13 +451,7 @@ def run_of(trainer: Trainer) -> TrainingRun:
 
 
 def of_run(name: str, doc: str, *, settable: bool = True) -> Any:
-    """Return a property of a trainer that stands for an attribute of its current run.
-
-    Args:
-        name: of the attribute, dotted below the run.
-        doc: its documentation.
-        settable: assigning to it sets the attribute.
-    """
+    """Return a property of a trainer that stands for an attribute of its current run, dotted below it."""
     owner, _, attribute = f"_current_run.{name}".rpartition(".")
     owner_of = attrgetter(owner)
 
