@@ -222,7 +222,7 @@ def test_every_honoured_field_is_read_by_the_layer_above():
 
 
 def test_the_page_about_them_lists_every_field_with_its_default_and_text():
-    page = (Path(__file__).parents[2] / "docs" / "training_arguments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "training_arguments.md").read_text(encoding="utf-8")
     sections = dict(zip(("honoured", "accepted", "refused"), page.split("\n### ")[1:], strict=True))
     for kind, section in sections.items():
         expected = []

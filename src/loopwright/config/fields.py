@@ -23,10 +23,10 @@ NAN_POLICIES = ("stop", "skip")
 BAD_SAMPLE_POLICIES = ("raise", "skip")
 REDUCTIONS = ("fast", "exact")
 
-_HUB = "uploading is not done here; save with trainer.save_model() and upload the folder with huggingface_hub"
-_SHARDING = 'fsdp="full_shard" splits weights, gradients and the state of the optimizer over the processes'
-_LIGER = "apply liger-kernel's own patch to the model before it is given to the Trainer"
-_TRACKIO = "read by transformers' trackio callback, which is given these arguments"
+_HUB = "loopwright uploads nothing; save with trainer.save_model() and upload the folder with huggingface_hub"
+_SHARDING = 'fsdp="full_shard" shards weights, gradients and optimizer state over the processes'
+_LIGER = "apply liger-kernel's own patch to the model before passing it to the Trainer"
+_TRACKIO = "read by transformers' trackio callback"
 
 
 def honoured(default: T, help_text: str, **metadata: Any) -> T:
@@ -55,48 +55,48 @@ def refused(default: T, instead: str, *also_fine: Any) -> T:
 class TrainingFields(TrainingOldNames):
     """The fields alone; `TrainingArguments` checks them and offers what is derived from them."""
 
-    output_dir: str = honoured(DEFAULT_OUTPUT_DIR, "Folder of the checkpoints; ~ is your home.")
-    per_device_train_batch_size: int = honoured(8, "Samples of one training micro-batch on one device.")
-    num_train_epochs: float = honoured(3.0, "Epochs; a fraction ends inside one.")
-    max_steps: int = honoured(-1, "Updates in all, instead of num_train_epochs; -1 leaves it to the epochs.")
+    output_dir: str = honoured(DEFAULT_OUTPUT_DIR, "Output folder for checkpoints; ~ expands to your home directory.")
+    per_device_train_batch_size: int = honoured(8, "Training batch size per device (one micro-batch).")
+    num_train_epochs: float = honoured(3.0, "Number of training epochs; may be fractional.")
+    max_steps: int = honoured(-1, "Total number of updates; overrides num_train_epochs. -1: use the epochs.")
 
     # Optimizer and schedule
     learning_rate: float = honoured(5e-5, "Peak learning rate.")
     lr_scheduler_type: SchedulerType | str = honoured("linear", "Learning rate schedule.")
-    lr_scheduler_kwargs: dict[str, Any] | str | None = honoured(None, "Arguments of the schedule, as JSON.")
-    warmup_steps: float = honoured(0, "Updates in which the learning rate rises; below 1 a fraction of all updates.")
-    optim: str = honoured("adamw_torch_fused", "Optimizer, by transformers' name or that of a torch.optim class.")
-    optim_args: str | None = honoured(None, 'Arguments of the optimizer, as "key=value,key=value".')
-    weight_decay: float = honoured(0.0, "Weight decay; biases and norm layers have none.")
-    adam_beta1: float = honoured(0.9, "Beta 1 of Adam.")
-    adam_beta2: float = honoured(0.999, "Beta 2 of Adam.")
-    adam_epsilon: float = honoured(1e-8, "Epsilon of Adam.")
+    lr_scheduler_kwargs: dict[str, Any] | str | None = honoured(None, "Extra arguments of the schedule, as JSON.")
+    warmup_steps: float = honoured(0, "Warmup updates; a value below 1 is a fraction of all updates.")
+    optim: str = honoured("adamw_torch_fused", "Optimizer: a transformers name or a torch.optim class name.")
+    optim_args: str | None = honoured(None, 'Extra optimizer arguments, as "key=value,key=value".')
+    weight_decay: float = honoured(0.0, "Weight decay; not applied to biases and norm layers.")
+    adam_beta1: float = honoured(0.9, "Adam's beta 1.")
+    adam_beta2: float = honoured(0.999, "Adam's beta 2.")
+    adam_epsilon: float = honoured(1e-8, "Adam's epsilon.")
     optim_target_modules: str | list[str] | None = refused(
-        None, "low-rank optimizers are not built in; give the Trainer optimizer_cls_and_kwargs= or optimizers="
+        None, "low-rank optimizers are not built in; pass optimizer_cls_and_kwargs= or optimizers= to the Trainer"
     )
-    gradient_accumulation_steps: int = honoured(1, "Micro-batches of one update on one device.")
+    gradient_accumulation_steps: int = honoured(1, "Micro-batches per update and device.")
     average_tokens_across_devices: bool = refused(
         True, "the loss is always the mean over the tokens of all processes; leave it True"
     )
-    max_grad_norm: float = honoured(1.0, "Largest norm of the gradient; 0 does not clip.")
-    label_smoothing_factor: float = honoured(0.0, "Label smoothing, 0 is none.")
+    max_grad_norm: float = honoured(1.0, "Clip the gradient to this norm; 0 disables clipping.")
+    label_smoothing_factor: float = honoured(0.0, "Label smoothing factor; 0 disables it.")
 
     # Precision, memory and speed
     bf16: bool = honoured(False, "Train in bfloat16 autocast.")
     fp16: bool = honoured(False, "Train in float16 autocast, with a gradient scaler.")
-    bf16_full_eval: bool = refused(False, "bf16=True evaluates in bfloat16 too, and model.to(torch.bfloat16) casts it")
-    fp16_full_eval: bool = refused(False, "fp16=True evaluates in float16 too, and model.half() casts it")
-    tf32: bool | None = honoured(None, "TF32 in matrix products of NVIDIA GPUs; unset leaves torch's setting.")
-    gradient_checkpointing: bool = honoured(False, "Compute activations again in the backward pass: less memory.")
+    bf16_full_eval: bool = refused(False, "bf16=True also evaluates in bfloat16; or cast the weights")
+    fp16_full_eval: bool = refused(False, "fp16=True also evaluates in float16; model.half() casts the weights")
+    tf32: bool | None = honoured(None, "Allow TF32 in matrix multiplications; unset keeps torch's setting.")
+    gradient_checkpointing: bool = honoured(False, "Recompute activations in the backward pass to save memory.")
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = honoured(
         None, "Arguments of the model's gradient_checkpointing_enable, as JSON."
     )
     torch_compile: bool = honoured(False, "Compile the model with torch.compile.")
-    torch_compile_backend: str | None = honoured(None, "Backend of torch.compile; setting it compiles.")
-    torch_compile_mode: str | None = honoured(None, "Mode of torch.compile; setting it compiles.")
+    torch_compile_backend: str | None = honoured(None, "torch.compile backend; implies torch_compile.")
+    torch_compile_mode: str | None = honoured(None, "torch.compile mode; implies torch_compile.")
     use_liger_kernel: bool = refused(False, _LIGER)
     liger_kernel_config: dict[str, bool] | None = refused(None, _LIGER)
-    use_cache: bool = honoured(False, "The model's config.use_cache.")
+    use_cache: bool = honoured(False, "Sets the model's config.use_cache.")
     neftune_noise_alpha: float | None = refused(
         None, "add the noise with a forward hook on model.get_input_embeddings()"
     )
@@ -104,26 +104,26 @@ class TrainingFields(TrainingOldNames):
         None, "call torch.cuda.empty_cache() in a callback's on_step_end, or set PYTORCH_CUDA_ALLOC_CONF"
     )
     auto_find_batch_size: bool = honoured(
-        False, "When memory runs out, run the update again in smaller micro-batches; its loss and gradient stay."
+        False, "When memory runs out, retry the update in smaller micro-batches, with the same loss and gradient."
     )
 
     # Logging
     logging_strategy: IntervalStrategy | str = honoured("steps", "When to log: no, steps, epoch.")
-    logging_steps: float = honoured(500, "Updates between two logs; below 1 a fraction of all updates.")
-    logging_first_step: bool = honoured(False, "Log the first update too.")
-    log_on_each_node: bool = honoured(True, "Log on the first process of each node, not of the first node only.")
+    logging_steps: float = honoured(500, "Updates between logs; a value below 1 is a fraction of all updates.")
+    logging_first_step: bool = honoured(False, "Also log the first update.")
+    log_on_each_node: bool = honoured(True, "Log on the first process of every node, not only of the first.")
     logging_nan_inf_filter: bool = refused(
-        False, 'it would hide a loss that is not finite; nan="stop" ends such a run and nan="skip" leaves the batch out'
+        False, 'it would hide non-finite losses; nan="stop" ends such a run, nan="skip" skips the batch'
     )
     include_num_input_tokens_seen: str | bool = refused(
-        "no", "count the tokens in the data collator or in a callback, where it costs no exchange per update", False
+        "no", "count tokens in the data collator or in a callback, which needs no communication per update", False
     )
     log_level: str = honoured("passive", "Log level of the main process.", choices=LOG_LEVELS)
     log_level_replica: str = honoured("warning", "Log level of the other processes.", choices=LOG_LEVELS)
-    disable_tqdm: bool | None = honoured(None, "Show no progress bar.")
+    disable_tqdm: bool | None = honoured(None, "Disable the progress bar.")
     report_to: list[str] | str | None = honoured("none", "Trackers to report to: tensorboard, wandb, ..., all, none.")
-    run_name: str | None = accepted(None, "Name of the run, for trackers.")
-    project: str = accepted("huggingface", "Name of the project, for trackers.")
+    run_name: str | None = accepted(None, "Run name for trackers.")
+    project: str = accepted("huggingface", "Project name for trackers.")
     trackio_space_id: str | None = accepted(None, _TRACKIO)
     trackio_bucket_id: str | None = accepted(None, _TRACKIO)
     trackio_static_space_id: str | bool | None = accepted(None, _TRACKIO)
@@ -131,31 +131,31 @@ class TrainingFields(TrainingOldNames):
     # Evaluation
     eval_strategy: IntervalStrategy | str = honoured("no", "When to evaluate: no, steps, epoch.")
     eval_steps: float | None = honoured(
-        None, "Updates between two evaluations; below 1 a fraction of all updates; unset is logging_steps."
+        None, "Updates between evaluations; below 1: a fraction of all updates; default: logging_steps."
     )
-    eval_delay: float = honoured(0, "Epochs or updates (as eval_strategy counts) before the first evaluation.")
-    per_device_eval_batch_size: int = honoured(8, "Samples of one evaluation batch on one device.")
-    prediction_loss_only: bool = honoured(False, "Evaluate the loss alone.")
+    eval_delay: float = honoured(0, "Epochs or updates (in units of eval_strategy) before the first evaluation.")
+    per_device_eval_batch_size: int = honoured(8, "Evaluation batch size per device.")
+    prediction_loss_only: bool = honoured(False, "Evaluate only the loss.")
     eval_on_start: bool = honoured(False, "Evaluate once before the first update.")
-    eval_do_concat_batches: bool = honoured(True, "Join the predictions of all batches; otherwise a list of them.")
+    eval_do_concat_batches: bool = honoured(True, "Concatenate predictions of all batches; else return a list.")
     eval_use_gather_object: bool = refused(
-        False, "make the labels tensors in the data collator, which are gathered from all processes without it"
+        False, "return labels as tensors from the data collator; those are gathered from all processes"
     )
-    eval_accumulation_steps: int | None = accepted(None, "Predictions go to the CPU after every batch.")
-    include_for_metrics: list[str] = honoured_list("What else compute_metrics is given: inputs, loss.")
-    batch_eval_metrics: bool = honoured(False, "Call compute_metrics per batch, with compute_result=.")
+    eval_accumulation_steps: int | None = accepted(None, "Predictions always move to the CPU after every batch.")
+    include_for_metrics: list[str] = honoured_list("Also pass these to compute_metrics: inputs, loss.")
+    batch_eval_metrics: bool = honoured(False, "Call compute_metrics for each batch, with compute_result=.")
 
     # Saving
     save_only_model: bool = refused(
-        False, 'a checkpoint that cannot be resumed is none; set save_strategy="no" and call trainer.save_model()'
+        False, 'every checkpoint can be resumed; for weights only set save_strategy="no" and call trainer.save_model()'
     )
     save_strategy: SaveStrategy | str = honoured("steps", "When to save: no, steps, epoch, best.")
-    save_steps: float = honoured(500, "Updates between two checkpoints; below 1 a fraction of all updates.")
+    save_steps: float = honoured(500, "Updates between checkpoints; a value below 1 is a fraction of all updates.")
     save_on_each_node: bool = refused(
-        False, "checkpoints are written once, by the main process; put output_dir on storage that all nodes see"
+        False, "the main process writes each checkpoint once; put output_dir on shared storage"
     )
-    save_total_limit: int | None = honoured(None, "Checkpoints to keep beside the best one; unset keeps all.")
-    enable_jit_checkpoint: bool = accepted(False, "A run that is told to end by SIGTERM always saves first.")
+    save_total_limit: int | None = honoured(None, "Checkpoints to keep besides the best one; unset keeps all.")
+    enable_jit_checkpoint: bool = accepted(False, "A run stopped by SIGTERM always saves first.")
     push_to_hub: bool = refused(False, _HUB)
     hub_token: str | None = refused(None, _HUB)
     hub_private_repo: bool | None = refused(None, _HUB)
@@ -163,85 +163,79 @@ class TrainingFields(TrainingOldNames):
     hub_strategy: str = refused("every_save", _HUB)
     hub_always_push: bool = refused(False, _HUB)
     hub_revision: str | None = refused(None, _HUB)
-    load_best_model_at_end: bool = honoured(False, "Leave the best model in the trainer, not the last one.")
-    metric_for_best_model: str | None = honoured(None, "Metric that says which model is best; unset is the loss.")
-    greater_is_better: bool | None = honoured(None, "Whether more is better; unset: unless the metric ends in loss.")
+    load_best_model_at_end: bool = honoured(False, "Load the best model at the end of training.")
+    metric_for_best_model: str | None = honoured(None, "Metric that selects the best model; default: the loss.")
+    greater_is_better: bool | None = honoured(
+        None, "Whether higher is better; default: yes unless the metric ends in loss."
+    )
     ignore_data_skip: bool = refused(
-        False, "a resumed run goes to its place in the data at once, so there is nothing to skip; leave it False"
+        False, "a resumed run seeks to its position in the data, so nothing has to be skipped; leave it False"
     )
     restore_callback_states_from_checkpoint: bool = accepted(False, "A resumed run always restores its callbacks.")
 
     # Reproducing
-    full_determinism: bool = honoured(False, "Use deterministic algorithms only.")
-    seed: int = honoured(42, "Seed of everything random.")
-    data_seed: int | None = honoured(None, "Seed of the order of the data; unset is seed.")
+    full_determinism: bool = honoured(False, "Use only deterministic algorithms.")
+    seed: int = honoured(42, "Random seed.")
+    data_seed: int | None = honoured(None, "Seed of the data order; default: seed.")
 
     # Devices
-    use_cpu: bool = honoured(False, "Train on the CPU even where there is a GPU.")
-    accelerator_config: dict[str, Any] | str | None = refused(
-        None, "data and losses are not accelerate's business here"
-    )
+    use_cpu: bool = honoured(False, "Train on the CPU even if there is a GPU.")
+    accelerator_config: dict[str, Any] | str | None = refused(None, "loopwright handles data and losses itself")
     parallelism_config: Any = refused(None, _SHARDING)
 
     # Data
-    dataloader_drop_last: bool = honoured(False, "Leave out the last batch where it is not full.")
-    dataloader_num_workers: int = honoured(0, "Processes that load data; 0 loads in the main one.")
-    dataloader_pin_memory: bool = honoured(True, "Use pinned memory, for faster copies to a GPU.")
-    dataloader_persistent_workers: bool = honoured(False, "Keep the workers from one epoch to the next.")
-    dataloader_prefetch_factor: int | None = honoured(None, "Batches that each worker loads ahead.")
+    dataloader_drop_last: bool = honoured(False, "Drop the last incomplete batch.")
+    dataloader_num_workers: int = honoured(0, "Data loading workers; 0 loads in the main process.")
+    dataloader_pin_memory: bool = honoured(True, "Use pinned memory for faster copies to the GPU.")
+    dataloader_persistent_workers: bool = honoured(False, "Keep workers alive between epochs.")
+    dataloader_prefetch_factor: int | None = honoured(None, "Batches that each worker prefetches.")
     dataloader_multiprocessing_context: str | None = honoured(
-        None, "How workers are started.", choices=("fork", "spawn", "forkserver")
+        None, "Start method of workers.", choices=("fork", "spawn", "forkserver")
     )
-    dataloader_in_order: bool = refused(True, "the order of the data follows from the seed alone; leave it True")
-    remove_unused_columns: bool = honoured(True, "Drop the dataset's columns that nothing can use.")
-    label_names: list[str] | None = honoured(None, "Keys of the batch that are labels.")
+    dataloader_in_order: bool = refused(True, "the data order depends on the seed alone; leave it True")
+    remove_unused_columns: bool = honoured(True, "Drop dataset columns that the model does not use.")
+    label_names: list[str] | None = honoured(None, "Batch keys that are labels.")
     train_sampling_strategy: str = honoured("random", "Order of the training data.", choices=SAMPLING_STRATEGIES)
     length_column_name: str = honoured("length", "Column with the length of each sample, for group_by_length.")
 
     # Several processes
     ddp_find_unused_parameters: bool | None = honoured(
-        None, "On several processes: the model has parameters that an update may not use; unset is False."
+        None, "DDP: look for parameters that an update does not use; default: no."
     )
-    ddp_bucket_cap_mb: int | None = honoured(
-        None, "On several processes: megabytes of gradients that are sent at once."
-    )
+    ddp_bucket_cap_mb: int | None = honoured(None, "DDP: bucket size in MB.")
     ddp_broadcast_buffers: bool | None = honoured(
-        None, "On several processes: send the first one's buffers in each forward pass; unset is True."
+        None, "DDP: broadcast the buffers of rank 0 before each forward pass; default: yes."
     )
-    ddp_static_graph: bool | None = honoured(
-        None, "On several processes: the parameters that are used are the same in every update; unset is False."
-    )
-    ddp_backend: str | None = refused(None, "NCCL is used on GPUs and gloo on the CPU; leave it out")
-    ddp_timeout: int = refused(
-        1800, "set the environment variable LOOPWRIGHT_TIMEOUT_SECONDS, the longest wait for another process"
-    )
+    ddp_static_graph: bool | None = honoured(None, "DDP: the same parameters are used in every update; default: no.")
+    ddp_backend: str | None = refused(None, "NCCL is used on GPUs, gloo on CPUs; leave it out")
+    ddp_timeout: int = refused(1800, "set the environment variable LOOPWRIGHT_TIMEOUT_SECONDS")
     fsdp: str | list[str] | bool | None = honoured(
-        None, "Split the model over the processes (FSDP2): full_shard, or shard_grad_op, which gathers it less often."
+        None, "Shard the model over the processes (FSDP2): full_shard or shard_grad_op."
     )
     fsdp_config: dict[str, Any] | str | None = honoured(
-        None, "More about fsdp: transformer_layer_cls_to_wrap, min_num_params, reshard_after_forward."
+        None, "FSDP options: transformer_layer_cls_to_wrap, min_num_params, reshard_after_forward."
     )
     deepspeed: dict[str, Any] | str | None = refused(None, _SHARDING)
 
     # Debugging, and flags that scripts read
-    debug: str | list[str] = refused("", 'nan="stop" names the update and the samples that were not finite', [], None)
+    debug: str | list[str] = refused("", 'nan="stop" reports the update and samples with non-finite losses', [], None)
     skip_memory_metrics: bool = refused(True, "read torch.cuda.max_memory_allocated() or psutil in a callback")
     do_train: bool = accepted(False, "For your script: whether to train.")
-    do_eval: bool = accepted(False, "For your script: whether to evaluate; set where eval_strategy is not no.")
+    do_eval: bool = accepted(False, "For your script: whether to evaluate; set if eval_strategy is not no.")
     do_predict: bool = accepted(False, "For your script: whether to predict.")
-    resume_from_checkpoint: str | None = accepted(None, "For your script, to hand to trainer.train().")
-    local_rank: int = accepted(-1, "Passed by old launchers; the processes are read from the environment.")
+    resume_from_checkpoint: str | None = accepted(None, "For your script, to pass to trainer.train().")
+    local_rank: int = accepted(-1, "Passed by old launchers; ranks are read from the environment.")
 
     # Not in transformers 5
-    logging_dir: str | None = honoured(None, "Folder of TensorBoard's files; unset is one in output_dir.")
-    overwrite_output_dir: bool = accepted(False, "For your script: whether a folder that has files may be used.")
-    step_mode: str = honoured("auto", "How an update is run.", choices=STEP_MODES)
+    logging_dir: str | None = honoured(None, "Folder for TensorBoard files; default: inside output_dir.")
+    overwrite_output_dir: bool = accepted(False, "For your script: whether a non-empty folder may be used.")
+    step_mode: str = honoured("auto", "How updates run.", choices=STEP_MODES)
     length_buckets: list[str] | str = honoured(
         "auto",
-        "Lengths that training batches are padded to: auto (where updates may be CUDA graphs), off, or numbers.",
+        "Lengths to pad training batches to: auto (if updates may be CUDA graphs), off, or numbers.",
     )
-    nan: str = honoured("stop", "What a loss that is not finite does to the run.", choices=NAN_POLICIES)
-    bad_samples: str = honoured("raise", "What a sample that cannot be loaded does.", choices=BAD_SAMPLE_POLICIES)
+    nan: str = honoured("stop", "What to do if a loss is not finite.", choices=NAN_POLICIES)
+    bad_samples: str = honoured("raise", "What to do if a sample cannot be loaded.", choices=BAD_SAMPLE_POLICIES)
     reduction: str = honoured(
-        "fast", "How gradients are summed; exact gives the same bits on any number of processes.", choices=REDUCTIONS
+        "fast", "How gradients are summed; exact gives the same bits for any world size.", choices=REDUCTIONS
     )

@@ -77,12 +77,12 @@ class TrainingArguments(TrainingFields):
 
     @property
     def train_batch_size(self) -> int:
-        """Samples of one training micro-batch of this process, which has one device."""
+        """Training batch size of this process, which has one device."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples of one evaluation batch of this process, which has one device."""
+        """Evaluation batch size of this process, which has one device."""
         return self.per_device_eval_batch_size
 
     @property
