@@ -488,7 +488,7 @@ def test_a_number_below_zero_is_no_class_of_a_list_that_names_them(tmp_path, mon
         made = datasets.Dataset.from_list(rows, features=features)
         with assert_refused("data.tags"):
             table = DatasetTable(made, str(tmp_path / "a.parquet"), "parquet", "0" * 64, 1)
-            scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", DataOptions(), None)
+            scan_table(table, TAG, {"tokens": "tokens", "tags": "ner_tags"}, "tags", DataOptions(), {}, None)
 
 
 def test_the_number_of_a_tag_that_does_not_count_is_no_class(tmp_path):

@@ -508,13 +508,12 @@ def test_answers_in_all_forms_are_one(tmp_path):
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=200), st.integers(0, 199))
 def test_lengths_are_counted_exactly(lengths, cut):
-    whole, first, second = LengthHistogram(), LengthHistogram(), LengthHistogram()
+    whole, parts = LengthHistogram(), LengthHistogram()
     whole.add(lengths)
-    first.add(lengths[:cut])
-    second.add(lengths[cut:])
-    first.merge(second)
+    parts.add(lengths[:cut])
+    parts.add(lengths[cut:])
     expected = [int(np.percentile(lengths, share, method="inverted_cdf")) for share in (50, 95)]
-    assert whole.summary() == first.summary() == {"p50": expected[0], "p95": expected[1], "max": max(lengths)}
+    assert whole.summary() == parts.summary() == {"p50": expected[0], "p95": expected[1], "max": max(lengths)}
 
 
 # ------------------------------------------------------------------------------------------------------ splits

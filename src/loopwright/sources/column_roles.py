@@ -191,7 +191,6 @@ class _Choice:
         self.guesses.append(Guess(role.name, column, reason))
 
     def _free(self) -> list[str]:
-        """Return the columns that no role has yet."""
         used = {name for column in self.columns.values() for name in column_names(column)}
         return [name for name in self.samples if name not in used]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from loopwright.errors import InputError
 from loopwright.sources.fields import cut_columns
-from loopwright.sources.files import FileBytes, Say, blank_lines, index_rows
+from loopwright.sources.files import FileBytes, RowSplitter, Say, blank_lines, index_rows
 from loopwright.sources.tables import Block, IndexedTable, Row, Table
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
@@ -38,7 +38,7 @@ class Dialect(NamedTuple):
     row_end: str = "\n"
 
 
-class DelimitedSplitter:
+class DelimitedSplitter(RowSplitter):
     """Finds the rows of a csv file; blank lines between rows do not count."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -47,7 +47,6 @@ class DelimitedSplitter:
         self._row_end = dialect.row_end.encode()
 
     def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the row starts, and the number of bytes consumed."""
         bytes_ = np.frombuffer(buffer, np.uint8)
         ends = np.flatnonzero(bytes_ == self._row_end[0]) + 1
         if self.dialect.has_quotes and b'"' in buffer:
@@ -195,12 +194,10 @@ class DelimitedTable(IndexedTable):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind, delimiter and quoting."""
         quoting = "minimal" if self.dialect.has_quotes else "none"
         return {"kind": self.kind, "delimiter": self.dialect.delimiter, "quoting": quoting}
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Parse the bytes of a row."""
         fields = split_fields(self._decode(data), self.dialect)
         if len(fields) != len(self.columns):
             self._refuse_ragged([(index, len(fields))])
@@ -210,7 +207,6 @@ class DelimitedTable(IndexedTable):
         return Table.__iter__(self)  # by blocks, several times faster than by row
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only."""
         num_columns = len(self.columns)
         places = {name: self.columns.index(name) for name in columns}
         delimiter, has_quotes, _ = self.dialect

@@ -13,9 +13,10 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +32,15 @@ _BOM = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # The first bytes of files that are not text, their type, and the fix.
 _PACKED = {
-    b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz   and give that"),
-    b"PK\x03\x04": ("a zip file", "unzip {name}   and give what was in it; a spreadsheet is to be saved as csv"),
+    b"\x1f\x8b": ("a gzip file", "mv {name} {name}.gz   and give that file"),
+    b"PK\x03\x04": ("a zip file", "unzip {name}   and give the file that was in it; save a spreadsheet as csv"),
     b"PAR1": ("a parquet file", "--file_kind parquet, or rename it"),
-    b"ARROW1": (
-        "an arrow file",
-        "write it as parquet: datasets.Dataset.from_file({name!r}).to_parquet('train.parquet')",
-    ),
+    b"ARROW1": ("an arrow file", "in Python: datasets.Dataset.from_file({name!r}).to_parquet('train.parquet')"),
     b"%PDF": ("a pdf file", "save its text as a txt file"),
 }
 
 Offsets = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 
 class Progress(NamedTuple):
@@ -56,16 +55,16 @@ class Progress(NamedTuple):
 Say = Callable[[Progress], None]
 
 
-class RowSplitter(Protocol):
+class RowSplitter:
     """Finds row starts in a buffer that begins at a row start."""
 
-    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
+    def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         """Return the row starts, and the number of bytes consumed. The rest comes again, with more after it."""
-        ...
+        raise NotImplementedError
 
     def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
         """Return a better error than "too long" for a row that does not end, if there is one."""
-        ...
+        return None
 
 
 class FileBytes:
@@ -83,28 +82,24 @@ class FileBytes:
         except OSError as error:
             raise unreadable(path, error) from error
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(
-                "data.file",
-                f"{path} is {'a pipe' if stat.S_ISFIFO(status.st_mode) else 'no ordinary file'}",
-                saw=["rows are read more than once, and in any order"],
-                fix="write it to a file first, and give that",
-            )
+            what = f"{path} is {'a pipe' if stat.S_ISFIFO(status.st_mode) else 'not a regular file'}"
+            saw, fix = ["rows are read more than once, and in any order"], "write it to a file first, and give that"
+            raise InputError("data.file", what, saw=saw, fix=fix)
         self._stamp = (status.st_size, status.st_mtime_ns)
         self.is_gzip = path.suffix == ".gz"
         self.num_bytes = len(self._unpack()) if self.is_gzip else status.st_size
         self.sha256 = ""
         head = self.read(0, 4096)
         self.start = len(_BOM) if head.startswith(_BOM) else 0
-        self._refuse_packed(head)
+        for mark, (kind, fix) in _PACKED.items():
+            if head.startswith(mark):
+                what, fix = f"{path} is {kind}, despite its name", fix.format(name=quote(path.name))
+                raise InputError("data.ending", what, saw=[f"it starts with {head[:8]!r}"], fix=fix)
         if head.startswith(_UTF16_MARKS):
-            self._refuse_encoding(0, head[0])
+            raise self._wrong_encoding(0, head[0])
         if not head.strip(b" \t\r\n" + _BOM) and self.num_bytes <= len(head):
-            raise InputError(
-                "data.empty",
-                f"{path} is empty",
-                saw=[f"{self.num_bytes} bytes, nothing but blanks" if head else "0 bytes"],
-                fix="give a file with rows, or write this one again",
-            )
+            size = f"{self.num_bytes} bytes, nothing but blanks" if head else "0 bytes"
+            raise InputError("data.empty", f"{path} is empty", saw=[size], fix="give a file with rows")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_descriptor": -1, "_unpacked": None}
@@ -117,12 +112,8 @@ class FileBytes:
         """Return the bytes from offset on; fewer only at the end of the file."""
         if self.is_gzip:
             return self._unpack()[offset : offset + num_bytes]
-        descriptor = self._open()
         parts = []
-        while num_bytes > 0:
-            part = os.pread(descriptor, min(num_bytes, 1 << 30), offset)
-            if not part:
-                break
+        while num_bytes > 0 and (part := os.pread(self._open(), min(num_bytes, 1 << 30), offset)):
             parts.append(part)
             offset += len(part)
             num_bytes -= len(part)
@@ -132,49 +123,35 @@ class FileBytes:
         """Return the bytes of a row; refuse if the file has shrunk since it was indexed."""
         row = self.read(offset, end - offset)
         if len(row) != end - offset:
-            self._refuse_changed()
+            raise self._changed()
         return row
 
-    def chunks(self, say: Say | None, stage: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) from the first byte after the byte order mark to the last."""
+    def checked_chunks(self, say: Say | None) -> Iterator[bytes]:
+        """Yield the file after its byte order mark, refuse bytes that are not text, and compute the sha256."""
+        digest = hashlib.sha256(self.read(0, self.start))
+        pending = b""  # the first bytes of a character that continues in the next chunk
         offset = self.start
         while offset < self.num_bytes:
             chunk = self.read(offset, CHUNK_BYTES)
             if not chunk:
-                self._refuse_changed()
-            yield offset, chunk
-            offset += len(chunk)
-            if say is not None:
-                say(Progress(str(self.path), stage, offset, self.num_bytes))
-
-    def checked_chunks(self, say: Say | None) -> Iterator[tuple[int, bytes]]:
-        """Yield the same, refuse bytes that are not text, and compute the sha256 of the file."""
-        digest = hashlib.sha256() if not self.is_gzip else None
-        if digest is not None:
-            digest.update(self.read(0, self.start))
-        pending = b""  # the first bytes of a character that continues in the next chunk
-        for offset, chunk in self.chunks(say, "indexing"):
-            if digest is not None:
-                digest.update(chunk)
+                raise self._changed()
+            digest.update(chunk)
             if b"\0" in chunk:
-                self._refuse_nul(offset + chunk.index(b"\0"))
+                raise self._nul(offset + chunk.index(b"\0"))
             if pending or not chunk.isascii():
                 pending = self._check_utf8(pending + chunk, offset - len(pending))
-            yield offset, chunk
+            yield chunk
+            offset += len(chunk)
+            if say is not None:
+                say(Progress(str(self.path), "indexing", offset, self.num_bytes))
         if pending:
-            self._refuse_encoding(self.num_bytes - len(pending), pending[0])
-        self.sha256 = digest.hexdigest() if digest is not None else sha256_of(self.path)
+            raise self._wrong_encoding(self.num_bytes - len(pending), pending[0])
+        self.sha256 = sha256_of(self.path) if self.is_gzip else digest.hexdigest()
 
     def line_at(self, offset: int) -> int:
         """Return the line number, from 1, of this byte, reading the file up to there."""
-        num_lines, position = 1, 0
-        while position < offset:
-            chunk = self.read(position, min(CHUNK_BYTES, offset - position))
-            if not chunk:
-                break
-            num_lines += chunk.count(b"\n")
-            position += len(chunk)
-        return num_lines
+        starts = range(0, offset, CHUNK_BYTES)
+        return 1 + sum(self.read(start, min(CHUNK_BYTES, offset - start)).count(b"\n") for start in starts)
 
     def _open(self) -> int:
         if self._descriptor < 0:
@@ -184,37 +161,24 @@ class FileBytes:
                 raise unreadable(self.path, error) from error
             status = os.fstat(self._descriptor)
             if (status.st_size, status.st_mtime_ns) != self._stamp:
-                self._refuse_changed()
+                raise self._changed()
         return self._descriptor
 
     def _unpack(self) -> bytes:
-        if self._unpacked is None:
-            try:
-                with gzip.open(self.path) as file:
-                    data = file.read(MAX_UNPACKED_BYTES + 1)
-            except (OSError, EOFError, zlib.error) as error:
-                raise InputError(
-                    "data.gzip", f"{self.path} cannot be unpacked", saw=[str(error)], fix="copy or download it again"
-                ) from error
-            if len(data) > MAX_UNPACKED_BYTES:
-                raise InputError(
-                    "data.gzip",
-                    f"{self.path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB, too much to be held in memory",
-                    saw=["single rows cannot be read from inside a gz file"],
-                    fix=f"gunzip {self.path}   and give the unpacked file",
-                )
-            self._unpacked = data
-        return self._unpacked
-
-    def _refuse_packed(self, head: bytes) -> None:
-        for mark, (what, fix) in _PACKED.items():
-            if head.startswith(mark):
-                raise InputError(
-                    "data.ending",
-                    f"{self.path} is {what}, whatever its name says",
-                    saw=[f"it starts with {head[:8]!r}"],
-                    fix=fix.format(name=quote(self.path.name)),
-                )
+        if self._unpacked is not None:
+            return self._unpacked
+        try:
+            with gzip.open(self.path) as file:
+                data = file.read(MAX_UNPACKED_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            what, fix = f"{self.path} cannot be unpacked", "copy or download it again"
+            raise InputError("data.gzip", what, saw=[str(error)], fix=fix) from error
+        if len(data) > MAX_UNPACKED_BYTES:
+            what = f"{self.path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MB, too much to keep in memory"
+            saw, fix = ["a gz file cannot be read from the middle"], f"gunzip {self.path}   and give the unpacked file"
+            raise InputError("data.gzip", what, saw=saw, fix=fix)
+        self._unpacked = data
+        return data
 
     def _check_utf8(self, data: bytes, offset: int) -> bytes:
         """Refuse bytes that are not UTF-8; return the start of an incomplete character."""
@@ -222,43 +186,35 @@ class FileBytes:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
             if error.reason != "unexpected end of data":
-                self._refuse_encoding(offset + error.start, data[error.start])
+                raise self._wrong_encoding(offset + error.start, data[error.start]) from None
             return data[error.start :]
         return b""
 
-    def _refuse_encoding(self, offset: int, byte: int) -> NoReturn:
-        line = self.line_at(offset)
-        is_utf16 = self.read(0, 2) in _UTF16_MARKS
-        encoding = "UTF-16" if is_utf16 else "LATIN1"
-        if encoding == "LATIN1" and byte == 0:
-            encoding = "UTF-16BE" if offset % 2 == 0 else "UTF-16LE"
+    def _wrong_encoding(self, offset: int, byte: int) -> InputError:
         around = self.read(max(0, offset - 20), 40).decode("latin-1").replace("\n", " ").strip()
-        raise InputError(
-            "data.encoding",
-            f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {line}",
-            saw=["the file starts with the mark of UTF-16"] if is_utf16 else [f"around it: {around!r}"],
-            fix=f"iconv -f {encoding} -t UTF-8 {quote(self.path.name)} > {quote('utf8_' + self.path.name)}",
-        )
+        encoding, saw = "LATIN1", f"around it: {around!r}"
+        if self.read(0, 2) in _UTF16_MARKS:
+            encoding, saw = "UTF-16", "the file starts with the mark of UTF-16"
+        elif byte == 0:
+            encoding = "UTF-16BE" if offset % 2 == 0 else "UTF-16LE"
+        what = f"{self.path} is not UTF-8: byte 0x{byte:02x} in line {self.line_at(offset)}"
+        fix = f"iconv -f {encoding} -t UTF-8 {quote(self.path.name)} > {quote('utf8_' + self.path.name)}"
+        return InputError("data.encoding", what, saw=[saw], fix=fix)
 
-    def _refuse_nul(self, offset: int) -> NoReturn:
-        head = self.read(0, 400)
+    def _nul(self, offset: int) -> InputError:
+        head, name = self.read(0, 400), self.path.name
         if max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
-            self._refuse_encoding(head.index(0), 0)  # every other byte: UTF-16 without its mark
-        raise InputError(
-            "data.nul",
+            return self._wrong_encoding(head.index(0), 0)  # every other byte: UTF-16 without its mark
+        what, saw = (
             f"{self.path} holds a NUL byte in line {self.line_at(offset)}",
-            saw=[f"byte {offset:,} of {self.num_bytes:,}"],
-            fix="write the file again as UTF-8 text, or: "
-            f"tr -d '\\000' < {quote(self.path.name)} > {quote('clean_' + self.path.name)}",
+            f"byte {offset:,} of {self.num_bytes:,}",
         )
+        fix = f"write the file again as UTF-8 text, or: tr -d '\\000' < {quote(name)} > {quote('clean_' + name)}"
+        return InputError("data.nul", what, saw=[saw], fix=fix)
 
-    def _refuse_changed(self) -> NoReturn:
-        raise InputError(
-            "data.changed",
-            f"{self.path} changed while it was being read",
-            saw=[f"it had {self._stamp[0]:,} bytes when it was opened"],
-            fix="put the file back, or start again",
-        )
+    def _changed(self) -> InputError:
+        saw, fix = f"it had {self._stamp[0]:,} bytes when it was opened", "put the file back, or start again"
+        return InputError("data.changed", f"{self.path} changed while it was being read", saw=[saw], fix=fix)
 
 
 def sha256_of(path: Path, say: Say | None = None) -> str:
@@ -279,20 +235,16 @@ def sha256_of(path: Path, say: Say | None = None) -> str:
 def index_rows(source: FileBytes, splitter: RowSplitter, say: Say | None) -> Offsets:
     """Return the start of each row, and the end of the last one, in one pass over the file."""
     found: list[Offsets] = []
-    carry, carry_offset = b"", source.start
-    for _, chunk in source.checked_chunks(say):
-        buffer = carry + chunk if carry else chunk
-        starts, num_done = splitter.split(buffer, False)
-        _append_starts(found, starts, carry_offset)
-        carry, carry_offset = buffer[num_done:], carry_offset + num_done
-        if len(carry) > MAX_ROW_BYTES:
-            raise splitter.explain_long_row(source, carry_offset, carry) or _long_row(source, carry_offset)
-    if carry:
-        starts, num_done = splitter.split(carry, True)
-        if num_done < len(carry):
-            start = carry_offset + num_done
-            raise splitter.explain_long_row(source, start, carry[num_done:]) or _long_row(source, start)
-        _append_starts(found, starts, carry_offset)
+    rest, offset = b"", source.start
+    for chunk in chain(source.checked_chunks(say), [b""]):  # with nothing after the last chunk, the rest is final
+        buffer = rest + chunk if rest else chunk
+        if not buffer:
+            continue
+        starts, num_done = splitter.split(buffer, not chunk)
+        found.append(starts.astype(np.uint64) + np.uint64(offset))
+        rest, offset = buffer[num_done:], offset + num_done
+        if len(rest) > MAX_ROW_BYTES or (rest and not chunk):
+            raise splitter.explain_long_row(source, offset, rest) or _long_row(source, offset)
     index = np.concatenate([*found, np.array([source.num_bytes], np.uint64)])
     lengths = np.diff(index)
     if len(lengths) and int(lengths.max()) > MAX_ROW_BYTES:
@@ -300,19 +252,11 @@ def index_rows(source: FileBytes, splitter: RowSplitter, say: Say | None) -> Off
     return index
 
 
-def _append_starts(found: list[Offsets], starts: npt.NDArray[np.int64], offset: int) -> None:
-    if len(starts):
-        found.append(starts.astype(np.uint64) + np.uint64(offset))
-
-
 def _long_row(source: FileBytes, start: int) -> InputError:
-    head = source.read(start, 60).decode("utf-8", "replace")
-    return InputError(
-        "data.long_row",
-        f"{source.path}: the row in line {source.line_at(start):,} is longer than {MAX_ROW_BYTES // 1_000_000} MB",
-        saw=[f"it starts with {head!r}"],
-        fix="look at that line; are line breaks missing? Split long texts into several rows",
-    )
+    what = f"{source.path}: the row in line {source.line_at(start):,} is longer than {MAX_ROW_BYTES // 1_000_000} MB"
+    saw = [f"it starts with {source.read(start, 60).decode('utf-8', 'replace')!r}"]
+    fix = "check that line for missing line breaks, or split long texts into several rows"
+    return InputError("data.long_row", what, saw=saw, fix=fix)
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
@@ -320,7 +264,7 @@ def unreadable(path: Path, error: OSError) -> InputError:
     return InputError("data.file", f"{path} cannot be read", saw=[str(error)], fix="check the name and its permissions")
 
 
-def line_starts(buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], int]:
+def line_starts(buffer: bytes, is_last: bool) -> tuple[Places, npt.NDArray[np.bool_], int]:
     """Return the starts of the complete lines of a buffer, which of them are blank, and their total bytes."""
     bytes_ = np.frombuffer(buffer, np.uint8)
     ends = np.flatnonzero(bytes_ == 10) + 1
@@ -330,9 +274,7 @@ def line_starts(buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], np
     return starts, blank_lines(bytes_, starts, ends), int(ends[-1]) if len(ends) else 0
 
 
-def blank_lines(
-    bytes_: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def blank_lines(bytes_: npt.NDArray[np.uint8], starts: Places, ends: Places) -> npt.NDArray[np.bool_]:
     """Return which lines are empty, with LF or CRLF line breaks."""
     lengths = ends - starts
     firsts = bytes_[np.minimum(starts, max(len(bytes_) - 1, 0))]
@@ -354,11 +296,8 @@ def missing_file(path: Path, flag: str) -> InputError:
     """Return the error about a missing file, with the nearest names."""
     if path.is_symlink():
         target = os.readlink(path)
-        what, fix = (
-            f"{flag} {path} is a link to {target}, which does not exist",
-            f"create {target}, or give another file",
-        )
-        return InputError("data.file", what, fix=fix)
+        what = f"{flag} {path} is a link to {target}, which does not exist"
+        return InputError("data.file", what, fix=f"create {target}, or give another file")
     folder, near = path.parent, near_names(path)
     saw = [f"looked in {'the current folder' if folder == Path('.') else folder}"]
     if not folder.is_dir():

@@ -44,11 +44,9 @@ class DatasetTable(Table):
         return len(self._dataset)
 
     def row(self, index: int) -> Row:
-        """Return one row, with the names of classes instead of their numbers."""
         return {column: self._named(column, value) for column, value in self._dataset[index].items()}
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the classes of a column that defines them, in the order of their numbers."""
         outer, _, inner = column.partition(".")
         if column in self._names or not inner or outer not in self.columns:
             return self._names.get(column, ())
@@ -66,7 +64,6 @@ class DatasetTable(Table):
         return names[value] if value >= 0 else None
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only. A missing value is None."""
         wanted = {*columns, *(column.partition(".")[0] for column in columns)}
         dataset = self._dataset.select_columns([name for name in self.columns if name in wanted])
         for start in range(0, len(self), self.rows_per_block):
@@ -81,7 +78,6 @@ class DatasetTable(Table):
                 say(Progress(self.path, "checking", self.num_bytes * stop // len(self), self.num_bytes))
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind, and the split of a Hub dataset."""
         return {"kind": self.kind} | ({"split": self.split} if self.split else {})
 
 

@@ -12,11 +12,8 @@ from collections.abc import Iterable, Iterator
 from shlex import quote
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from loopwright.errors import InputError
-from loopwright.sources.files import FileBytes, Say, index_rows, line_starts
+from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, index_rows, line_starts
 from loopwright.sources.tables import IndexedTable, Row, Table
 
 MAX_JSON_BYTES = 512 << 20
@@ -27,17 +24,12 @@ _LIST_KEY = re.compile(rf'"({"|".join(LIST_NAMES)})"\s*:\s*\[')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a lone surrogate, or one of a pair
 
 
-class LineSplitter:
+class LineSplitter(RowSplitter):
     """Finds lines; blank ones do not count."""
 
-    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the row starts, and the number of bytes consumed."""
+    def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         starts, is_blank, num_done = line_starts(buffer, is_last)
         return starts[~is_blank], num_done
-
-    def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return None: there is no better error for a long line."""
-        return None
 
 
 class JsonLinesTable(IndexedTable):
@@ -50,7 +42,6 @@ class JsonLinesTable(IndexedTable):
         self.columns = columns_of(self[k] for k in range(min(len(self), ROWS_FOR_COLUMNS)))
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Parse the bytes of a row."""
         text = data.decode("utf-8")
         try:
             row = json.loads(text)
@@ -98,7 +89,6 @@ class JsonTable(Table):
         return self._num_rows
 
     def row(self, index: int) -> Row:
-        """Return one row."""
         if self._rows is None:
             self._rows = self._load(None)
         return dict(self._rows[index])
@@ -126,7 +116,7 @@ def load_json(source: FileBytes, say: Say | None, fix_if_large: str) -> Any:
     if source.num_bytes > MAX_JSON_BYTES:
         what = f"{source.path} is larger than {MAX_JSON_BYTES >> 20} MB, the limit for JSON that is loaded whole"
         raise InputError("data.json", what, saw=[f"it has {source.num_bytes:,} bytes"], fix=fix_if_large)
-    text = b"".join(chunk for _, chunk in source.checked_chunks(say)).decode("utf-8")
+    text = b"".join(source.checked_chunks(say)).decode("utf-8")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -161,7 +151,6 @@ def _explain(error: ValueError | RecursionError) -> tuple[str, int]:
 
 
 def _find_list(content: Any, path: str) -> list[Any]:
-    """Return the list of rows in the value of a file."""
     found, saw = content, f"it holds {repr(content)[:60]}"
     if isinstance(content, dict):
         lists = (value for name, value in content.items() if name in LIST_NAMES and isinstance(value, list))

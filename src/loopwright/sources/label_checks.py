@@ -26,7 +26,6 @@ _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 def mixed_types(scan: LabelScan) -> InputError | None:
     """Return the error about labels of mixed kinds: two JSON types, or numbers among words."""
     table, types = scan.table, scan.types
-    where = f"the label column {scan.column!r} of {table.name}"
     if "object" in types or ("list" in types and scan.kind == "class"):
         kind, article = ("object", "an") if "object" in types else ("list", "a")
         what = f"the label in {table.place(types[kind])} of {table.name} is {article} {kind}"
@@ -36,7 +35,7 @@ def mixed_types(scan: LabelScan) -> InputError | None:
     if len(types) > 1 and not set(types) <= {"whole number", "number"}:
         saw = [f"{name}: first in {table.place(row)}" for name, row in types.items()]
         fix = f"write all labels in the same way, or {as_classes}"
-        return InputError("data.label_type", f"{where} holds values of {len(types)} kinds", saw=saw, fix=fix)
+        return InputError("data.label_type", f"{scan.name} holds values of {len(types)} kinds", saw=saw, fix=fix)
     texts = scan.texts
     numbers = [place for place, text in enumerate(texts) if text and is_number(text)]
     words = [place for place, text in enumerate(texts) if text and not is_number(text)]
@@ -45,23 +44,22 @@ def mixed_types(scan: LabelScan) -> InputError | None:
     if all(texts[place].strip().lower() in _NO_NUMBERS for place in words):
         saw = [f"{texts[place]!r}, first in {scan.place(place)}" for place in words[:MOST_SHOWN]]
         fix = "write numbers there, or leave these cells empty, and --missing_values drop"
-        return InputError("data.label_type", f"{where} holds numbers, and words that stand for none", saw=saw, fix=fix)
+        return InputError(
+            "data.label_type", f"{scan.name} holds numbers, and words that stand for none", saw=saw, fix=fix
+        )
     first = {"numbers": numbers[0], "words": words[0]}
     saw = [f"{name}: e.g. {texts[place]!r}, first in {scan.place(place)}" for name, place in first.items()]
     fix = f"{map_flag([(texts[words[0]], texts[numbers[0]])])} if they mean the same, or {as_classes}"
-    return InputError("data.label_type", f"{where} holds numbers and words", saw=saw, fix=fix)
+    return InputError("data.label_type", f"{scan.name} holds numbers and words", saw=saw, fix=fix)
 
 
 def unknown_labels(
     noun: str, table: Table, lead: Table, names: Sequence[str], found: Mapping[str, str], saw: list[str], fix: str = ""
 ) -> InputError:
-    """Return the error about labels that cannot be encoded.
+    """Return the error about labels of a table that are not among the names, which the table `lead` defines.
 
     Args:
         noun: "label" or "class".
-        table: The table that has them.
-        lead: The table that defines the labels.
-        names: The known labels.
         found: The unknown labels, each with its number and first place in words.
         saw: The first lines of evidence.
         fix: By default the labels that were probably meant, or to drop the rows.
@@ -108,13 +106,7 @@ def fix_of_positions(found: Sequence[str], num_choices: int) -> str:
 
 
 def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Iterator[str]:
-    """Yield notes about suspicious classes.
-
-    Args:
-        counts: The frequency of each class.
-        column: The column of the labels.
-        is_guessed: Whether the column was guessed, so that its name may be a row of a file without a header.
-    """
+    """Yield notes about suspicious classes; the name of a guessed column may be a row of a file without a header."""
     empty = [name for name in counts if name.lower() in _NO_VALUES]
     if empty:
         are = "is a class" if len(empty) == 1 else "are classes"
@@ -128,10 +120,7 @@ def odd_classes(counts: Mapping[str, int], column: str, is_guessed: bool) -> Ite
         pairs = [(name, best) for best, found in zip(usual, twins, strict=False) for name in found if name != best]
         yield f"{_quoted(twins[0])} differ only in case and are separate classes: {map_flag(pairs)} makes them one"
     if is_guessed and column in counts:
-        yield (
-            f"the first line is read as the names of the columns, and {column!r} is also a class: if that line is a "
-            "row, put one with names above it"
-        )
+        yield f"the first line names the columns, and {column!r} is also a class: if it is a row, put names above it"
 
 
 def listing(names: Sequence[str]) -> str:

@@ -111,12 +111,7 @@ class LabelScan:
     """Collects the labels of one file, block by block.
 
     `codes` has a number per row for kind class: the index of its text in `texts`, with "" for no label. For tags and
-    multi-label rows only the texts are kept.
-
-    Attributes:
-        first_rows: The first row of each text.
-        types: The kinds of values, each with the first row that has it.
-        smallest, largest: Of numbers.
+    multi-label rows only the texts are kept. `types` has the kinds of values, each with the first row that has it.
     """
 
     def __init__(self, table: Table, column: str, role: Role, kind: str, separator: str) -> None:
@@ -131,6 +126,11 @@ class LabelScan:
         self.types: dict[str, int] = {}
         self.smallest = float("inf")
         self.largest = float("-inf")
+
+    @property
+    def name(self) -> str:
+        """The column in words, for messages."""
+        return f"the label column {self.column!r} of {self.table.name}"
 
     @property
     def texts(self) -> list[str]:
@@ -152,9 +152,7 @@ class LabelScan:
         """Add the labels of some rows. `values[k]` belongs to row `start + k`."""
         {"float": self._add_floats, "class": self._add_classes}.get(self.kind, self._add_lists)(start, values)
         if len(self._codes_by_text) > MOST_LABELS:
-            what = (
-                f"the label column {self.column!r} of {self.table.name} has more than {MOST_LABELS:,} different values"
-            )
+            what = f"{self.name} has more than {MOST_LABELS:,} different values"
             saw = [f"e.g. {', '.join(map(repr, self.texts[:3]))}"]
             fix = "--label_column with another column, or --label_kind float if it holds numbers to predict"
             raise InputError("data.labels", what, saw=saw, fix=fix)
@@ -188,14 +186,10 @@ class LabelScan:
             if not has_value(value):
                 continue
             if not is_number(value):
-                where = f"the label column {self.column!r} of {self.table.name}"
-                other = f"{self.role.flag} with another column"
+                what = f"{self.name} holds numbers, but not in {self.table.place(row)}"
+                fix = f"write a number there, or {self.role.flag} with another column"
                 if self.role.kind != "float":
-                    other = "--label_kind class to take all of them as classes"
-                what, fix = (
-                    f"{where} holds numbers, but not in {self.table.place(row)}",
-                    f"write a number there, or {other}",
-                )
+                    fix = "write a number there, or --label_kind class to take all of them as classes"
                 raise InputError("data.label_type", what, saw=[repr(value)], fix=fix)
             self.smallest, self.largest = min(self.smallest, float(value)), max(self.largest, float(value))
 

@@ -44,10 +44,8 @@ def check_given(data: str | Path | None, files: Given) -> None:
     if all(name is None for name in given.values()):
         raise InputError("args.value", "no data was given", fix="--data FILE_OR_FOLDER   or   --train_file FILE")
     if data is not None and files["train"] is not None:
-        what, saw = (
-            "both --data and --train_file name the training data",
-            [f"--data {data}", f"--train_file {files['train']}"],
-        )
+        saw = [f"--data {data}", f"--train_file {files['train']}"]
+        what = "both --data and --train_file name the training data"
         raise InputError("args.value", what, saw=saw, fix="leave one of them out")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from loopwright.sources.values import as_role, without_empty_end
 
 FORMAT = 1
 _MOST_ROWS_LISTED = 50
+_LABEL_FIELDS = [each.name for each in fields(Labels)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,28 @@ class Part:
 
     file: int
     rows: Rows
+
+    def packed(self, files: Sequence[DataFile]) -> dict[str, Any]:
+        """Return the rows in a compact form for JSON: all, a short list, or a bitmap."""
+        num_rows = files[self.file].num_rows
+        if len(self.rows) == num_rows:
+            return {"file": self.file, "rows": "all"}
+        if len(self.rows) <= _MOST_ROWS_LISTED:
+            return {"file": self.file, "rows": self.rows.tolist()}
+        bits = np.zeros(num_rows, np.bool_)
+        bits[self.rows] = True
+        packed = zlib.compress(np.packbits(bits).tobytes(), 9)
+        return {"file": self.file, "bitmap": base64.b64encode(packed).decode("ascii")}
+
+    @classmethod
+    def unpacked(cls, content: Mapping[str, Any], files: Sequence[DataFile]) -> Part:
+        """Return the part that `packed` wrote."""
+        num_rows = files[content["file"]].num_rows
+        if "bitmap" in content:
+            bits = np.frombuffer(zlib.decompress(base64.b64decode(content["bitmap"])), np.uint8)
+            return cls(content["file"], np.flatnonzero(np.unpackbits(bits, count=num_rows)).astype(np.int64))
+        rows = np.arange(num_rows) if content["rows"] == "all" else np.array(content["rows"], np.int64)
+        return cls(content["file"], rows)
 
 
 @dataclass(frozen=True)
@@ -131,19 +154,14 @@ class DataPlan:
         """Return the text of data.json."""
         splits = {}
         for name, split in self.splits.items():
-            parts = [
-                {"file": part.file} | _pack_rows(part.rows, self.files[part.file].num_rows) for part in split.parts
-            ]
-            splits[name] = {"num_rows": len(split), "parts": parts}
+            splits[name] = {"num_rows": len(split), "parts": [part.packed(self.files) for part in split.parts]}
         content = {
             "format": FORMAT,
             "task": self.task,
             "files": [vars(file) for file in self.files],
             "columns": self.columns,
             "kinds": self.kinds,
-            "labels": None
-            if self.labels is None
-            else {each.name: getattr(self.labels, each.name) for each in fields(Labels)},
+            "labels": None if self.labels is None else {name: getattr(self.labels, name) for name in _LABEL_FIELDS},
             "splits": splits,
             "counts": self.counts,
             "lengths": self.lengths,
@@ -175,10 +193,7 @@ class DataPlan:
             files = tuple(DataFile(**file) for file in content["files"])
             splits = {}
             for name, split in content["splits"].items():
-                parts = [
-                    Part(part["file"], _unpack_rows(part, files[part["file"]].num_rows)) for part in split["parts"]
-                ]
-                splits[name] = Split(name, tuple(parts))
+                splits[name] = Split(name, tuple(Part.unpacked(part, files) for part in split["parts"]))
             labels = content["labels"]
             return cls(
                 files=files,
@@ -186,9 +201,7 @@ class DataPlan:
                 columns={role: _column(column) for role, column in content["columns"].items()},
                 labels=None if labels is None else Labels(**labels | {"names": tuple(labels["names"])}),
                 label_range=None if content["label_range"] is None else tuple(content["label_range"]),
-                guessed=tuple(
-                    Guess(name, _column(value), reason) for name, value, reason in content.get("guessed", ())
-                ),
+                guessed=tuple(Guess(name, _column(value), why) for name, value, why in content.get("guessed", ())),
                 warnings=tuple(content["warnings"]),
                 images=content.get("images", {}),
                 **{name: content[name] for name in ("task", "kinds", "counts", "lengths", "duplicates", "dropped")},
@@ -204,24 +217,6 @@ def _column(value: Any) -> str | tuple[str, ...]:
 def _no_plan(error: Exception) -> InputError:
     what, saw = "data.json cannot be read as a data plan", [f"{type(error).__name__}: {error}"]
     return InputError("resume.data", what, saw=saw, fix="start the run again from its config.yaml")
-
-
-def _pack_rows(rows: Rows, num_rows: int) -> dict[str, Any]:
-    """Return row numbers in a compact form: all, a short list, or a bitmap."""
-    if len(rows) == num_rows:
-        return {"rows": "all"}
-    if len(rows) <= _MOST_ROWS_LISTED:
-        return {"rows": rows.tolist()}
-    bits = np.zeros(num_rows, np.bool_)
-    bits[rows] = True
-    return {"bitmap": base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode("ascii")}
-
-
-def _unpack_rows(part: Mapping[str, Any], num_rows: int) -> Rows:
-    if "bitmap" in part:
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(part["bitmap"])), np.uint8)
-        return np.flatnonzero(np.unpackbits(packed, count=num_rows)).astype(np.int64)
-    return np.arange(num_rows) if part["rows"] == "all" else np.array(part["rows"], np.int64)
 
 
 class SplitRows:
@@ -278,7 +273,6 @@ class SplitRows:
         return self._tables[part], int(self._rows[part][index - start])
 
     def _form(self, kind: str, value: Any, found: Row, table: Table, column: str) -> Any:
-        """Return a value in the format of its role."""
         if kind in ("text", "texts", "tokens", "answers"):
             return as_role(kind, value, found.get("context", ""))
         if kind not in PICTURE_KINDS:

@@ -40,7 +40,7 @@ from loopwright.sources.labels import Labels, LabelScan, guess_kind, is_whole, l
 from loopwright.sources.locations import SPLITS, check_encoding, locate, open_places
 from loopwright.sources.options import DataOptions
 from loopwright.sources.plan import DataFile, DataPlan, Part, Split
-from loopwright.sources.scan import LengthHistogram, Scan, scan_table
+from loopwright.sources.scan import Lengths, Scan, scan_table
 from loopwright.sources.schema import Role, Schema
 from loopwright.sources.splits import Mask, Rows, duplicated_in, is_held_back, keep_classes_in_training
 from loopwright.sources.tables import Table
@@ -116,6 +116,7 @@ class _Check:
         self.columns: Columns = {}
         self.kept: dict[str, Mask] = {}
         self.scans: dict[str, Scan] = {}
+        self.lengths: Lengths = {}
 
     def run(self) -> DataPlan:
         self.columns = self._choose_columns()
@@ -146,7 +147,9 @@ class _Check:
             kinds={role.name: role.kind for role in self.schema.roles if role.name in self.columns},
             labels=labels,
             counts=counts,
-            lengths=self._lengths(),
+            lengths={
+                role: {unit: found.summary() for unit, found in units.items()} for role, units in self.lengths.items()
+            },
             label_range=self._label_range(labels),
             duplicates=self.duplicates,
             dropped=dict(self.dropped),
@@ -209,7 +212,7 @@ class _Check:
         if isinstance(table, TableOfImages):
             table.find_images(str(columns["image"]))
         kind = label_kind if role is not None and role.name in columns else None
-        scan = self.scans[split] = scan_table(table, self.schema, columns, kind, self.options, self.say)
+        scan = self.scans[split] = scan_table(table, self.schema, columns, kind, self.options, self.lengths, self.say)
         self.warnings += table.notes
         self.kept[split] = np.ones(len(table), np.bool_)
         is_missing = np.logical_or.reduce(list(scan.missing.values()))
@@ -230,7 +233,6 @@ class _Check:
             self._drop(split, "bad_images", scan.scenes.is_bad, note, error)
 
     def _drop(self, split: str, option: str, is_dropped: Mask, note: str, error: InputError) -> None:
-        """Drop rows, or refuse them, as the option says."""
         if getattr(self.options, option) == "refuse":
             raise error
         self.dropped[option] += int(is_dropped.sum())
@@ -266,7 +268,6 @@ class _Check:
         return kind
 
     def _labels(self, kind: str | None) -> Labels | None:
-        """Return the labels; refuse or drop rows with an unknown label."""
         role, options = self.schema.label_role, self.options
         if kind is None or role is None:
             return None
@@ -351,7 +352,6 @@ class _Check:
         return counts
 
     def _check_classes(self, labels: Labels, counts: dict[str, dict[str, int]], role: Role) -> None:
-        """Refuse a single class, and warn of odd ones."""
         table, column = self.lead_table, str(self.columns[role.name])
         if self.lead != "train" or labels.kind == "float":
             return
@@ -432,18 +432,6 @@ class _Check:
         raise InputError("data.split", f"{name} has too few rows to hold some out", saw=saw, fix=fix)
 
     # ----------------------------------------------------------------------------------------------------- numbers
-
-    def _lengths(self) -> dict[str, dict[str, dict[str, int]]]:
-        merged: dict[str, tuple[LengthHistogram, LengthHistogram]] = {}
-        for scan in self.scans.values():
-            for role, (characters, words) in scan.lengths.items():
-                total = merged.setdefault(role, (LengthHistogram(), LengthHistogram()))
-                total[0].merge(characters)
-                total[1].merge(words)
-        return {
-            role: {"characters": characters.summary(), "words": words.summary()}
-            for role, (characters, words) in merged.items()
-        }
 
     def _label_range(self, labels: Labels | None) -> tuple[float, float] | None:
         if labels is None or labels.kind != "float":

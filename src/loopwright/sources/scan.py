@@ -46,18 +46,14 @@ class LengthHistogram:
         counts[: len(self._counts)] += self._counts
         self._counts = counts
 
-    def merge(self, other: LengthHistogram) -> None:
-        """Add the counts of another histogram."""
-        counts = np.zeros(max(len(self._counts), len(other._counts)), np.int64)
-        counts[: len(self._counts)] += self._counts
-        counts[: len(other._counts)] += other._counts
-        self._counts, self._longest = counts, max(self._longest, other._longest)
-
     def summary(self) -> dict[str, int]:
         """Return the median, the 95th percentile and the maximum."""
         total = np.cumsum(self._counts)
         places = {name: int(np.searchsorted(total, share * total[-1])) for name, share in (("p50", 0.5), ("p95", 0.95))}
         return {name: min(place, self._longest) for name, place in places.items()} | {"max": self._longest}
+
+
+Lengths = dict[str, dict[str, LengthHistogram]]  # by role, of characters and of rough words
 
 
 @dataclass
@@ -68,7 +64,6 @@ class Scan:
         content: A hash of the model's inputs, per row: equal rows are duplicates.
         split_key: The hash that splits rows; the same array as `content` unless the schema has `split_by`.
         missing: Which rows lack the value of a required role, by role.
-        lengths: Characters and rough words by role.
         labels: The findings in the label column, if there is one.
         scenes: The findings in the images, if there are any.
     """
@@ -76,15 +71,20 @@ class Scan:
     content: Hashes
     split_key: Hashes
     missing: dict[str, Mask]
-    lengths: dict[str, tuple[LengthHistogram, LengthHistogram]]
     labels: LabelScan | None
     scenes: SceneScan | None = None
 
 
 def scan_table(
-    table: Table, schema: Schema, columns: Columns, label_kind: str | None, options: DataOptions, say: Say | None
+    table: Table,
+    schema: Schema,
+    columns: Columns,
+    label_kind: str | None,
+    options: DataOptions,
+    lengths: Lengths,
+    say: Say | None,
 ) -> Scan:
-    """Read all rows of a table once.
+    """Read all rows of a table once, and count their lengths.
 
     Raises:
         InputError: A value has the wrong type (data.value), an answer is not in its context (data.answers), tags and
@@ -93,7 +93,6 @@ def scan_table(
     roles = [role for role in schema.roles if role.name in columns]
     names = {role.name: column_names(columns[role.name]) for role in roles}
     missing = {role.name: np.zeros(len(table), np.bool_) for role in roles if not role.may_be_empty}
-    lengths = {role.name: (LengthHistogram(), LengthHistogram()) for role in roles if _has_length(role)}
     label = schema.label_role
     labels = None
     if label is not None and label_kind is not None:
@@ -116,8 +115,8 @@ def scan_table(
             if role.name in missing:
                 is_multi = role.is_label and label_kind == "multi"
                 _find_missing(role, values[role.name], is_multi, missing[role.name][block.start :])
-            if role.name in lengths:
-                _measure(role, values[role.name], *lengths[role.name])
+            if role.kind in ("text", "tokens") and role.name not in ("id", "image_id"):
+                _measure(role, values[role.name], lengths.setdefault(role.name, _no_lengths()))
             if role.is_label and labels is not None:
                 labels.add(block.start, raw)
                 if role.kind == "tags":
@@ -129,11 +128,7 @@ def scan_table(
         raise problem
     hashes = np.frombuffer(b"".join(content), "<u8")
     keys = np.frombuffer(b"".join(split_key), "<u8") if schema.split_by else hashes
-    return Scan(hashes, keys, missing, lengths, labels, scenes)
-
-
-def _has_length(role: Role) -> bool:
-    return role.kind in ("text", "tokens") and role.name not in ("id", "image_id")
+    return Scan(hashes, keys, missing, labels, scenes)
 
 
 def _gather(columns: list[list[Any]]) -> list[Any]:
@@ -177,13 +172,17 @@ def _find_missing(role: Role, values: list[Any], is_multi: bool, is_missing: Mas
         is_missing[place] = not is_present and not (is_multi and value == [])
 
 
-def _measure(role: Role, values: list[Any], characters: LengthHistogram, words: LengthHistogram) -> None:
+def _no_lengths() -> dict[str, LengthHistogram]:
+    return {"characters": LengthHistogram(), "words": LengthHistogram()}
+
+
+def _measure(role: Role, values: list[Any], lengths: dict[str, LengthHistogram]) -> None:
     if role.kind == "tokens":
-        characters.add([sum(map(len, tokens)) for tokens in values])
-        words.add([len(tokens) for tokens in values])
+        lengths["characters"].add([sum(map(len, tokens)) for tokens in values])
+        lengths["words"].add([len(tokens) for tokens in values])
     else:
-        characters.add(map(len, values))
-        words.add(np.fromiter(map(str.count, values, repeat(" ")), np.int64, len(values)) + 1)
+        lengths["characters"].add(map(len, values))
+        lengths["words"].add(np.fromiter(map(str.count, values, repeat(" ")), np.int64, len(values)) + 1)
 
 
 def _check_tags(tokens_of: list[list[str]], tags_of: list[Any], table: Table, start: int) -> None:

@@ -106,7 +106,6 @@ class IndexedTable(Table):
         return len(self.index) - 1
 
     def row(self, index: int) -> Row:
-        """Read and parse one row."""
         return self.parse(self.source.read_row(int(self.index[index]), int(self.index[index + 1])), index)
 
     def __iter__(self) -> Iterator[Row]:
@@ -114,7 +113,6 @@ class IndexedTable(Table):
             yield from (self.parse(piece, start + k) for k, piece in enumerate(pieces))
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only. A missing value is None."""
         for start, pieces in self.pieces(say):
             yield as_block(start, [self.parse(piece, start + k) for k, piece in enumerate(pieces)], columns)
 
@@ -139,7 +137,6 @@ class IndexedTable(Table):
                 say(Progress(self.path, "checking", end, self.num_bytes))
 
     def place(self, index: int) -> str:
-        """Return the line where a row starts."""
         return f"line {self.source.line_at(int(self.index[index])):,}"
 
 

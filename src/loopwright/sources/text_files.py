@@ -5,34 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loopwright.errors import InputError
-from loopwright.sources.files import FileBytes, Say, index_rows, line_starts
+from loopwright.sources.files import FileBytes, Places, RowSplitter, Say, index_rows, line_starts
 from loopwright.sources.json_files import LineSplitter
 from loopwright.sources.tables import IndexedTable, Row
 
 TEXT_UNITS = ("line", "paragraph")
 
 
-class ParagraphSplitter:
+class ParagraphSplitter(RowSplitter):
     """Finds paragraphs: consecutive lines that are not blank."""
 
     def __init__(self) -> None:
         self._is_after_blank = True
 
-    def split(self, buffer: bytes, is_last: bool) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the paragraph starts, and the number of bytes consumed, line by line."""
+    def split(self, buffer: bytes, is_last: bool) -> tuple[Places, int]:
         starts, is_blank, num_done = line_starts(buffer, is_last)
         if not len(starts):
             return starts, 0
         is_after_blank = np.concatenate([[self._is_after_blank], is_blank[:-1]])
         self._is_after_blank = bool(is_blank[-1])
         return starts[is_after_blank & ~is_blank], num_done
-
-    def explain_long_row(self, source: FileBytes, start: int, buffer: bytes) -> InputError | None:
-        """Return None: there is no better error for a long line."""
-        return None
 
 
 class TextTable(IndexedTable):
@@ -51,11 +45,9 @@ class TextTable(IndexedTable):
         self.sha256 = source.sha256
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind and the unit."""
         return {"kind": self.kind, "text_unit": self.text_unit}
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Parse the bytes of a row."""
         return {"text": data.decode("utf-8").rstrip("\r\n").replace("\r\n", "\n")}
 
 
@@ -95,7 +87,6 @@ class ConllTable(IndexedTable):
         self.columns = ("tokens", *(f"field_{k}" for k in range(2, self._num_fields)), "tags")
 
     def parse(self, data: bytes, index: int) -> Row:
-        """Parse the bytes of a row: one list per column."""
         lines = self._lines(data)
         rows = [line.split(self._separator) for line in lines]
         for line, fields in zip(lines, rows, strict=True):

@@ -137,7 +137,6 @@ class CocoTable(ListedTable):
         return find_folder(folder, candidates, self.files[:_MOST_NAMED])
 
     def row(self, index: int) -> Row:
-        """Return the image, its id, and its objects in the format of the file."""
         row: Row = {"image": self.files[index], "image_id": self._ids[index]}
         if "objects" in self.columns:
             found = json.loads(self._objects[index])

@@ -87,7 +87,6 @@ class ImagesTable(ListedTable):
         self.sha256 = digest_of(self.kind, self.files)
 
     def row(self, index: int) -> Row:
-        """Return the image."""
         return {"image": self.files[index]}
 
 
@@ -112,7 +111,6 @@ class ImageFolderTable(ListedTable):
             self.notes += (what,)
 
     def row(self, index: int) -> Row:
-        """Return the image and the folder it is in."""
         return {"image": self.files[index], "label": self.files[index].partition("/")[0]}
 
 
@@ -149,5 +147,4 @@ class MaskFolderTable(ListedTable):
         return pairs
 
     def row(self, index: int) -> Row:
-        """Return the image and its mask."""
         return {"image": self.files[index], "mask": self._masks[index]}

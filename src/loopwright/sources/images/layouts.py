@@ -37,14 +37,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 class Layout:
-    """Finds the data of an image task. `wants`: label, mask, objects, or just the images.
-
-    Args:
-        schema: Of the task.
-        image_dir: The folder of images, if given.
-        names_file: The file of class names, if given.
-        settings: Other settings of `open_table`.
-    """
+    """Finds the data of an image task. `wants`: label, mask, objects, or just the images ("")."""
 
     def __init__(self, schema: Schema, image_dir: str | None, names_file: str | None, settings: Settings) -> None:
         scene = schema.scene_role
@@ -65,11 +58,8 @@ class Layout:
     def locate(self, data: str | Path | None, files: Given) -> dict[str, Place]:
         """Return the location of each split."""
         check_given(data, files)
-        places = {
-            split: self._locate_one(Path(file).expanduser(), f"--{split}_file")
-            for split, file in files.items()
-            if file is not None
-        }
+        given = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
+        places = {split: self._locate_one(path, f"--{split}_file") for split, path in given.items()}
         if data is None:
             return places
         path = Path(data).expanduser()
@@ -148,12 +138,9 @@ class Layout:
         """Return how to read two folders, one of images and one of masks or text files."""
         is_text = self.wants == "objects" and any(_texts(folder / annotations))
         if self.wants == "objects" and not is_text and not self.has_outlines:
-            what, saw = (
-                f"{flag} {folder}: {annotations} holds no text file of objects",
-                folder_listing(folder / annotations),
-            )
+            what = f"{flag} {folder}: {annotations} holds no text file of objects"
             fix = "write one .txt per image: class x_center y_center width height"
-            raise InputError("data.annotations", what, saw=saw, fix=fix)
+            raise InputError("data.annotations", what, saw=folder_listing(folder / annotations), fix=fix)
         return self._place(folder, flag, "yolo" if is_text else "mask-folder", images, annotations)
 
     # ----------------------------------------------------------------------------------------- a folder with splits
@@ -191,11 +178,7 @@ class Layout:
             other = next((other for other in MASK_FOLDERS if (folder / other / name).is_dir()), None)
             if other is None:
                 what = f"--data {folder} has {images}/{name} without annotations"
-                fix = (
-                    f"put its masks into masks/{name}"
-                    if self.wants == "mask"
-                    else f"put its text files into labels/{name}"
-                )
+                fix = f"put its {'masks into masks' if self.wants == 'mask' else 'text files into labels'}/{name}"
                 raise InputError("data.folder", what, saw=folder_listing(folder), fix=fix)
             found[split] = self._pair(folder, "--data", f"{images}/{name}", f"{other}/{name}")
         return found
@@ -205,15 +188,9 @@ class Layout:
         for place in (folder, folder / "annotations"):
             splits = {path: _split_in(path.name) for path in sorted(place.glob("*.json"))}
             splits = {path: split for path, split in splits.items() if split and is_coco(path)}
-            preferred = {split for path, split in splits.items() if path.name.startswith("instances")}
-            found = files_by_split(
-                folder,
-                {
-                    path: split
-                    for path, split in splits.items()
-                    if split not in preferred or path.name.startswith("instances")
-                },
-            )
+            instances = {path: split for path, split in splits.items() if path.name.startswith("instances")}
+            others = {path: split for path, split in splits.items() if split not in instances.values()}
+            found = files_by_split(folder, instances | others)
             if "train" in found:
                 return {split: self._file(path, "--data") for split, path in found.items()}
         return {}

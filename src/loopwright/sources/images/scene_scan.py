@@ -79,16 +79,12 @@ class SceneScan:
     """Collects the properties of the images of one file, block by block.
 
     Attributes:
-        is_bad: Which rows have an image or mask that is missing, truncated or invalid.
-        bad: These images, with the reasons.
+        is_bad: Which rows have an image or mask that is missing, truncated or invalid; `bad` has the reasons.
         sizes: Width and height of each upright image; 0 for a bad one.
         num_turned: The number of images that EXIF rotates by 90 degrees.
         counts: The frequency of each class, by name or id, by scanned row.
         first_with: The first row with each class, and the frequency.
-        num_objects: By row, for files with objects.
-        dropped: Dropped boxes, by reason.
-        clipped: Boxes clipped at the edge of their image.
-        num_masks_scanned: The number of masks read completely.
+        num_objects: By row; without dropped boxes. Clipped ones are inside the image again.
     """
 
     def __init__(self, table: ImageTable, options: SceneOptions, say: Say | None) -> None:
@@ -105,7 +101,7 @@ class SceneScan:
         self.clipped = Findings()
         self.num_masks_scanned = 0
         self._is_turned = np.zeros(len(table), np.bool_)
-        self._files = _FilesDigest()
+        self._digest = hashlib.sha256()
         self._wrong_size = Findings()
         self._wrong_mask = Findings()
         self._no_outline = Findings()
@@ -116,7 +112,7 @@ class SceneScan:
     @property
     def sha256(self) -> str:
         """The sha256 of all images and masks in separate files; "" if all are inside the table."""
-        return self._files.hexdigest()
+        return _hexdigest(self._digest)
 
     @property
     def warnings(self) -> list[str]:
@@ -165,10 +161,10 @@ class SceneScan:
         try:
             facts = inspect_image(source)
         except BadImageError as error:
-            self._files.add(source, value, *error.fingerprint)
+            self._digest.update(_file_line(source, value, *error.fingerprint))
             self._note_bad(row, source, error)
             return None
-        self._files.add(source, value, facts.sha256, facts.num_bytes)
+        self._digest.update(_file_line(source, value, facts.sha256, facts.num_bytes))
         return facts
 
     def _note_bad(self, row: int, source: Source, error: BadImageError) -> None:
@@ -204,7 +200,7 @@ class SceneScan:
     def _add_objects(self, row: int, value: Any, role: Role, column: str) -> None:
         picture = picture_of(value, self.table.root)
         if isinstance(picture, str):
-            self._files.add(picture, value, *content_of(picture))
+            self._digest.update(_file_line(picture, value, *_content(picture)))
         if self.is_bad[row] or not self.sizes[row].any():
             return
         size = int(self.sizes[row, 0]), int(self.sizes[row, 1])
@@ -266,44 +262,38 @@ class SceneScan:
         return None
 
 
-class _FilesDigest:
-    """The sha256 over the names in the rows, the sizes and the contents of image files."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._is_empty = True
-
-    def add(self, source: Source | None, value: Any, sha256: str, num_bytes: int) -> None:
-        """Add an image, unless it is inside the table."""
-        if isinstance(source, str):
-            name = value.get("path") if isinstance(value, dict) else value
-            self._digest.update(f"{name}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape"))
-            self._is_empty = False
-
-    def hexdigest(self) -> str:
-        """Return the sha256; "" if there are no files."""
-        return "" if self._is_empty else self._digest.hexdigest()
-
-
 def hash_files(table: ImageTable, columns: Mapping[str, str], say: Say | None) -> str:
     """Return the current sha256 of all images and masks of a table, as in `SceneScan.sha256`.
 
     `columns` maps each kind of role to its column, in the order of the roles.
     """
-    digest = _FilesDigest()
+    digest = hashlib.sha256()
     for block in table.blocks(list(columns.values())):
         for kind, column in columns.items():
             for value in block.values[column]:
                 source = (picture_of if kind == "objects" else as_source)(value, table.root)
                 if isinstance(source, str):
-                    digest.add(source, value, *content_of(source))
+                    digest.update(_file_line(source, value, *_content(source)))
         if say is not None:
             num_rows = len(next(iter(block.values.values())))
             say(Progress(table.path, "checking images", block.start + num_rows, len(table)))
-    return digest.hexdigest()
+    return _hexdigest(digest)
 
 
-def content_of(path: str) -> tuple[str, int]:
+def _file_line(source: Source, value: Any, sha256: str, num_bytes: int) -> bytes:
+    """Return an image's line in the sha256 of all: its name in the row, size and content; none inside a table."""
+    if isinstance(source, bytes):
+        return b""
+    name = value.get("path") if isinstance(value, dict) else value
+    return f"{name}\t{num_bytes}\t{sha256}\n".encode("utf-8", "surrogateescape")
+
+
+def _hexdigest(digest: Any) -> str:
+    """Return a digest in hex; "" if it is of nothing."""
+    return "" if digest.digest() == hashlib.sha256().digest() else str(digest.hexdigest())
+
+
+def _content(path: str) -> tuple[str, int]:
     """Return the sha256 and the size of a file; ("", 0) if it cannot be read."""
     try:
         data = read_bytes(path)

@@ -30,13 +30,8 @@ class Scenes:
 
     Args:
         role: The role of the objects or masks.
-        column: Its column.
         scans: By split; the first decides the classes.
-        options: Of the preflight.
         is_training: Whether the first split is trained on.
-
-    Attributes:
-        dropped: Objects that are left out, by reason.
     """
 
     def __init__(
@@ -148,9 +143,7 @@ class Scenes:
         other = [number for number, name in own.items() if number < len(names) and names[number] != name]
         if other:
             what = f"{scan.table.names_file or scan.table.name} numbers the classes differently"
-            saw = [
-                f"class {number} is {own[number]!r} there and {names[number]!r} here" for number in other[:_MOST_NAMED]
-            ]
+            saw = [f"class {number} is {own[number]!r} there and {names[number]!r} here" for number in other[:5]]
             raise InputError("data.labels", what, saw=saw, fix="give masks with the same numbers, and the same names")
 
     def _check_ids(self, scan: SceneScan, num_classes: int, stated: Names) -> None:

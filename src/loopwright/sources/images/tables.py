@@ -44,7 +44,6 @@ class ImageTable(Table):
         return self.names
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind, the folders, and the file of class names."""
         found = {name: getattr(self, name) for name in ("image_dir", "annotation_dir", "names_file")}
         return {"kind": self.kind} | {name: value for name, value in found.items() if value is not None}
 
@@ -81,23 +80,18 @@ class TableOfImages(ImageTable):
         return len(self._table)
 
     def row(self, index: int) -> Row:
-        """Return one row of the table."""
         return self._table.row(index)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only. A missing value is None."""
         return self._table.blocks(columns, say)
 
     def place(self, index: int) -> str:
-        """Return the location of a row, for error messages."""
         return self._table.place(index)
 
     def settings(self) -> dict[str, Any]:
-        """Return the table's settings, the location of its images, and the file of its names."""
         return self._table.settings() | super().settings()
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the classes of a column in the order of their ids, if the table names them."""
         return self._table.class_names(column)
 
     def id_names(self, column: str) -> Names:
@@ -129,11 +123,9 @@ class ListedTable(ImageTable):
         return len(self.files)
 
     def blocks(self, columns: Sequence[str], say: Say | None = None) -> Iterator[Block]:
-        """Yield all rows in order, with the named columns only; the scan of the images reports the progress."""
         return super().blocks(columns)
 
     def place(self, index: int) -> str:
-        """Return the image of a row."""
         return self.files[index]
 
 

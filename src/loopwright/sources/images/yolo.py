@@ -36,11 +36,8 @@ class YoloTable(ListedTable):
         self.sha256 = digest.hexdigest()
         if all(data is None for data in contents):
             first = self._texts[0]
-            what, fix = (
-                f"{path}: no image has a text file of objects",
-                f"write the objects of {self.files[0]} to {first}",
-            )
-            raise InputError("data.annotations", what, saw=[f"looked for {first}"], fix=fix)
+            what, saw = f"{path}: no image has a text file of objects", [f"looked for {first}"]
+            raise InputError("data.annotations", what, saw=saw, fix=f"write the objects of {self.files[0]} to {first}")
         texts = Path(self.root, annotation_dir).rglob("*.txt")
         there = {os.path.normpath(file.relative_to(self.root)) for file in texts if file.name not in NAMES_TEXTS}
         unused = sorted(there - set(map(os.path.normpath, self._texts)))
@@ -54,7 +51,6 @@ class YoloTable(ListedTable):
             return None
 
     def row(self, index: int) -> Row:
-        """Return the image, its objects in fractions of its size, and its name without ending."""
         objects: dict[str, Any] = {"bbox": [], "category": [], "segmentation": [], "is_relative": True}
         text = (self._read(index) or b"").decode("utf-8", "replace")
         for number, line in enumerate(text.splitlines(), 1):
