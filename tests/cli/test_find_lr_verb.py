@@ -63,7 +63,7 @@ def test_a_rate_that_is_left_to_the_run_is_found_kept_and_gives_the_run_that_a_t
     weights = [next((one.path / "model").glob("*.safetensors")).read_bytes() for one in (found, typed)]
     assert weights[0] == weights[1]
     page = write_report(found.path).read_text(encoding="utf-8")
-    assert "Loss while the learning rate rose" in page
+    assert "Loss over the learning rate" in page
 
     longer = found.resume(epochs=2, quiet=True)
     assert f"learning_rate: {told['chosen']}  # auto" in (longer.path / "config.yaml").read_text()

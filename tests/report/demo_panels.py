@@ -14,22 +14,22 @@ from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
 from loopwright.run_folder import RunFolder
 
-_CLASSES = ["Confusion matrix", "Most confused", "By class", "How sure it was", "Most confident mistakes"]
+_CLASSES = ["Confusion matrix", "Most confused", "By class", "Confidence", "Most confident mistakes"]
 _OBJECTS = ["By class", "Precision and recall", "Scores of the objects found", "Average precision"]
-_WRITTEN = ["Texts", "Samples that differ", "What it writes, at each evaluation"]
+_WRITTEN = ["Texts", "Samples that differ", "Generated texts at each evaluation"]
 
 # By task: the blocks of its panel, and the tables of the metric by slice.
 PANELS: dict[str, tuple[list[str], list[str]]] = {
     "text-classification": (_CLASSES, ["By class", "By length, in characters"]),
     "token-classification": (["By entity", "Most confused", "Sentences with mistakes"], ["By length, in words"]),
     "question-answering": (["Questions", "Misses", "Hits"], ["By length, in characters"]),
-    "multiple-choice": (["Which place was chosen", "How sure it was", "Misses", "Hits"], ["By length, in characters"]),
+    "multiple-choice": (["Chosen positions", "Confidence", "Misses", "Hits"], ["By length, in characters"]),
     "sentence-embedding": (
-        ["Similarity of the pairs", "Where the other text was found", "Not found first", "Found first"],
+        ["Similarity of the pairs", "Rank of the matching text", "Not ranked first", "Ranked first"],
         ["By length, in characters"],
     ),
     "causal-lm": (
-        ["How hard the parts are", "Samples", "What it writes, at each evaluation"],
+        ["Difficulty of the parts", "Samples", "Generated texts at each evaluation"],
         ["By length, in characters"],
     ),
     "masked-lm": (["Most frequent tokens", "Most confused", "Samples"], ["By length, in characters"]),
@@ -43,9 +43,9 @@ PANELS: dict[str, tuple[list[str], list[str]]] = {
 }
 IMAGES = {name for name in PANELS if "image" in name or "segmentation" in name or "detection" in name}
 _PICTURES = ["predictions.png", "worst.png", "train_batch0.png"]
-_COURSE = ["Loss", "Learning rate", "Gradient norm", "Samples per second", "Waiting for data", "Memory, peak"]
+_COURSE = ["Loss", "Learning rate", "Gradient norm", "Samples per second", "Waiting for data", "Peak memory"]
 _OF_TEXTS = ["Tokens per second", "Padding"]
-_AGAIN = ["Command", "Settings that are not the defaults", "Hashes of the data", "Versions"]
+_AGAIN = ["Command", "Non-default settings", "Hashes of the data", "Versions"]
 
 
 def assert_every_panel_has_data(folder: str | Path, has_evaluations: bool = True) -> None:
@@ -70,7 +70,7 @@ def assert_every_panel_has_data(folder: str | Path, has_evaluations: bool = True
     assert_have_data(findings.slices, slices)
     assert_have_data([findings.worst], [findings.worst.title])
     text = page.decode()
-    for section in (findings.panel.title, "Data", "Speed", "How to get it again"):
+    for section in (findings.panel.title, "Data", "Speed", "How to reproduce it"):
         assert f"<h2>{section}</h2>" in text
     data, speed = data_panel(run), speed_panel(run)
     assert data is not None and speed is not None

@@ -65,7 +65,7 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
     card = card_of(look(run))
     assert (card.metric, card.value, card.interval) == ("accuracy", 0.7, (0.62, 0.78))
     assert [(bar.name, bar.value) for bar in card.bars] == [("this run", 0.7), ("majority", 0.5), ("word-count", 0.6)]
-    assert card.verdict == "Better than word-count (0.6000) by 10.0 points; the interval does not touch it."
+    assert card.verdict == "Better than word-count (0.6000) by 10.0 points; the interval excludes it."
     assert ("f1", "0.6000", "") in card.others and ("updates", "40") in card.facts and ("time", "8.5 s") in card.facts
 
 
@@ -80,16 +80,16 @@ def test_the_card_has_the_metric_its_interval_the_baselines_and_the_verdict(run)
             "As good as word-count: both are perfect, so this data cannot tell them apart.",
         ),
         ({"intervals": {}}, "there is no interval to judge it by."),
-        ({"baselines": {}}, "there is no baseline to hold it against."),
+        ({"baselines": {}}, "there is no baseline to compare it with."),
         (
             {"metric": "perplexity", "direction": "min", "metrics": {"perplexity": 20.0},
              "intervals": {"perplexity": [18.0, 22.0]}, "baselines": {"unigram": {"perplexity": 300.0}}},
-            "Better than unigram (300.00) by 280; the interval does not touch it.",
+            "Better than unigram (300.00) by 280; the interval excludes it.",
         ),
         (
             {"metric": "mse", "direction": "min", "metrics": {"mse": 0.25}, "intervals": {"mse": [0.25, 0.25]},
              "baselines": {"mean": {"mse": 0.125}}},
-            "Worse than mean (0.1250) by 0.125; the interval does not reach it.",
+            "Worse than mean (0.1250) by 0.125; the interval excludes it.",
         ),
     ],
     ids=["touching", "worse", "equal", "both-perfect", "no-interval", "no-baseline", "less-is-better", "an-error"],
@@ -137,7 +137,7 @@ def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
     charts = {chart.title: chart for chart in charts_of([look(run)])}
     assert list(charts) == [
         "Loss", "accuracy", "Learning rate", "Gradient norm", "Samples per second", "Tokens per second",
-        "Waiting for data", "Padding", "Memory, peak",
+        "Waiting for data", "Padding", "Peak memory",
     ]  # fmt: skip
     assert [curve.name for curve in charts["Loss"].curves] == ["training", "evaluation"]
     accuracy = charts["accuracy"]
@@ -208,7 +208,7 @@ def test_the_speed_panel_says_where_the_time_went_and_advises_with_a_number(run)
     panel = speed_panel(seen)
     assert panel is not None
     facts = dict(panel.blocks[1].items)
-    assert facts["samples per second, on average"] == "160" and facts["memory at its peak"] == "500.0 MB"
+    assert facts["samples per second, on average"] == "160" and facts["peak memory"] == "500.0 MB"
     assert facts["padding, on average"] == "40 %"
     assert advice_for(seen).startswith("40 % of all tokens were padding")
 
@@ -220,7 +220,7 @@ def test_the_speed_panel_has_watts_and_watt_hours_where_they_were_logged(run):
     path.write_text("".join(json.dumps(line) + "\n" for line in told))
     facts = dict(speed_panel(look(run)).blocks[1].items)
     assert facts["watts of the device, on average"] == "300"
-    assert facts["watt-hours of the device in training, about"] == "0.2500"  # 300 W in 3 seconds
+    assert facts["watt-hours of the device in training"] == "0.2500"  # 300 W in 3 seconds
     assert [
         curve.points[0][1] for chart in charts_of([look(run)]) if chart.title == "Watts" for curve in chart.curves
     ] == [300]
@@ -233,7 +233,7 @@ def test_how_to_get_it_again_has_command_settings_hashes_versions_and_guarantee(
     assert (
         facts["resume guarantee"] == "T0, bit-exact: as ever" and facts["rehearsal"] == "1 step: bit for bit the same"
     )
-    assert blocks["Settings that are not the defaults"].rows == [["learning_rate", "0.1", "flag"]]
+    assert blocks["Non-default settings"].rows == [["learning_rate", "0.1", "flag"]]
     assert blocks["Hashes of the data"].rows[0] == ["train.csv", "a1" * 32]
     versions = dict(blocks["Versions"].items)
     assert versions["torch"] == "2.9" and versions["git commit"] == "abc"
@@ -249,7 +249,7 @@ def test_the_page_loads_nothing_and_has_every_panel(run):
     assert all(place.startswith("#") for place in found.loaded) and len(found.loaded) >= 5
     assert "@import" not in text and "url(" not in text
     assert found.tags.count("svg") == 10 and "prefers-color-scheme: dark" in text
-    for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to get it again"):
+    for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to reproduce it"):
         assert f"<h2>{heading}</h2>" in text
 
 
@@ -278,10 +278,10 @@ def test_damaged_lines_and_files_are_named_on_the_page(run):
 @pytest.mark.parametrize(
     ("state", "beat", "told"),
     [
-        ("running", 0, "This run goes on"),
-        ("running", 3600, "gives no sign of life"),
-        ("running", None, "gives no sign of life"),
-        ("stopped", None, "This run ended before its end"),
+        ("running", 0, "This run is in progress"),
+        ("running", 3600, "its heartbeat has stopped"),
+        ("running", None, "its heartbeat has stopped"),
+        ("stopped", None, "This run stopped early"),
         ("failed", None, "This run failed"),
     ],
     ids=["running", "silent", "no-lease", "stopped", "failed"],
@@ -292,12 +292,12 @@ def test_a_run_without_a_result_has_a_page_that_says_how_it_is_doing(tmp_path, s
         write_json(run / "lease.json", {"heartbeat": time.time() - beat})
     text = text_of(run)
     assert told in text and "<h2>Curves</h2>" in text
-    assert ('data-live="yes"' in text) == (told == "This run goes on")
+    assert ('data-live="yes"' in text) == (told == "This run is in progress")
 
 
 def test_a_run_with_empty_metrics_has_a_page_that_says_so(tmp_path):
     text = text_of(make_run(tmp_path / "run", metrics=[]))
-    assert "metrics.jsonl holds no record yet" in text and "<h2>Curves</h2>" not in text
+    assert "metrics.jsonl has no records yet" in text and "<h2>Curves</h2>" not in text
 
 
 def test_a_run_of_the_trainer_itself_which_has_no_task_has_a_page(tmp_path):
@@ -324,13 +324,13 @@ def test_pictures_are_part_of_the_page_and_made_smaller_where_they_do_not_fit(tm
     text = path.read_text(encoding="utf-8")
     assert path.stat().st_size < MOST_BYTES
     assert "data:image/png;base64," in text and "data:image/webp;base64," in text
-    assert "samples/predictions.png is no picture that can be opened" in text
+    assert "samples/predictions.png cannot be opened as an image" in text
 
 
 @pytest.mark.slow
 def test_a_real_run_has_a_page_with_every_panel(finished, tmp_path):
     copy = text_of(finished.path)
-    for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to get it again"):
+    for heading in ("Curves", "Classes", "Mistakes", "Data", "Speed", "How to reproduce it"):
         assert f"<h2>{heading}</h2>" in copy
     seen = look(finished.path)
     card = card_of(seen)

@@ -57,7 +57,7 @@ def test_classes_that_are_confused_are_listed_with_their_share(tmp_path):
     by_class = next(table for table in findings.slices if table.title == "By class")
     assert by_class.rows[0] == ["owl", 1, "0.0000", "5.1000"]
     assert by_class.rows[-1] == ["dog", 2, "1.0000", "3.6000"]
-    sure = block(findings, "How sure it was")
+    sure = block(findings, "Confidence")
     assert isinstance(sure, Histogram)
     assert [(name, sum(counts)) for name, counts in sure.groups] == [("right", 4), ("wrong", 2)]
 
@@ -163,7 +163,7 @@ def test_answers_are_hits_and_misses_with_the_answer_marked_in_its_context(tmp_p
     findings = found(tmp_path, rows)
     facts = block(findings, "Questions")
     assert isinstance(facts, Facts)
-    assert facts.items[:2] == [("hit", "1 of 2 (50 %)"), ("missed, but the answer overlaps", "1")]
+    assert facts.items[:2] == [("hits", "1 of 2 (50 %)"), ("missed, but the answer overlaps", "1")]
     item = block(findings, "Misses").items[0]
     assert words(item)["context"] == base["context"] and marked(item, "wrong") == ["Ada who", "Ada who"]
     assert block(findings, "Hits").items[0].is_right is True
@@ -175,7 +175,7 @@ def test_written_texts_show_the_words_that_differ(tmp_path):
         {"position": 1, "prediction": "The house.", "reference": "house", "loss": 0.1, "source": "Haus"},
     ]
     findings = found(tmp_path, rows)
-    assert block(findings, "Texts").items[0] == ("exactly right", "1 of 2 (50 %)")
+    assert block(findings, "Texts").items[0] == ("exact matches", "1 of 2 (50 %)")
     item = block(findings, "Samples that differ").items[0]
     assert marked(item, "wrong") == ["2018-06-16"] and marked(item, "right") == ["2018-01-16"]
     assert words(item)["written"] == "on 2018-06-16"
@@ -184,7 +184,7 @@ def test_written_texts_show_the_words_that_differ(tmp_path):
 def test_language_models_show_how_hard_the_parts_are_and_masked_tokens_which_were_guessed(tmp_path):
     part = {"position": 0, "loss": 4.0, "bits_per_byte": 2.1, "num_tokens": 9, "num_bytes": 20, "text": "a text"}
     causal = found(tmp_path / "causal", [part, {**part, "position": 1, "bits_per_byte": 2.5}])
-    assert sum(block(causal, "How hard the parts are").groups[0][1]) == 2
+    assert sum(block(causal, "Difficulty of the parts").groups[0][1]) == 2
     assert words(block(causal, "Samples").items[0])["text"] == "a text"
     tokens = {"prediction": ["a", "b", "a"], "reference": ["a", "a", "c"]}
     masked = found(tmp_path / "masked", [{"position": 0, "loss": 1.0, "num_tokens": 3, "text": "aac", **tokens}])
@@ -198,11 +198,11 @@ def test_pairs_of_sentences_show_similarities_and_ranks(tmp_path):
     rows = [{**base, "position": i, "rank": rank, "similarity": 0.9 / rank} for i, rank in enumerate((1, 1, 4, 60))]
     rows[0]["nearest_other"] = None
     findings = found(tmp_path, rows)
-    shown = block(findings, "Where the other text was found")
+    shown = block(findings, "Rank of the matching text")
     assert [row[1] for row in shown.rows] == [2, 2, 3, 3, 3] and shown.rows[0][2] == "0.5000"
     groups = block(findings, "Similarity of the pairs").groups
     assert [(name, sum(counts)) for name, counts in groups] == [("its partner", 4), ("the nearest other text", 3)]
-    assert len(block(findings, "Not found first").items) == 2
+    assert len(block(findings, "Not ranked first").items) == 2
 
 
 def test_numbers_are_shown_by_low_and_high_truths(tmp_path):
@@ -218,7 +218,7 @@ def test_choices_show_which_place_was_chosen(tmp_path):
         {**base, "position": 1, "prediction": 1, "reference": 1},
     ]
     findings = found(tmp_path, rows)
-    assert block(findings, "Which place was chosen").counts == [[0, 1], [0, 1]]
+    assert block(findings, "Chosen positions").counts == [[0, 1], [0, 1]]
     assert words(block(findings, "Misses").items[0])["choices"] == "one (true) two (chosen)"
 
 
@@ -293,7 +293,7 @@ def test_texts_written_at_evaluations_are_shown_from_all_over_the_run(tmp_path):
     lines = [{"update": 10 * i, "samples": [{"start": "Once", "written": f"\n\n upon {i}"}]} for i in range(1, 21)]
     write_lines(tmp_path / "samples.jsonl", [*lines, {"update": None, "samples": [{"start": "Once", "written": ""}]}])
     findings = read_findings(tmp_path, [])
-    shown = block(findings, "What it writes, at each evaluation")
+    shown = block(findings, "Generated texts at each evaluation")
     assert shown.note == "6 of 21 evaluations"
     assert [item.head for item in shown.items][::5] == ["update 10", "the best model, at the end"]
     assert words(shown.items[0]) == {"text": "Once upon 1"} and marked(shown.items[0], "new") == [" upon 1"]
@@ -305,7 +305,7 @@ def test_written_samples_with_a_truth_show_the_words_that_differ_and_damaged_lin
     write_lines(tmp_path / "samples.jsonl", [line, {"update": 6}, {"update": 7, "samples": "none"}])
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"update": 8, "sam')
-    (item,) = block(read_findings(tmp_path, []), "What it writes, at each evaluation").items
+    (item,) = block(read_findings(tmp_path, []), "Generated texts at each evaluation").items
     assert marked(item, "wrong") == ["05-02"] and marked(item, "right") == ["05-01"]
 
 
@@ -324,7 +324,7 @@ def test_a_mistake_is_named_by_its_file_and_line(tmp_path):
 
 def test_values_that_are_all_alike_are_one_bar_and_ticks_that_are_close_can_be_told_apart(tmp_path):
     rows = [{**row, "confidence": 1 - 1e-9 * row["position"]} for row in classified()]
-    sure = block(found(tmp_path, rows, LABELS), "How sure it was")
+    sure = block(found(tmp_path, rows, LABELS), "Confidence")
     assert (sure.edges[0], sure.edges[-1]) == (0.5, 1.0)
     labels = re.findall(r'class="tick x"[^>]*>([^<]+)<', draw_histogram([0.99998, 0.999985, 0.99999], [("a", [1, 2])]))
     assert len(labels) == len(set(labels)) > 2

@@ -169,7 +169,7 @@ def test_watch_of_a_run_that_has_ended_says_so_and_serves_its_page(run):
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 0
     assert told.startswith("this run has ended (done)")
-    assert 'data-live="no"' in page and "This run goes on" not in page
+    assert 'data-live="no"' in page and "This run is in progress" not in page
 
 
 def test_a_run_that_has_not_ended_and_one_of_another_task_are_compared_with_notes(run, tmp_path, capsys):
@@ -178,8 +178,8 @@ def test_a_run_that_has_not_ended_and_one_of_another_task_are_compared_with_note
         file.write('{"event": "log", "upd\n')
     assert main(["compare", str(run), str(other), "--out", "both.html"]) == 0
     page = Path("both.html").read_text(encoding="utf-8")
-    assert "runs of different tasks (text-classification, causal-lm)" in page
-    assert "Without a result yet" in page and "1116-lm-2: 1 line of metrics.jsonl is damaged" in page
+    assert "different tasks (text-classification, causal-lm)" in page
+    assert "No result yet" in page and "1116-lm-2: 1 line of metrics.jsonl is damaged" in page
 
 
 def test_without_a_browser_the_page_is_written_and_said_to_be_there(run, capsys, monkeypatch):

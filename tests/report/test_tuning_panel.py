@@ -40,10 +40,10 @@ def test_both_are_shown_with_their_numbers(tmp_path):
 
     assert dict(curve.groups) == {"each update": [(-3, 2.0), (-2, 1.0)], "smoothed": [(-3, 2.0), (-2, 1.5)]}
     assert facts.items == [
-        ("taken", "0.001"),
+        ("chosen", "0.001"),
         ("where the loss falls fastest", "0.01"),
         ("where the loss is lowest", "0.01"),
-        ("ended since", "the loss is not finite"),
+        ("stopped because", "the loss is not finite"),
     ]
     assert phases.rows == [["data", "5 ms", "25 %"], ["update (graph)", "15 ms", "75 %"]]
     assert operators.rows == [["aten::mm", "4", "10 ms", "80 %"]]

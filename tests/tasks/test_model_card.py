@@ -75,7 +75,7 @@ def test_a_run_that_has_not_ended_is_shown_with_what_there_is(finished, tmp_path
     assert "So far, at the best evaluation" in shown_by(api.Run.find(folder))[1]
     (folder / "metrics.jsonl").write_text("")
     words = shown_by(api.Run.find(folder))[1]
-    assert "nothing was logged" in words and re.search(r"train rows \d+", words)
+    assert "has no records yet" in words and re.search(r"train rows \d+", words)
 
 
 def test_a_run_that_has_not_ended_is_exported_with_a_card_that_says_so(finished, tmp_path):

@@ -21,10 +21,10 @@ MARK_NAMES: Final = {
     "resume": "resume",
     "split": "memory split",
     "evalsplit": "memory split in evaluation",
-    "tier": "another guarantee",
+    "tier": "guarantee changed",
     "skip": "skipped update",
     "mode": "step mode",
-    "nan": "not a number",
+    "nan": "not finite",
     "best": "best",
 }
 

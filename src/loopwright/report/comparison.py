@@ -26,14 +26,14 @@ def notes_of(runs: Sequence[RunView]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     if len(tasks) > 1:
         notes.append(
-            f"These are runs of different tasks ({', '.join(tasks)}): losses and metrics of one cannot be held against "
-            "those of another. Settings, data and speed can."
+            f"These runs have different tasks ({', '.join(tasks)}): their losses and metrics are not comparable. "
+            "Settings, data and speed are."
         )
     elif len({_evaluated(run) for run in runs}) > 1:
-        notes.append("These runs were evaluated on different data: a difference in metrics may come from that alone.")
+        notes.append("These runs were evaluated on different data: their metrics may differ for that reason alone.")
     unfinished = [run.id for run in runs if not run.result]
     if unfinished:
-        notes.append(f"Without a result yet, shown at the best evaluation so far: {', '.join(unfinished)}.")
+        notes.append(f"No result yet, shown at the best evaluation so far: {', '.join(unfinished)}.")
     return notes
 
 
@@ -90,7 +90,7 @@ def sample_table(runs: Sequence[RunView]) -> Table | None:
     if not rows:
         return None
     columns = ["against", "both right", f"only {first.id}", "only the other", "neither", "p"]
-    note = "p: how probable such a difference is between two models that are equally good (McNemar's exact test)"
+    note = "p: the probability of such a difference between two equally good models (McNemar's exact test)"
     return Table(f"{first.id} against the others", columns, rows, note, is_wide=True)
 
 

@@ -25,8 +25,8 @@ _COURSE: Final = (
     (("tokens_per_second",), "Tokens per second", "amount"),
     (("data_wait",), "Waiting for data", "percent"),
     (("padding_waste",), "Padding", "percent"),
-    (("peak_memory_bytes",), "Memory, peak", "bytes"),
-    (("flops_utilisation",), "Utilisation of the device", "percent"),
+    (("peak_memory_bytes",), "Peak memory", "bytes"),
+    (("flops_utilisation",), "Device utilisation", "percent"),
     (("gpu_watts",), "Watts", "amount"),
 )
 _BOUNDS: Final = ("_low", "_high")
@@ -90,7 +90,7 @@ def _metric_charts(runs: Sequence[RunView], group: Group, names: Sequence[str], 
         levels = [
             (each, values[short]) for _, run in group for each, values in run.baselines.items() if short in values
         ]
-        note = "decides which model is best" if len(runs) == 1 and runs[0].decisive == short else ""
+        note = "selects the best model" if len(runs) == 1 and runs[0].decisive == short else ""
         charts.append(replace(chart, levels=list(dict.fromkeys(levels)), note=note))
     return charts
 

@@ -14,7 +14,7 @@ from loopwright.report.blocks import Picture
 _KINDS: Final = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 # File names that tasks use, most informative first; confusion.png is drawn better from the counts.
 _TITLES: Final = {
-    "predictions": "Predictions, from all over the validation data",
+    "predictions": "Predictions, sampled from the validation data",
     "worst": "The samples with the largest losses",
     "train_batch0": "The first training batch, as the model saw it",
 }
@@ -56,13 +56,13 @@ def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
     if len(content) <= most:
         return content, kind, ""
     if find_spec("PIL") is None:
-        return None, kind, "is too large for the page, and Pillow, which would make it smaller, is not installed"
+        return None, kind, "is too large for the page, and scaling it down needs Pillow"
     image_module: Any = import_module("PIL.Image")
     try:
         with image_module.open(io.BytesIO(content)) as opened:
             image = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError):
-        return None, kind, "is no picture that can be opened"
+        return None, kind, "cannot be opened as an image"
     full = image.size
     side = min(max(full), _MOST_SIDE)
     while side >= _SMALLEST_SIDE:
@@ -71,6 +71,6 @@ def _fitted(path: Path, most: int) -> tuple[bytes | None, str, str]:
         buffer = io.BytesIO()
         smaller.save(buffer, "WEBP", quality=_QUALITY)
         if buffer.tell() <= most:
-            return buffer.getvalue(), "image/webp", f"made smaller; samples/{path.name} has all of it"
+            return buffer.getvalue(), "image/webp", f"scaled down; samples/{path.name} is the original"
         side = int(side * _SHRINK)
     return None, kind, "is too large for the page"

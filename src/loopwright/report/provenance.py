@@ -25,7 +25,7 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[float | None], str]]]] = {
     "tokens_per_second": ("tokens per second", number),
     "data_wait": ("waiting for data", percent),
     "padding_waste": ("padding", percent),
-    "flops_utilisation": ("utilisation of the device", percent),
+    "flops_utilisation": ("device utilisation", percent),
     "gpu_watts": ("watts of the device", number),
 }
 
@@ -160,10 +160,10 @@ def speed_panel(run: RunView) -> Panel | None:
     ]
     if means["gpu_watts"] is not None:
         watt_hours = means["gpu_watts"] * max(trained, 0.0) / 3_600
-        facts.append(("watt-hours of the device in training, about", number(watt_hours)))
+        facts.append(("watt-hours of the device in training", number(watt_hours)))
     if "peak_memory_bytes" in metrics.series:
         best = metrics.series["peak_memory_bytes"].best(is_more_better=True)
-        facts.append(("memory at its peak", size(best[1] if best else 0)))
+        facts.append(("peak memory", size(best[1] if best else 0)))
     if means["samples_per_second"] is None and metrics.update and trained > 0:
         facts.append(("updates per second of training", number(metrics.update / trained, 3)))
     advice = advice_for(run)
@@ -175,21 +175,18 @@ def advice_for(run: RunView) -> str:
     """Return advice that would speed up the run, with its evidence; empty if nothing stands out."""
     seconds = dict(time_shares(run))
     shares = {name: each / sum(seconds.values()) for name, each in seconds.items()}
-    waiting, evaluation, saving = (shares.get(name, 0.0) for name in ("waiting for data", "evaluation", "saving"))
-    padding = run.metrics.mean("padding_waste") or 0.0
-    if waiting > _MUCH:
-        workers = run.config.get("dataloader_num_workers", 0)
-        return (
-            f"{percent(waiting)} of the time went into waiting for data: more --dataloader_num_workers (now {workers})"
-        )
-    if padding > _MUCH and run.config.get("train_sampling_strategy") != "group_by_length":
-        return f"{percent(padding)} of all tokens were padding: --train_sampling_strategy group_by_length avoids most"
-    if evaluation > _MUCH:
-        share = percent(evaluation)
-        return f"{share} of the time went into evaluation: less often (--eval_steps) or fewer rows (--max_eval_samples)"
-    if saving > _MUCH:
-        return f"{percent(saving)} of the time went into saving: save less often (--save_steps)"
-    return ""
+    if run.config.get("train_sampling_strategy") != "group_by_length":
+        shares["padding"] = run.metrics.mean("padding_waste") or 0.0
+    workers = run.config.get("dataloader_num_workers", 0)
+    advice = {
+        "waiting for data": f"of the time was spent on waiting: try more --dataloader_num_workers (now {workers})",
+        "padding": "of all tokens were padding: --train_sampling_strategy group_by_length avoids most of it",
+        "evaluation": "of the time was spent on evaluation: try --eval_steps (fewer) or --max_eval_samples (smaller)",
+        "saving": "of the time was spent saving: save less often (--save_steps)",
+    }
+    return next(
+        (f"{percent(shares[name])} {text}" for name, text in advice.items() if shares.get(name, 0.0) > _MUCH), ""
+    )
 
 
 def _seconds_before(run: RunView) -> float:
@@ -213,8 +210,8 @@ def again_panel(run: RunView) -> Panel:
     start = run.metrics.starts[0] if run.metrics.starts else {}
     facts = {
         "command": run.command.get("command"),
-        "again": f"lw train {run.id}" if run.config else None,
-        "go on": f"lw resume {run.id}" if run.config else None,
+        "run again": f"lw train {run.id}" if run.config else None,
+        "resume": f"lw resume {run.id}" if run.config else None,
         "model": run.model,
         "seed": run.config.get("seed", start.get("seed")),
         "resume guarantee": run.guarantee or run.metrics.tier,
@@ -226,12 +223,12 @@ def again_panel(run: RunView) -> Panel:
         [PurePath(str(file.get("path", ""))).name, str(file.get("sha256", ""))] for file in run.data.get("files") or ()
     ]
     blocks: list[Block] = [
-        _settings(run, "Settings that are not the defaults", given),
+        _settings(run, "Non-default settings", given),
         Table("Hashes of the data", ["file", "sha256"], hashes, is_left=True),
         Facts("Versions", list(versions.items())),
     ]
     command = Facts("Command", [(name, value) for name, value in facts.items() if value not in (None, "")])
-    return Panel("How to get it again", [command, *without_empty(blocks)])
+    return Panel("How to reproduce it", [command, *without_empty(blocks)])
 
 
 def all_settings(run: RunView) -> Table | None:

@@ -142,7 +142,7 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
         InputError: the folder has nothing to show.
     """
     if not folder.path.is_dir():
-        raise InputError("run.unknown", f"{folder.path} is no folder", fix="lw runs lists the runs")
+        raise InputError("run.unknown", f"{folder.path} is not a folder", fix="lw runs lists the runs")
     found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())
     found.about = _json(found, "run.json")
     found.status = _json(found, STATUS)
@@ -197,7 +197,7 @@ def _json(found: RunView, name: str) -> dict[str, Any]:
         return {}
     if isinstance(content, dict):
         return content
-    found.notes.append(f"{name} holds no object and is left out")
+    found.notes.append(f"{name} is not a JSON object and is left out")
     return {}
 
 

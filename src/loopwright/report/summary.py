@@ -12,7 +12,7 @@ from loopwright.report.run_view import RunView
 
 _LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples"}
 _FEW_ROWS = 5  # a bootstrap of so few is meaningless: they may all be alike
-_STATES = {"preempted": "interrupted", "new": "not begun"}  # others are shown as they are
+_STATES = {"preempted": "interrupted", "new": "not started"}  # others are shown as they are
 
 Interval = tuple[float, float]
 
@@ -129,10 +129,8 @@ def _bars(value: float, interval: Interval | None, baselines: Mapping[str, float
 def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
     assert card.value is not None
     if not baselines:
-        range_ = ""
-        if card.interval is not None:
-            range_ = f", and with 95 % probability between {metric(card.interval[0])} and {metric(card.interval[1])}"
-        return f"{card.metric} is {metric(card.value)}{range_}; there is no baseline to hold it against."
+        range_ = "" if card.interval is None else f" (95 % interval: {interval_text(card.interval)})"
+        return f"{card.metric} is {metric(card.value)}{range_}; there is no baseline to compare it with."
     sign = 1 if run.is_more_better else -1
     name = max(baselines, key=lambda each: sign * baselines[each])
     baseline = baselines[name]
@@ -141,7 +139,7 @@ def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
     if gain == 0:
         if _is_perfect(card.value, run.is_more_better):
             return f"As good as {name}: both are perfect, so this data cannot tell them apart."
-        return f"No better than {against}: the model has learnt nothing that this metric shows."
+        return f"No better than {against}: by this metric, the model has learned nothing."
     kind = "better" if gain > 0 else "worse"
     amount = _amount(abs(gain), card.value, baseline, is_share=run.is_more_better)
     num_rows = _num_evaluated(run)
@@ -149,11 +147,9 @@ def _verdict(run: RunView, card: Card, baselines: Mapping[str, float]) -> str:
         few = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
         why = f"{few} too few to judge it by" if num_rows < _FEW_ROWS else "there is no interval to judge it by"
         return f"{amount.capitalize()} {kind} than {against}; {why}."
-    if not card.interval[0] <= baseline <= card.interval[1]:
-        end = "; the interval does not touch it." if gain > 0 else "; the interval does not reach it."
-    else:
-        end = f"{', but' if gain > 0 else ';'} the interval includes it: this may be chance."
-    return f"{kind.capitalize()} than {against} by {amount}{end}"
+    is_inside = card.interval[0] <= baseline <= card.interval[1]
+    end = ", but the interval includes it: this may be chance" if is_inside else "; the interval excludes it"
+    return f"{kind.capitalize()} than {against} by {amount}{end}."
 
 
 def _num_evaluated(run: RunView) -> float:
@@ -177,12 +173,12 @@ def _amount(gain: float, value: float, baseline: float, is_share: bool) -> str:
 
 def _nothing_yet(run: RunView) -> str:
     if run.state == "new":
-        return "This run has not begun: there is nothing to show yet."
+        return "This run has not started yet."
     if not run.metrics.num_records:
-        return "metrics.jsonl holds no record yet: nothing was logged, so there are no curves and no result."
+        return "metrics.jsonl has no records yet: there are no curves and no result."
     if run.is_live:
         return "No evaluation yet: the curves show the training so far."
-    return "This run ended without an evaluation: there are curves, and no result."
+    return "This run ended without an evaluation: there are curves but no result."
 
 
 def _facts(run: RunView) -> list[tuple[str, str]]:

@@ -152,9 +152,9 @@ def _suspects(path: Path) -> Table | None:
         shown.append([place, *labels, _share(row.get("sure")), text])
     if not shown:
         return None
-    note = "the model is sure, and the label disagrees: eval/suspects.csv has "
+    note = "the model is confident and disagrees with the label: eval/suspects.csv has "
     note += "them all" if len(rows) <= _NUM_SUSPECTS else f"all {len(rows)}"
-    return Table("Suspected labels", ["row", "label", "model says", "sure", "sample"], shown, note, is_wide=True)
+    return Table("Suspected labels", ["row", "label", "prediction", "confidence", "sample"], shown, note, is_wide=True)
 
 
 def _share(text: str | None) -> str:

@@ -94,7 +94,7 @@ class Labels(Collector):
             matrix_of(self.pairs, labels),
             confused(self.pairs),
             scores_table("By class", ((label, counts.get(label, (0, 0, 0))) for label in labels), "samples"),
-            self.histogram("How sure it was", "right", "wrong", note="samples by the model's confidence"),
+            self.histogram("Confidence", "right", "wrong", note="samples by the model's confidence in its prediction"),
             self._mistakes.block("Most confident mistakes"),
         ]
 
@@ -146,8 +146,8 @@ class Choices(Collector):
 
     def blocks(self) -> list[Block]:
         return [
-            matrix_of(self.pairs, in_order([], self.pairs), "Which place was chosen"),
-            self.histogram("How sure it was", "right", "wrong"),
+            matrix_of(self.pairs, in_order([], self.pairs), "Chosen positions"),
+            self.histogram("Confidence", "right", "wrong"),
             self.misses.block("Misses"),
             self.hits.block("Hits"),
         ]

@@ -68,9 +68,9 @@ class Answers(Collector):
 
     def blocks(self) -> list[Block]:
         facts = [
-            ("hit", _of_all(self.numbers["right"], self.numbers["all"])),
+            ("hits", _of_all(self.numbers["right"], self.numbers["all"])),
             ("missed, but the answer overlaps", f"{self.numbers['overlapping']:,}"),
-            ("left without an answer", f"{self.numbers['empty']:,}"),
+            ("unanswered", f"{self.numbers['empty']:,}"),
         ]
         return [Facts("Questions", facts), self.misses.block("Misses"), self.hits.block("Hits")]
 
@@ -78,7 +78,7 @@ class Answers(Collector):
 class Written(Collector):
     """Summarization, translation, and other text generation: samples, exact matches, lengths."""
 
-    title = "Written texts"
+    title = "Generated texts"
     score_name = "exact match"
 
     def add(self, sample: Sample) -> None:
@@ -93,9 +93,9 @@ class Written(Collector):
     def blocks(self) -> list[Block]:
         num = max(self.numbers["all"], 1)
         facts = [
-            ("exactly right", _of_all(self.numbers["exact"], self.numbers["all"])),
-            ("words written, on average", metric(self.numbers["written"] / num)),
-            ("words wanted, on average", metric(self.numbers["wanted"] / num)),
+            ("exact matches", _of_all(self.numbers["exact"], self.numbers["all"])),
+            ("words generated, on average", metric(self.numbers["written"] / num)),
+            ("words expected, on average", metric(self.numbers["wanted"] / num)),
         ]
         samples = self.misses.block("Samples that differ"), self.hits.block("Samples that are right")
         return [Facts("Texts", facts), *samples]
@@ -117,7 +117,7 @@ class Language(Collector):
 
     def blocks(self) -> list[Block]:
         note = "bits per byte of a part" if self.numbers["in bits"] else "mean loss of a part"
-        return [self.histogram("How hard the parts are", "parts", note=note), self._chosen.block("Samples")]
+        return [self.histogram("Difficulty of the parts", "parts", note=note), self._chosen.block("Samples")]
 
 
 class Masked(Collector):
@@ -139,7 +139,7 @@ class Masked(Collector):
         for (true, _), count in self.pairs.items():
             totals[true] += count
         rows = [[token, num, metric(self.pairs[token, token] / num)] for token, num in totals.most_common(15)]
-        table = Table("Most frequent tokens", ["token", "masked", "guessed"], rows, bar=2)
+        table = Table("Most frequent tokens", ["token", "masked", "accuracy"], rows, bar=2)
         return [table, confused(self.pairs, "tokens"), self.hits.block("Samples")]
 
 
@@ -147,7 +147,7 @@ class Retrieval(Collector):
     """Sentence embeddings of pairs: the rank at which the other text of a pair was found."""
 
     title = "Retrieval"
-    score_name = "found first"
+    score_name = "ranked first"
 
     def __init__(self, labels: Sequence[str] = ()) -> None:
         super().__init__(labels)
@@ -170,9 +170,9 @@ class Retrieval(Collector):
         note = "cosine of a text with its partner, and with its best rival"
         return [
             self.histogram("Similarity of the pairs", "its partner", "the nearest other text", note=note),
-            Table("Where the other text was found", ["rank", "pairs", "share"], rows, bar=2),
-            self.misses.block("Not found first"),
-            self.hits.block("Found first"),
+            Table("Rank of the matching text", ["rank", "pairs", "share"], rows, bar=2),
+            self.misses.block("Not ranked first"),
+            self.hits.block("Ranked first"),
         ]
 
 
@@ -225,7 +225,7 @@ def generations(lines: Iterable[Sample]) -> Examples:
     places = {index * last // (_MOST_EVALUATIONS - 1) for index in range(_MOST_EVALUATIONS)} if found else ()
     items = [_generation(found[place]) for place in sorted(places)]
     note = "" if len(items) == len(found) else f"{len(items)} of {len(found):,} evaluations"
-    return Examples("What it writes, at each evaluation", items, note)
+    return Examples("Generated texts at each evaluation", items, note)
 
 
 def _generation(line: Sample) -> Example:

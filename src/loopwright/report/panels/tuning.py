@@ -35,12 +35,12 @@ def _rate_blocks(found: Mapping[str, Any]) -> list[Block]:
         curves += [(name, points)] if len(points) > 1 else []
     if not curves:
         return []
-    names = {"chosen": "taken", "steepest": "where the loss falls fastest", "lowest": "where the loss is lowest"}
+    names = {"chosen": "chosen", "steepest": "where the loss falls fastest", "lowest": "where the loss is lowest"}
     facts = [(name, f"{found[key]:.2g}") for key, name in names.items() if _is_number(found.get(key))]
-    facts += [("ended since", str(found["stop_reason"]))] if found.get("stop_reason") else []
-    note = "taken is where the loss falls fastest, or a tenth of where it is lowest if that is less"
-    x_name = "power of ten of the learning rate"
-    curve = Lines("Loss while the learning rate rose", x_name, "loss", _within(curves), note)
+    facts += [("stopped because", str(found["stop_reason"]))] if found.get("stop_reason") else []
+    note = "chosen: where the loss falls fastest, or a tenth of where it is lowest if that is smaller"
+    x_name = "log10 of the learning rate"
+    curve = Lines("Loss over the learning rate", x_name, "loss", _within(curves), note)
     return [curve, Facts("Learning rate", facts)]
 
 
@@ -65,8 +65,8 @@ def _profile_blocks(found: Mapping[str, Any]) -> list[Block]:
     columns = ["operator", "calls", "per update", "share"]
     return without_empty(
         [
-            Table("Where the time of an update went", ["", "per update", "share"], rows, note, bar=2),
-            Table("Operators that took most", columns, operators, is_wide=True),
+            Table("Time per update", ["", "per update", "share"], rows, note, bar=2),
+            Table("Slowest operators", columns, operators, is_wide=True),
         ]
     )
 
