@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from loopwright.engine.buffers import BufferShadow
 
 
@@ -73,10 +74,8 @@ def values(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_same(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
-    found = dict(module.named_buffers())
-    assert found.keys() == expected.keys() and expected
-    for name, buffer in found.items():
-        assert buffer.dtype == expected[name].dtype and torch.equal(buffer, expected[name]), name
+    assert expected
+    toys.assert_same(dict(module.named_buffers()), expected)
 
 
 @pytest.mark.parametrize("kind", MODULES)

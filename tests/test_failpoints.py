@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import timeit
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import toys
 from loopwright import failpoints
 from loopwright.errors import ConfigError
 from loopwright.failpoints import FAILPOINTS, arm, disarm, failpoint, is_armed
@@ -25,8 +24,7 @@ SOURCE = Path(failpoints.__file__).parent
 def run_armed(spec: str, code: str) -> subprocess.CompletedProcess:
     """Run code in a fresh interpreter that is armed by its environment."""
     code = f"from loopwright.failpoints import failpoint\n{code}"
-    environment = {**os.environ, "LW_FAILPOINT": spec}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    return toys.python("-c", code, LW_FAILPOINT=spec)
 
 
 def hits_that_raise(name: str, num_hits: int, error: type[Exception]) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from loopwright.errors import ConfigError
 from loopwright.finetuning import BN_MODULES, Layer, LayerGroup, ModelFreezer
 
@@ -18,6 +19,10 @@ class Network(nn.Module):
         self.input = nn.Linear(4, 4)
         self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
         self.output = nn.Linear(4, 2)
+
+
+INPUT = ["input.weight", "input.bias"]
+BLOCK = ["block.0.weight", "block.0.bias", "block.2.0.weight", "block.2.0.bias"]  # without its batch norm
 
 
 class VisionTransformer(nn.Module):
@@ -46,6 +51,10 @@ def frozen_names(model):
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
+def freezable(model):
+    return model, ModelFreezer(model)
+
+
 def names_of(model, parameters):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for parameter in parameters]
@@ -61,8 +70,7 @@ def test_making_a_freezer_unfreezes_everything():
 
 
 def test_layer_groups_are_the_direct_children_with_indexes_from_both_ends():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     assert freezer.get_layer_groups() == [
         LayerGroup((0, -3), model.input, False),
         LayerGroup((1, -2), model.block, False),
@@ -86,17 +94,9 @@ def test_layers_are_the_leaves_in_definition_order():
 
 
 def test_freeze_takes_all_groups_but_the_last_and_passes_by_batch_norms():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     assert freezer.freeze() is None
-    assert frozen_names(model) == {
-        "input.weight",
-        "input.bias",
-        "block.0.weight",
-        "block.0.bias",
-        "block.2.0.weight",
-        "block.2.0.bias",
-    }
+    assert frozen_names(model) == set(INPUT + BLOCK)
     assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, True, False]
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False, True, False, False]
 
@@ -126,8 +126,7 @@ def test_freezing_happens_whatever_the_mode_is_to_be(set_modules_as_eval):
 
 @pytest.mark.parametrize("set_modules_as_training", [False, True])
 def test_unfreezing_happens_whatever_the_mode_is_to_be(set_modules_as_training):
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     freezer.freeze(set_modules_as_eval=True)
     freezer.unfreeze(set_modules_as_training=set_modules_as_training)
     assert frozen_names(model) == set()
@@ -143,8 +142,7 @@ def test_eval_mode_reaches_everything_in_the_groups_but_batch_norms():
 
 
 def test_eval_mode_can_be_set_on_what_is_frozen_already():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     freezer.freeze()
     assert model.input.training
     freezer.freeze(set_modules_as_eval=True)
@@ -163,8 +161,7 @@ def test_a_module_with_a_mode_of_its_own_keeps_it():
 
 
 def test_a_layer_without_parameters_counts_as_frozen_in_eval_mode():
-    model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
     assert [layer.is_frozen for layer in freezer.get_layers()] == [False, False]
     freezer.freeze(0, 0, set_modules_as_eval=True)
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, False]
@@ -173,8 +170,7 @@ def test_a_layer_without_parameters_counts_as_frozen_in_eval_mode():
 
 @pytest.mark.parametrize("bounds", [(0, 1), (1, 0), (-3, -2), (-2, 0), (0, -2), (1, -3)])
 def test_bounds_are_included_count_from_both_ends_and_may_be_reversed(bounds):
-    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3))))
     freezer.freeze(*bounds)
     assert frozen_names(model) == {"0.weight", "1.weight"}
     assert sorted(freezer.unfreeze(*bounds)) == [0, 1]
@@ -184,8 +180,7 @@ def test_bounds_are_included_count_from_both_ends_and_may_be_reversed(bounds):
 @pytest.mark.parametrize("index", [3, -4, 100])
 @pytest.mark.parametrize("method", ["freeze", "unfreeze"])
 def test_an_index_out_of_range_is_a_config_error_that_names_the_groups(method, index):
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     with pytest.raises(ConfigError, match=rf"no layer group {index}: Network has 3 \(input, block, output\)"):
         getattr(freezer, method)(0, index)
     with pytest.raises(ValueError, match="0 to 2, or -3 to -1"):
@@ -194,8 +189,7 @@ def test_an_index_out_of_range_is_a_config_error_that_names_the_groups(method, i
 
 
 def test_all_but_the_last_of_one_group_is_a_config_error_and_not_a_frozen_model():
-    model = nn.Sequential(nn.Linear(2, 2))
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(ConfigError, match="index 0 for both bounds"):
         freezer.freeze()
     assert frozen_names(model) == set()
@@ -204,8 +198,7 @@ def test_all_but_the_last_of_one_group_is_a_config_error_and_not_a_frozen_model(
 
 
 def test_a_model_without_children_is_its_own_only_group():
-    model = nn.Linear(2, 2)
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Linear(2, 2))
     assert freezer.get_layer_groups() == [LayerGroup((0, -1), model, False)]
     freezer.freeze(0, 0, set_modules_as_eval=True)
     assert freezer.get_layers() == [Layer((0, -1), model, True)]
@@ -214,40 +207,31 @@ def test_a_model_without_children_is_its_own_only_group():
 
 
 def test_unfreeze_returns_what_was_frozen_by_group():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     freezer.freeze()
     unfrozen = freezer.unfreeze(1)
     assert list(unfrozen) == [0, 1]
-    assert names_of(model, unfrozen[0]["params"]) == ["input.weight", "input.bias"]
-    assert names_of(model, unfrozen[1]["params"]) == [
-        "block.0.weight",
-        "block.0.bias",
-        "block.2.0.weight",
-        "block.2.0.bias",
-    ]
+    assert names_of(model, unfrozen[0]["params"]) == INPUT
+    assert names_of(model, unfrozen[1]["params"]) == BLOCK
     assert freezer.unfreeze() == {}
 
 
 def test_unfreeze_leaves_out_parameters_that_were_not_frozen():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     freezer.freeze()
     model.input.bias.requires_grad_(True)
     assert names_of(model, freezer.unfreeze(0, 0)[0]["params"]) == ["input.weight"]
 
 
 def test_unfreeze_also_takes_batch_norms_that_something_else_froze():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     model.requires_grad_(False)
     freezer.unfreeze()
     assert frozen_names(model) == set()
 
 
 def test_unfrozen_parameters_go_straight_into_an_optimizer():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     freezer.freeze()
     optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
     for group in freezer.unfreeze().values():
@@ -257,15 +241,10 @@ def test_unfrozen_parameters_go_straight_into_an_optimizer():
 
 
 def test_parameters_of_modules_with_children_are_frozen():
-    model = VisionTransformer()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(VisionTransformer())
     freezer.freeze(1, 1)
-    assert frozen_names(model) == {
-        "attention.in_proj_weight",
-        "attention.in_proj_bias",
-        "attention.out_proj.weight",
-        "attention.out_proj.bias",
-    }
+    names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    assert frozen_names(model) == {f"attention.{name}" for name in names}
     layers = [layer for layer in freezer.get_layers() if layer.layer_group_idx[0] == 1]
     assert layers == [
         Layer((1, -2), model.attention, True),
@@ -274,8 +253,7 @@ def test_parameters_of_modules_with_children_are_frozen():
 
 
 def test_parameters_of_the_model_itself_belong_to_group_0():
-    model = VisionTransformer()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(VisionTransformer())
     assert freezer.num_groups == 3
     freezer.freeze(0, 0, set_modules_as_eval=True)
     assert frozen_names(model) == {"class_token", "patches.weight", "patches.bias"}
@@ -286,22 +264,19 @@ def test_parameters_of_the_model_itself_belong_to_group_0():
 
 
 def test_a_frozen_parameter_of_the_model_itself_makes_group_0_frozen():
-    model = VisionTransformer()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(VisionTransformer())
     model.class_token.requires_grad_(False)
     assert [group.is_frozen for group in freezer.get_layer_groups()] == [True, False, False]
 
 
 def test_freezing_every_group_leaves_nothing_to_train():
-    model = VisionTransformer()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(VisionTransformer())
     freezer.freeze(0, -1)
     assert freezer.get_trainable_parameters() == []
 
 
 def test_every_parameter_of_a_transformer_is_frozen_and_unfrozen_once():
-    model = nn.Transformer(8, 2, 1, 1, 16)
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Transformer(8, 2, 1, 1, 16))
     freezer.freeze(0, -1)
     assert len(frozen_names(model)) == len(list(model.parameters()))
     unfrozen = [parameter for group in freezer.unfreeze().values() for parameter in group["params"]]
@@ -309,8 +284,7 @@ def test_every_parameter_of_a_transformer_is_frozen_and_unfrozen_once():
 
 
 def test_a_tied_parameter_is_returned_once():
-    model = TiedLanguageModel()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(TiedLanguageModel())
     freezer.freeze(0, -1)
     unfrozen = freezer.unfreeze()
     assert names_of(model, unfrozen[0]["params"]) == ["embedding.weight"]
@@ -319,15 +293,13 @@ def test_a_tied_parameter_is_returned_once():
 
 
 def test_a_layer_tied_to_a_frozen_one_is_judged_by_its_own_parameters():
-    model = TiedLanguageModel()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(TiedLanguageModel())
     freezer.freeze()
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False]
 
 
 def test_unfreezing_a_group_unfreezes_what_it_shares():
-    model = TiedLanguageModel()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(TiedLanguageModel())
     freezer.freeze()
     unfrozen = freezer.unfreeze(-1, -1)
     assert names_of(model, unfrozen[2]["params"]) == ["embedding.weight"]
@@ -336,8 +308,7 @@ def test_unfreezing_a_group_unfreezes_what_it_shares():
 
 def test_a_module_used_in_two_groups_is_frozen_with_either():
     shared = nn.Linear(2, 2)
-    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.ReLU()))
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.ReLU())))
     freezer.freeze(1, 1)
     assert not shared.weight.requires_grad
     assert [layer.is_frozen for layer in freezer.get_layers()] == [True, True, False]
@@ -345,8 +316,7 @@ def test_a_module_used_in_two_groups_is_frozen_with_either():
 
 
 def test_a_half_frozen_layer_is_a_value_error_that_names_it():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     model.block[2][0].bias.requires_grad_(False)
     with pytest.raises(ValueError, match=r"'block.2.0' \(Linear\).*bias frozen, weight not"):
         freezer.get_layers()
@@ -374,8 +344,7 @@ def test_parameters_of_integers_are_left_alone():
 
 
 def test_a_head_replaced_later_is_seen():
-    model = Network()
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(Network())
     model.output = nn.Linear(4, 3)
     model.extra = nn.Linear(3, 3)
     assert freezer.num_groups == 4
@@ -386,10 +355,9 @@ def test_a_head_replaced_later_is_seen():
 
 def test_a_frozen_backbone_does_not_move_while_the_head_learns():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    freezer = ModelFreezer(model)
+    model, freezer = freezable(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
     freezer.freeze()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = toys.state_of(model)
     optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
+import toys
 from graphs.recorder import GraphedTrainer
 from loopwright import Trainer
-from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data import Permutation, Share, Shuffled, adopt
 from loopwright.data.buckets import (
@@ -182,36 +182,21 @@ def texts(count: int = 50) -> list[dict[str, Any]]:
 
 
 def fit(folder: Path | None, stop_at: int | None = None, kind: type[Trainer] = Trainer, **options: Any) -> Any:
-    class Stop(TrainerCallback):
-        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.progress.update == stop_at:
-                raise StopTrainingError("enough")
-
-    torch.manual_seed(0)
-    model, data = Sums(), texts()
-    trainer = kind(model, None, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), callbacks=[Stop()])
-    trainer.train(
-        data,
-        num_epochs=2,
-        per_device_batch_size=4,
-        gradient_accumulation_steps=2,
-        collate_fn=with_buckets(DataCollatorWithPadding(Pads()), options.pop("lengths", None)),
-        train_dataloader_kwargs={"sampler": LengthGroupedSampler(sample_lengths(data), 4)},
-        seed=1,
-        checkpoints=None if folder is None else Checkpointing(folder),
-        resume_from=None if folder is None else "auto",
-        log_every=3,
-        **options,
-    )
-    return trainer
+    model, data = toys.seeded(Sums), texts()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    options = {"collate_fn": with_buckets(DataCollatorWithPadding(Pads()), options.pop("lengths", None)), **options}
+    if folder is not None:
+        options |= {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
+    loading = {"sampler": LengthGroupedSampler(sample_lengths(data), 4)}
+    options |= {"train_dataloader_kwargs": loading, "gradient_accumulation_steps": 2, "log_every": 3, "seed": 1}
+    how = {"model": model, "loss_func": None, "optimizer": optimizer, "cls": kind}
+    return toys.trained([toys.stop_at(stop_at)], data, 2, **how, **options)
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 7, 9])
 def test_a_run_in_this_order_is_resumed_with_the_same_bits(tmp_path: Path, stop_at: int) -> None:
-    whole = fit(None).model.state_dict()
     fit(tmp_path, stop_at)
-    resumed = fit(tmp_path).model.state_dict()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    toys.assert_same_weights(fit(tmp_path), fit(None))
 
 
 # ------------------------------------------------------------------------------------------------------- lengths
@@ -351,14 +336,18 @@ def test_choices_and_masked_texts_are_padded_too() -> None:
     assert (masked["labels"][:, 12:] == -100).all()
 
 
-def test_a_tokenizer_of_transformers_is_asked_for_the_bucket() -> None:
+@pytest.fixture
+def tokenizer() -> Any:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
+
+
+def test_a_tokenizer_of_transformers_is_asked_for_the_bucket(tokenizer: Any) -> None:
     batch = with_buckets(DataCollatorWithPadding(tokenizer), (8, 16))(samples(3, 9))
     assert batch["input_ids"].shape == (2, 16) and batch["attention_mask"].sum(1).tolist() == [3, 9]
-    assert isinstance(batch, transformers.BatchEncoding)
+    assert type(batch).__name__ == "BatchEncoding"
 
 
 def test_a_tokenizer_without_a_pad_token_still_makes_batches_that_need_none() -> None:
@@ -436,12 +425,8 @@ def test_lines_on_the_console_say_how_much_is_padding_and_the_history_does_not(t
     assert not any("padding_waste" in entry for entry in trainer.state.log_history)
 
 
-def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
-    theirs = transformers.DataCollatorWithPadding(tokenizer)
+def test_collators_of_transformers_are_replaced_by_ours_that_pad_to_lengths(tmp_path: Path, tokenizer: Any) -> None:
+    theirs = pytest.importorskip("transformers").DataCollatorWithPadding(tokenizer)
     _, widths = bert_run(tmp_path, length_buckets=[20, 32], collator=theirs, max_steps=3)
     assert {width for width, _ in widths} <= {20, 32}
 

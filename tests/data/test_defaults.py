@@ -12,14 +12,14 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
     TensorDataset,
 )
 
-from loopwright import Trainer
+import toys
+from data.loaders import Indices
 from loopwright.callbacks import LimitBatchesCallback
 from loopwright.data.defaults import (
     LIMIT_BATCHES_ENV_VAR,
@@ -35,19 +35,16 @@ from loopwright.errors import ConfigError
 TENSORS = TensorDataset(torch.arange(20.0))
 
 
-class Read:
+class Read(Indices):
     """A dataset that has to be read from somewhere."""
 
-    def __len__(self) -> int:
-        return 20
+    size = 20
 
-    def __getitem__(self, index: int) -> int:
-        return index
+    def __init__(self) -> None:
+        pass
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(20))
+STREAM = toys.Stream(range(20))
 
 
 def use_cpus(monkeypatch, cpus: int, processes: int | None = None) -> None:
@@ -82,7 +79,7 @@ def test_all_cpus_count_where_there_is_no_affinity(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dataset", [TENSORS, Subset(TENSORS, [1]), Subset(Subset(TENSORS, [1]), [0]), [1, 2], (1, 2), Stream()]
+    "dataset", [TENSORS, Subset(TENSORS, [1]), Subset(Subset(TENSORS, [1]), [0]), [1, 2], (1, 2), STREAM]
 )
 def test_data_in_memory_and_streams_get_no_workers(monkeypatch, dataset):
     use_cpus(monkeypatch, 4)
@@ -188,9 +185,9 @@ def test_what_the_caller_himself_gives_together_is_left_for_torch_to_refuse(trai
 
 
 def test_a_stream_is_not_shuffled_and_its_workers_do_not_live_on(train_defaults):
-    loader = create_loader(Stream(), train_defaults, None, None)
+    loader = create_loader(STREAM, train_defaults, None, None)
     assert (loader.batch_size, loader.num_workers, loader.persistent_workers) == (8, 2, False)
-    assert create_loader(Stream(), train_defaults, {"persistent_workers": True}, None).persistent_workers
+    assert create_loader(STREAM, train_defaults, {"persistent_workers": True}, None).persistent_workers
 
 
 def test_a_ready_data_loader_is_passed_through(train_defaults):
@@ -220,7 +217,7 @@ def test_the_length_of_a_slice_is_what_iterating_it_gives():
         part = DataLoaderSlice(list(range(size)), 3)
         assert len(part) == len(list(part))
     assert len(DataLoaderSlice(iter([]), 3)) == 3  # not known: the most it can be
-    assert len(DataLoaderSlice(DataLoader(Stream(), batch_size=2), 3)) == 3
+    assert len(DataLoaderSlice(DataLoader(STREAM, batch_size=2), 3)) == 3
 
 
 def test_a_slice_can_be_read_again_and_has_the_attributes_of_its_loader():
@@ -235,9 +232,7 @@ def limit_of(trainer) -> int | None:
     return trainer.callback_handler.batch_limit(trainer, training=True)
 
 
-def trainer() -> Trainer:
-    model = torch.nn.Linear(1, 1)
-    return Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=())
+trainer = toys.trainer_of
 
 
 def test_trainers_made_inside_the_block_are_limited_for_their_life_and_no_others(monkeypatch):

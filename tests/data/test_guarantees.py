@@ -22,8 +22,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, Shuffled, adopt
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "data_order.md").read_text(encoding="utf-8")
@@ -187,16 +187,6 @@ CASES = [
 ]
 
 
-class SaveAndStop(TrainerCallback):
-    def __init__(self, update: int, folder: Path) -> None:
-        self.update, self.folder = update, folder
-
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == self.update:
-            trainer.request_save(self.folder)
-            trainer.request_stop("saved")
-
-
 def trained(make, start_seed: int = 0, callbacks=(), **kwargs) -> Trainer:
     """A trainer after a run, begun from weights and generators of this seed."""
     random.seed(start_seed)
@@ -204,23 +194,19 @@ def trained(make, start_seed: int = 0, callbacks=(), **kwargs) -> Trainer:
     torch.manual_seed(start_seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     trainer = SampleTrainer(model, nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=0.05), callbacks=callbacks)
-    trainer.train(
-        num_epochs=EPOCHS,
-        per_device_batch_size=BATCH_SIZE,
-        gradient_accumulation_steps=ACCUMULATION,
-        **make(),
-        **kwargs,
-    )
+    kwargs = {"per_device_batch_size": BATCH_SIZE, "gradient_accumulation_steps": ACCUMULATION, **kwargs}
+    trainer.train(num_epochs=EPOCHS, **make(), **kwargs)
     return trainer
 
 
 def bits(trainer: Trainer) -> dict[str, list[float]]:
-    return {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
+    return toys.plain(toys.state_of(trainer))
 
 
 def resumed(make, update: int, folder: Path, resumed_make=None) -> Trainer:
     """A trainer that continued, from other weights and another seed, a run that was saved at this update."""
-    stopped = trained(make, callbacks=[SaveAndStop(update, folder)])
+    save = toys.at_update(update, lambda trainer: trainer.request_save(folder))
+    stopped = trained(make, callbacks=[save, toys.stop_at(update)])
     assert stopped.progress.update == update
     return trained(resumed_make or make, start_seed=99, resume_from=folder)
 
@@ -318,8 +304,7 @@ def test_the_example_can_be_stopped_and_continued_by_its_two_integers():
     begin, loop = example.split("epoch, position = 0, 0")
     assert (halfway["epoch"], halfway["position"]) == (1, 32)
     exec(loop.split("\n", 1)[1], halfway)
-    for weight, expected in zip(halfway["model"].parameters(), whole["model"].parameters(), strict=True):
-        assert torch.equal(weight, expected)
+    toys.assert_same_weights(halfway["model"], whole["model"])
 
 
 def test_the_order_alone_is_what_the_page_says():

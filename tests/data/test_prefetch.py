@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import StopTrainingError, TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data import MicroBatch, Window
 from loopwright.data.prefetch import _moves_itself, prefetched
 from loopwright.engine.nested import map_tensors
 from loopwright.errors import DataError
-from loopwright.run_folder import read_metrics
 from loopwright.tracking.throughput import Throughput, count_tokens, peak_of
 from loopwright.training.logbook import Logbook
 
@@ -146,47 +143,26 @@ class Prefetching(Trainer):
 
 
 def fit(kind: type[Trainer], folder: Path | None = None, stop_at: int | None = None) -> Any:
-    class Stop(TrainerCallback):
-        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.progress.update == stop_at:
-                raise StopTrainingError("enough")
-
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-    data = TensorDataset(torch.randn(37, 3), torch.randn(37, 1))
-    trainer = kind(network, nn.MSELoss(), torch.optim.AdamW(network.parameters(), lr=0.01), callbacks=[Stop()])
-    trainer.train(
-        data,
-        num_epochs=2,
-        per_device_batch_size=4,
-        gradient_accumulation_steps=2,
-        seed=3,
-        log_every=2,
-        checkpoints=None if folder is None else Checkpointing(folder),
-        resume_from=None if folder is None else "auto",
-    )
-    return trainer
-
-
-def weights(trainer: Any) -> torch.Tensor:
-    return torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
+    saved = {} if folder is None else {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
+    options = {"model": toys.network(8, dropout=0.3), "cls": kind, "gradient_accumulation_steps": 2, "log_every": 2}
+    return toys.trained([toys.stop_at(stop_at)], toys.data(37), 2, seed=3, **options, **saved)
 
 
 def test_a_run_with_batches_ahead_has_the_bits_of_one_without() -> None:
     ahead = fit(Prefetching)
-    assert torch.equal(weights(fit(Trainer)), weights(ahead))
+    assert torch.equal(toys.weights(fit(Trainer)), toys.weights(ahead))
     assert len([one for copier in ahead.copiers for one in copier.journal if one[0] == "copy"]) == 10
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 7])
 def test_a_run_with_batches_ahead_is_resumed_exactly(tmp_path: Path, stop_at: int) -> None:
     fit(Prefetching, tmp_path, stop_at)
-    assert torch.equal(weights(fit(Prefetching, tmp_path)), weights(fit(Trainer)))
+    assert torch.equal(toys.weights(fit(Prefetching, tmp_path)), toys.weights(fit(Trainer)))
 
 
 def test_a_run_says_how_fast_it_was_at_every_log(tmp_path: Path) -> None:
     trainer = fit(Trainer, tmp_path)
-    records = [one for one in read_metrics(tmp_path / "metrics.jsonl") if one["event"] in ("log", "speed")]
+    records = toys.records(tmp_path, "log", "speed")
     assert [one["event"] for one in records] == ["log", "speed"] * (len(records) // 2) and len(records) >= 8
     speed = records[1]
     assert speed["update"] == records[0]["update"] and speed["samples_per_second"] > 0

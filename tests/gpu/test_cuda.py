@@ -9,41 +9,32 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import DEFAULT_CALLBACKS, TrainerCallback
+from toys import weights
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def network(dropout: float = 0.0) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 3))
+    return toys.seeded(lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 3)))
 
 
 def data(size: int = 60) -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(size, 8, generator=generator), torch.randint(3, (size,), generator=generator))
+    return toys.labelled(size, 8, seed=1)
 
 
 def trainer_of(model: nn.Module, callbacks=(), lr: float = 0.05) -> Trainer:
     return Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr), callbacks=callbacks)
 
 
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().cpu() for parameter in trainer.model.parameters()])
-
-
 def test_fp16_with_accumulation_and_clipping_trains_like_fp32():
     trained = {}
     for precision in ("no", "fp16"):
         trainer = trainer_of(network())
-        result = trainer.train(
-            data(), 2, gradient_accumulation_steps=3, gradient_clip_norm=0.5, gradient_clip_value=0.1,
-            mixed_precision=precision, seed=3,
-        )  # fmt: skip
+        options = {"gradient_accumulation_steps": 3, "gradient_clip_norm": 0.5, "gradient_clip_value": 0.1, "seed": 3}
+        result = trainer.train(data(), 2, mixed_precision=precision, **options)
         assert result.updates == 6
         trained[precision] = weights(trainer)
     assert torch.allclose(trained["no"], trained["fp16"], atol=5e-3)
@@ -51,8 +42,7 @@ def test_fp16_with_accumulation_and_clipping_trains_like_fp32():
 
 
 def test_an_update_skipped_by_the_scaler_steps_neither_weights_nor_scheduler():
-    model = network()
-    trainer = trainer_of(model)
+    trainer = trainer_of(network())
     steps = []
 
     class Counting(torch.optim.lr_scheduler.LambdaLR):
@@ -74,8 +64,7 @@ def test_an_update_skipped_by_the_scaler_steps_neither_weights_nor_scheduler():
 
 
 def test_bf16_trains_and_leaves_the_models_own_forward_behind():
-    model = network()
-    trainer = trainer_of(model)
+    trainer = trainer_of(network())
     trainer.train(data(), 1, mixed_precision="bf16")
     assert "forward" not in vars(trainer.model)
     assert trainer.model(torch.zeros(1, 8, device="cuda")).dtype == torch.float32
@@ -108,14 +97,10 @@ class Noisy(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_run_is_bit_equal_with_dropout_on_the_device(tmp_path, workers):
-    class SaveAt(TrainerCallback):
-        def on_update_end(self, trainer, **kwargs):
-            if trainer.progress.update == 5:
-                trainer.request_save(tmp_path / "state")
-
+    save = toys.at_update(5, lambda trainer: trainer.request_save(tmp_path / "state"))
     kwargs = {"seed": 7, "train_dataloader_kwargs": {"num_workers": workers}}
     start = network(dropout=0.3)
-    whole = trainer_of(copy.deepcopy(start), [SaveAt()])
+    whole = trainer_of(copy.deepcopy(start), [save])
     whole.train(Noisy(60), 2, **kwargs)
     resumed = trainer_of(copy.deepcopy(start))
     resumed.train(Noisy(60), 2, resume_from=tmp_path / "state", **kwargs)

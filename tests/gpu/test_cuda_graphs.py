@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.callbacks import TrainerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.engine.graphs import single_precision_rates
 from loopwright.schedulers import CosineLrScheduler
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -74,26 +74,11 @@ def trained(kind: type[Trainer], callbacks: Any = (), updates: int = 200, **opti
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     losses = Losses()
     trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[losses, *callbacks])
-    settings: dict[str, Any] = {
-        "num_epochs": 100,
-        "max_num_train_steps": updates,
-        "per_device_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "gradient_clip_norm": 1.0,
-        "create_scheduler_fn": functools.partial(
-            CosineLrScheduler, num_warmup_epochs=1, total_num_epochs=4, num_update_steps_per_epoch=50
-        ),
-        "seed": 11,
-        "log_every": 1,
-        **options,
-    }
-    trainer.train(a_dataset(), **settings)
+    schedule = CosineLrScheduler.create_scheduler_fn(4, 50, num_warmup_epochs=1)
+    settings: dict[str, Any] = {"num_epochs": 100, "max_num_train_steps": updates, "per_device_batch_size": 8}
+    settings |= {"gradient_accumulation_steps": 2, "gradient_clip_norm": 1.0, "create_scheduler_fn": schedule}
+    trainer.train(a_dataset(), **{**settings, "seed": 11, "log_every": 1, **options})
     return trainer, losses
-
-
-def assert_same_weights(one: Any, other: Any) -> None:
-    first, second = one.model.state_dict(), other.model.state_dict()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -102,7 +87,7 @@ def test_graphs_have_the_bits_of_eager_updates_in_float32(accumulation: int) -> 
     graphed, losses = trained(Trainer, step_mode="graph", gradient_accumulation_steps=accumulation)
     assert losses.graphed >= 0.95 * 200
     assert losses.seen == eager_losses.seen
-    assert_same_weights(eager, graphed)
+    toys.assert_same_weights(eager, graphed)
 
 
 def test_graphs_have_the_losses_of_eager_updates_in_bf16() -> None:
@@ -113,18 +98,13 @@ def test_graphs_have_the_losses_of_eager_updates_in_bf16() -> None:
 
 
 def test_auto_takes_graphs_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    class StopAt(TrainerCallback):
-        def on_update_end(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.progress.update == 33:
-                raise StopTrainingError("enough")
-
     whole, losses = trained(Trainer, updates=60)
     assert losses.graphed >= 55
     options = {"checkpoints": Checkpointing(tmp_path / "run", every_updates=20), "resume_from": "auto", "updates": 60}
-    trained(Trainer, [StopAt()], **options)
+    trained(Trainer, [toys.stop_at(33)], **options)
     resumed, losses = trained(Trainer, **options)
     assert losses.graphed >= 25
-    assert_same_weights(whole, resumed)
+    toys.assert_same_weights(whole, resumed)
 
 
 def test_a_forward_pass_that_waits_for_the_device_is_run_eagerly(capsys: Any) -> None:
@@ -176,4 +156,4 @@ def test_graphs_go_together_with_saves_in_the_background(tmp_path: Path) -> None
     policy = Checkpointing(tmp_path / "run", every_updates=3, asynchronous=True)
     saved, saved_losses = trained(Trainer, updates=60, checkpoints=policy)
     assert saved_losses.graphed == losses.graphed >= 55
-    assert_same_weights(plain, saved)
+    toys.assert_same_weights(plain, saved)

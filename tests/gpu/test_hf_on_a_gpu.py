@@ -8,10 +8,7 @@ from torch import nn
 
 from loopwright.hf import Trainer, TrainerCallback, TrainingArguments
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Net(nn.Module):

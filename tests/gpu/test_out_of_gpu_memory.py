@@ -12,11 +12,9 @@ from torch.utils.data import TensorDataset
 from loopwright import Trainer
 from loopwright.errors import MemoryLimitError
 from loopwright.training.run import run_of
+from toys import weights
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 WIDTH, ROWS = 64, 64
 LARGE = 2**20  # values per row that the model keeps: 4 MB
@@ -58,10 +56,6 @@ def fit(**options) -> Trainer:
     settings = {"num_epochs": 1, "per_device_batch_size": ROWS, "seed": 1, "eval_dataset": data, **options}
     trainer.result = trainer.train(data, **settings)
     return trainer
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([each.detach().flatten().cpu() for each in trainer.model.parameters()])
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "auto"])

@@ -7,15 +7,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import toys
 from loopwright import Trainer
 from loopwright.data import MicroBatch, Window, adopt
 from loopwright.data.order import Share
 from loopwright.data.prefetch import CudaCopier, prefetched
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 
 
@@ -59,13 +57,10 @@ def test_a_small_batch_that_is_read_here_is_not_pinned():
 @pytest.mark.parametrize("step_mode", ["eager", "graph"])
 def test_copying_ahead_changes_no_number(step_mode, monkeypatch):
     def train() -> torch.Tensor:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-        generator = torch.Generator().manual_seed(1)
-        data = TensorDataset(torch.randn(64, 8, generator=generator), torch.randint(3, (64,), generator=generator))
+        model = toys.seeded(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
         trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 0.01), callbacks=())
-        trainer.train(data, 2, per_device_batch_size=8, seed=3, step_mode=step_mode)
-        return torch.cat([parameter.detach().flatten().cpu() for parameter in trainer.model.parameters()])
+        trainer.train(toys.labelled(64, 8, seed=1), 2, per_device_batch_size=8, seed=3, step_mode=step_mode)
+        return toys.weights(trainer)
 
     when_used = train()
     monkeypatch.setattr(CudaCopier.__init__, "__defaults__", (0,))

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import ProfileCallback
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = pytest.mark.gpu
 
 
 def samples() -> TensorDataset:
@@ -29,30 +30,26 @@ def trainer_of(*callbacks: object) -> Trainer:
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks)
 
 
-@pytest.mark.gpu
+def state_of(trainer: Trainer) -> list:
+    return [toys.state_of(trainer), trainer.optimizer.state_dict(), torch.cuda.get_rng_state()]
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_finding_a_rate_leaves_no_trace_between_two_runs(precision):
     found, plain = trainer_of(), trainer_of()
     for trainer in (found, plain):
         trainer.train(samples(), num_epochs=1, per_device_batch_size=16, seed=1, mixed_precision=precision)
-    before = copy.deepcopy([found.model.state_dict(), found.optimizer.state_dict(), torch.cuda.get_rng_state()])
+    before = copy.deepcopy(state_of(found))
 
     curve = found.find_lr(samples(), 16, num_updates=30, seed=1, mixed_precision=precision)
 
-    after = [found.model.state_dict(), found.optimizer.state_dict(), torch.cuda.get_rng_state()]
-    assert torch.equal(before[2], after[2])
-    assert all(torch.equal(after[0][name], value) for name, value in before[0].items())
-    assert before[1]["param_groups"] == after[1]["param_groups"]
-    for index, state in before[1]["state"].items():
-        assert all(torch.equal(after[1]["state"][index][name], value) for name, value in state.items())
+    toys.assert_same(state_of(found), before)
     assert len(curve.losses) > 5
     for trainer in (found, plain):
         trainer.train(samples(), num_epochs=1, per_device_batch_size=16, seed=2, mixed_precision=precision)
-    for name, value in plain.model.state_dict().items():
-        assert torch.equal(value, found.model.state_dict()[name])
+    toys.assert_same_weights(found, plain)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_profile_has_the_shares_of_its_mode_and_changes_no_number(tmp_path, mode):
     options = {"num_epochs": 2, "per_device_batch_size": 16, "seed": 1, "step_mode": mode}
@@ -67,5 +64,4 @@ def test_a_profile_has_the_shares_of_its_mode_and_changes_no_number(tmp_path, mo
     if mode == "graph":  # operators are not run from the host there
         assert not any(each["name"].startswith("aten::") for each in found["operators"])
     assert results[0] == results[1]
-    for name, value in plain.model.state_dict().items():
-        assert torch.equal(value, profiled.model.state_dict()[name])
+    toys.assert_same_weights(profiled, plain)

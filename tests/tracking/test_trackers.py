@@ -18,11 +18,12 @@ import toys
 from distributed.launcher import launch
 from hf.tiny import Classifier, rows
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import ModelEmaCallback, TrackerCallback, TrainerCallback
+from loopwright.callbacks import ModelEmaCallback, TrackerCallback
 from loopwright.engine import trackers
 from loopwright.errors import ConfigError
 from loopwright.hf import Trainer as HfTrainer
 from loopwright.hf import TrainingArguments
+from toys import records
 from tracking.written import configs, points, scalars, trackio_in
 
 SPEED = ("samples_per_second", "data_wait", "peak_memory_bytes")
@@ -43,46 +44,26 @@ class Recorded(Trainer):
         self.run_history.update_metric("eval_matrix", [[1, 2], [3, 4]])
 
 
-class Crash(TrainerCallback):
-    """Ends the process, as far as the run can tell, after an update."""
+def crash(update):
+    """End the process, as far as the run can tell, after an update."""
 
-    def __init__(self, update):
-        self.update = update
+    def gone(trainer):
+        raise RuntimeError("the machine is gone")
 
-    def on_update_end(self, trainer, **kwargs):
-        if trainer.progress.update == self.update:
-            raise RuntimeError("the machine is gone")
+    return toys.at_update(update, gone)
 
 
 def trained(folder, *callbacks, num_epochs=2, resume_from=None):
     """Train for four updates per epoch, logging each and saving after each epoch; return the trainer."""
-    model = toys.network()
-    trainer = Recorded(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.05), callbacks=callbacks)
-    data = toys.data(16)
-    trainer.train(
-        data,
-        num_epochs,
-        eval_dataset=data,
-        per_device_batch_size=4,
-        gradient_clip_norm=1.0,
-        log_every=1,
-        evaluate_every=2,
-        seed=1,
-        checkpoints=Checkpointing(
-            folder / f"states-{num_epochs}", every_epochs=1, asynchronous=False, run_folder=folder
-        ),
-        resume_from=resume_from,
-    )
-    return trainer
+    states = folder / f"states-{num_epochs}"
+    checkpoints = Checkpointing(states, every_epochs=1, asynchronous=False, run_folder=folder)
+    often = {"eval_dataset": toys.data(16), "evaluate_every": 2, "log_every": 1, "gradient_clip_norm": 1.0, "seed": 1}
+    options = {"momentum": 0.0, "cls": Recorded, "checkpoints": checkpoints, "resume_from": resume_from, **often}
+    return toys.trained(callbacks, num_epochs=num_epochs, **options)
 
 
 def averaging(folder):
     return ModelEmaCallback(0.9, save_path=str(folder / "averaged.pt"))
-
-
-def records(folder, event):
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["event"] == event]
 
 
 def fake(**raising):
@@ -95,23 +76,21 @@ def fake(**raising):
         def __init__(self, *args, **kwargs):
             pass
 
-        def _call(self, name):
+    def called(name):
+        def method(self, *args, **kwargs):
             self.calls.append(name)
             if name in raising:
                 raise raising[name]
 
-        def start(self):
-            self._call("start")
+        return method
 
-        def store_init_configuration(self, values):
-            self._call("config")
-
-        def log(self, values, step=None):
-            self._call("log")
-
-        def finish(self):
-            self._call("finish")
-
+    for method, name in {
+        "store_init_configuration": "config",
+        "start": "start",
+        "log": "log",
+        "finish": "finish",
+    }.items():
+        setattr(Fake, method, called(name))
     return Fake
 
 
@@ -254,12 +233,8 @@ def test_a_run_that_fails_closes_its_trackers_and_its_journal(tmp_path, use):
     use(kind)
     callback = TrackerCallback("tensorboard", tmp_path / "trackers")
 
-    class Failing(TrainerCallback):
-        def on_log(self, trainer, **kwargs):
-            raise RuntimeError("broken")
-
     with pytest.raises(RuntimeError, match="broken"):
-        trained(tmp_path, callback, Failing())
+        trained(tmp_path, callback, toys.raising("on_log", RuntimeError("broken")))
     assert kind.calls == ["start", "config", "log", "finish"]
     journal = tmp_path / "trackers" / "trackers.jsonl"
     held = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
@@ -279,7 +254,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, capsys):
 def test_a_resumed_run_writes_no_point_twice(reported, tmp_path):
     names, folder = ["tensorboard", "trackio"], tmp_path / "trackers"
     with pytest.raises(RuntimeError, match="the machine is gone"):
-        trained(tmp_path, TrackerCallback(names, folder, "resumed"), averaging(folder), Crash(8))
+        trained(tmp_path, TrackerCallback(names, folder, "resumed"), averaging(folder), crash(8))
     trained(tmp_path, TrackerCallback(names, folder, "resumed"), averaging(folder), resume_from="auto")
     assert records(tmp_path, "start")[-1]["update"] == 4
     whole, board = points("whole"), scalars(reported / "trackers" / "tensorboard")
@@ -316,11 +291,12 @@ def test_what_a_tracker_calls_the_run_is_kept_also_if_it_joins_later(tmp_path, m
     assert [record["identities"] for record in journal if "identities" in record] == [{}, {"aim": "abc"}]
 
 
-class Late(TrainerCallback):
-    """Puts a metric into the history when the trackers have been told of the epoch already."""
-
-    def on_training_run_epoch_end(self, trainer, **kwargs):
-        trainer.run_history.update_metric("late", float(trainer.progress.update))
+# Puts a metric into the history when the trackers have been told of the epoch already.
+late = toys.callback(
+    on_training_run_epoch_end=lambda trainer, **kwargs: trainer.run_history.update_metric(
+        "late", float(trainer.progress.update)
+    )
+)
 
 
 def test_a_metric_that_came_right_before_a_save_is_reported_by_the_resumed_run(tmp_path, use):
@@ -335,13 +311,13 @@ def test_a_metric_that_came_right_before_a_save_is_reported_by_the_resumed_run(t
 
     whole, broken, resumed = [], [], []
     use(reporting(whole))
-    trained(tmp_path / "whole", TrackerCallback("tensorboard", tmp_path / "whole" / "trackers"), Late())
+    trained(tmp_path / "whole", TrackerCallback("tensorboard", tmp_path / "whole" / "trackers"), late)
     use(reporting(broken))
     folder = tmp_path / "run"
     with pytest.raises(RuntimeError, match="the machine is gone"):
-        trained(folder, TrackerCallback("tensorboard", folder / "trackers"), Late(), Crash(5))
+        trained(folder, TrackerCallback("tensorboard", folder / "trackers"), late, crash(5))
     use(reporting(resumed))
-    trained(folder, TrackerCallback("tensorboard", folder / "trackers"), Late(), resume_from="auto")
+    trained(folder, TrackerCallback("tensorboard", folder / "trackers"), late, resume_from="auto")
     assert len(whole) == 2 and whole[0][1] == 4.0
     assert broken + resumed == whole
 
@@ -399,8 +375,7 @@ def test_a_failing_callback_of_transformers_does_not_stop_training(tmp_path, mon
         assert trainer.train().global_step == 4
     said = [record.getMessage() for record in caplog.records if "TensorBoardCallback.on_log" in record.getMessage()]
     assert said == ["TensorBoardCallback.on_log failed, and training continues: ConnectionError: no network"]
-    for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    toys.assert_same_weights(trainer, expected)
 
 
 def test_hf_takes_all_trackers_that_are_installed_and_names_what_to_install(tmp_path, monkeypatch, trackio):

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
-from loopwright.callbacks import StopTrainingError, TrainerCallback
+from loopwright.callbacks import StopTrainingError
 from loopwright.errors import ConfigError, DataError
 from loopwright.lr_finder import _KeptOptimizer, create_curve, rising_rates
+from toys import assert_same
 
 
 class Net(nn.Module):
@@ -43,10 +45,9 @@ def samples(count=64):
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
 
 
-def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), **options):
-    torch.manual_seed(0)
-    model = Net()
-    return Trainer(model, nn.CrossEntropyLoss(), optimizer_class(model.parameters(), lr=0.01, **options), callbacks)
+def trainer_of(optimizer_class=torch.optim.AdamW, callbacks=(), cls=Trainer, **options):
+    model = toys.seeded(Net)
+    return cls(model, nn.CrossEntropyLoss(), optimizer_class(model.parameters(), lr=0.01, **options), callbacks)
 
 
 @contextlib.contextmanager
@@ -78,24 +79,6 @@ def state_of(trainer):
     )
 
 
-def assert_same(first, second):
-    assert type(first) is type(second)
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second)
-    elif isinstance(first, np.ndarray):
-        assert (first == second).all()
-    elif isinstance(first, dict):
-        assert list(first) == list(second)
-        for name in first:
-            assert_same(first[name], second[name])
-    elif isinstance(first, (list, tuple)):
-        assert len(first) == len(second)
-        for one, other in zip(first, second, strict=True):
-            assert_same(one, other)
-    else:
-        assert first == second
-
-
 @pytest.mark.parametrize("is_trained", [False, True], ids=["before training", "after training"])
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
 def test_everything_is_as_it_was_before(is_trained, optimizer_class):
@@ -118,23 +101,16 @@ def test_a_run_after_it_is_the_run_without_it():
     results = [trainer.train(samples(), num_epochs=2, seed=3) for trainer in (with_it, without)]
 
     assert results[0] == results[1]
-    assert_same(with_it.model.state_dict(), without.model.state_dict())
+    toys.assert_same_weights(with_it, without)
 
 
 def test_its_first_losses_are_those_of_the_run_in_the_same_order():
-    class Losses(TrainerCallback):
-        def __init__(self):
-            self.found = []
-
-        def on_log(self, trainer, logs=None, **kwargs):
-            self.found.append(logs["loss"])
-
-    losses = Losses()
+    losses = toys.watch(on_log=lambda trainer, logs, **kwargs: logs["loss"])
     curve = trainer_of().find_lr(samples(), 8, start=0.01, end=0.02, num_updates=4, seed=5)
     trainer_of(callbacks=[losses]).train(samples(), 1, per_device_batch_size=8, seed=5, log_every=1)
 
-    assert curve.losses[:2] == tuple(losses.found[:2])  # the first step is at the rate of the optimizer
-    assert curve.losses[2] != losses.found[2]
+    assert curve.losses[:2] == tuple(losses.seen[:2])  # the first step is at the rate of the optimizer
+    assert curve.losses[2] != losses.seen[2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, signal.SIGINT])
@@ -152,9 +128,7 @@ def test_it_leaves_no_trace_when_it_is_broken_off(error):
                     raise error("enough")
             return super().calculate_train_batch_loss(batch)
 
-    torch.manual_seed(0)
-    model = Net()
-    trainer = Breaking(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.01), ())
+    trainer = trainer_of(cls=Breaking)
     trainer.train(samples(16), num_epochs=1, seed=3)
     trainer.num_batches, trainer.breaks = 0, True
     before = state_of(trainer)
@@ -168,7 +142,7 @@ def test_it_leaves_no_trace_when_it_is_broken_off(error):
 def test_groups_keep_their_ratio_and_rates_rise_by_one_factor():
     class Rates(Trainer):
         def optimizer_step(self):
-            seen.append([group["lr"] for group in self.optimizer.param_groups])
+            seen.append(toys.lrs(self))
             super().optimizer_step()
 
     seen = []
@@ -180,7 +154,7 @@ def test_groups_keep_their_ratio_and_rates_rise_by_one_factor():
 
     assert [rates[0] for rates in seen] == list(curve.rates) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
     assert [rates[1] / rates[0] for rates in seen] == pytest.approx([0.2] * 4)
-    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.1, 0.02]
+    assert toys.lrs(trainer) == [0.1, 0.02]
 
 
 def test_it_ends_when_the_loss_goes_up_and_suggests_a_rate_below():
@@ -200,8 +174,7 @@ def test_a_loss_that_is_not_finite_ends_it():
             is_high = self.optimizer.param_groups[0]["lr"] > 1e-3
             return {**output, "loss": output["loss"] * (math.nan if is_high else 1.0)}
 
-    model = Net()
-    trainer = Exploding(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1.0), ())
+    trainer = trainer_of(torch.optim.SGD, cls=Exploding)
     before = state_of(trainer)
 
     curve = trainer.find_lr(samples(), start=1e-4, end=1.0, num_updates=20)
@@ -214,16 +187,10 @@ def test_a_loss_that_is_not_finite_ends_it():
 
 
 def test_nothing_is_printed_and_no_callback_is_called(capsys):
-    class Counting(TrainerCallback):
-        num_events = 0
+    watch = toys.watch(on_training_run_start=lambda trainer, **kwargs: "started")
+    trainer_of(callbacks=[watch]).find_lr(samples(), num_updates=3)
 
-        def on_training_run_start(self, trainer, **kwargs):
-            self.num_events += 1
-
-    counting = Counting()
-    trainer_of(callbacks=[counting]).find_lr(samples(), num_updates=3)
-
-    assert counting.num_events == 0
+    assert watch.seen == []
     assert capsys.readouterr().out == ""
 
 
@@ -276,12 +243,9 @@ def test_empty_data_and_an_optimizer_without_a_rate_are_refused():
 
 
 def test_it_is_refused_inside_a_run():
-    class Inside(TrainerCallback):
-        def on_update_end(self, trainer, **kwargs):
-            trainer.find_lr(samples())
-
+    inside = toys.callback(on_update_end=lambda trainer, **kwargs: trainer.find_lr(samples()))
     with pytest.raises(ConfigError, match="in the middle of a training run"):
-        trainer_of(callbacks=[Inside()]).train(samples(), num_epochs=1)
+        trainer_of(callbacks=[inside]).train(samples(), num_epochs=1)
 
 
 # ------------------------------------------------------------------------------------ which loss is of which rate
@@ -324,13 +288,10 @@ def test_an_update_that_is_made_after_the_end_was_asked_for_is_no_part_of_the_cu
             except StopTrainingError as error:
                 self.request_stop(str(error))
 
-    def curve_of(kind):
-        torch.manual_seed(0)
-        model = Net()
-        trainer = kind(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), ())
-        return trainer.find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
-
-    alone, together = curve_of(Trainer), curve_of(Together)
+    alone, together = (
+        trainer_of(torch.optim.SGD, cls=cls).find_lr(samples(), start=1e-4, end=1e5, num_updates=60, seed=0)
+        for cls in (Trainer, Together)
+    )
 
     assert alone.stop_reason == "the loss is 4 times its best"
     assert together == alone

@@ -12,8 +12,9 @@ from PIL import Image, ImageOps
 from torch import nn
 from torch.utils.data import DataLoader
 
+import toys
+from data import loaders
 from loopwright import Trainer
-from loopwright.data import Share, adopt
 from loopwright.data.images import (
     ColorJitter,
     Compose,
@@ -36,7 +37,6 @@ from loopwright.data.images import (
 )
 from loopwright.errors import DataError, InputError
 
-CPU = torch.device("cpu")
 NUM_IMAGES = 24
 TRANSFORM = Compose([RandomResizedCrop(12), HorizontalFlip(), ColorJitter(0.3, 0.3, 0.3, 0.1), RandomAffine(10)])
 
@@ -64,7 +64,7 @@ def dataset_of(rows, transform=TRANSFORM) -> ImageDataset:
 
 def adopted(dataset, num_workers=0, bad_samples="raise", seed=3, accumulation=1):
     source = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=num_workers, collate_fn=collate_images)
-    return adopt(source, seed=seed, share=Share(0, 1, accumulation), device=CPU, bad_samples=bad_samples)
+    return loaders.adopted(source, seed=seed, accumulation=accumulation, bad_samples=bad_samples)
 
 
 def seen(windows) -> list[tuple[list[int], bytes]]:
@@ -127,16 +127,7 @@ def trained(dataset, num_epochs, **options):
     torch.manual_seed(0)
     model = Flatten()
     trainer = ImageTrainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), callbacks=[])
-    loading = {"num_workers": 0}
-    trainer.train(
-        dataset,
-        num_epochs,
-        per_device_batch_size=4,
-        seed=5,
-        collate_fn=collate_images,
-        train_dataloader_kwargs=loading,
-        **options,
-    )
+    toys.fit(trainer, dataset, num_epochs, seed=5, collate_fn=collate_images, **options)
     return trainer
 
 
@@ -298,13 +289,8 @@ def scenes() -> list[Scene]:
     masks = np.zeros((2, 4, 6), dtype=bool)
     masks[0, 1:3, 1:4] = masks[1, 0:2, 2:6] = True
     boxes = np.array([[1, 1, 4, 3], [2, 0, 6, 2]], dtype=np.float32)
-    first = small_scene(
-        boxes=boxes,
-        classes=np.array([4, 2]),
-        masks=masks,
-        crowd=np.array([False, True]),
-        semantic=np.ones((4, 6), np.int32),
-    )
+    known = {"boxes": boxes, "classes": np.array([4, 2]), "masks": masks, "crowd": np.array([False, True])}
+    first = small_scene(**known, semantic=np.ones((4, 6), np.int32))
     empty = {
         "boxes": np.zeros((0, 4), np.float32),
         "classes": np.zeros(0, np.int64),
