@@ -1,7 +1,5 @@
 """Buffers go back to what they were when an update began, however a module moves them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Fault points: free when not armed, exact about which hit, and clear about what they do not understand."""
 
-from __future__ import annotations
-
 import errno
 import re
 import signal

@@ -1,7 +1,5 @@
 """The model freezer: which parameters and modes change, and which are reported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The run config: its fields, reading by name, and a dict that is apart from the run."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import FrozenInstanceError, fields
 

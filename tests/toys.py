@@ -4,8 +4,6 @@ trainer = trained([stop_at(3)], data(16), num_epochs=2, checkpoints=saving(tmp_p
 assert trainer.result.updates == 3 and trainer.seen[0] == [5, 0, 9, 2]
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os

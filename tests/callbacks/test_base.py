@@ -1,7 +1,5 @@
 """The base of all callbacks and the handler: who is called, in which order, with what, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Callbacks that save: the best model, training states, and a warmup-stable-decay schedule's checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -1,7 +1,5 @@
 """Callbacks that print, draw bars, and put modules where they belong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

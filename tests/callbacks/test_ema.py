@@ -1,7 +1,5 @@
 """The moving average of a model: its arithmetic, and the callback that keeps, evaluates and saves it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Parts beside the model and the optimizer: saved with the run on request, and warned about if they would be lost."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

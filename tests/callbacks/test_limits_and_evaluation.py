@@ -1,7 +1,5 @@
 """Callbacks that cut epochs short, and the one that evaluates inside them."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

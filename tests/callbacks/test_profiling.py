@@ -1,7 +1,5 @@
 """`ProfileCallback`: what it says of an update, what it writes, and that it changes no number."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Callbacks that end a run: early stopping, to the last digit of its arithmetic, and the stop at a bad loss."""
 
-from __future__ import annotations
-
 import math
 import operator
 

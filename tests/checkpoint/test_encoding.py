@@ -1,7 +1,5 @@
 """State as JSON and tensors: what goes in comes out, type by type, and what cannot be kept is refused by name."""
 
-from __future__ import annotations
-
 import enum
 import json
 import math

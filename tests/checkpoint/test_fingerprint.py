@@ -1,7 +1,5 @@
 """The fingerprint of a run, what differs between two, and which guarantee that leaves."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

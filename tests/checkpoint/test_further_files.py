@@ -1,7 +1,5 @@
 """Further files of a checkpoint, folders that are open to others, and names of a run's own choosing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

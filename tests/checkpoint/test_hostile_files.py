@@ -1,7 +1,5 @@
 """Files that were made to mislead: refused by name, in little time and memory, and nothing in them is run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Model and optimizer state by name, whatever the order; and the files of `save_checkpoint`, which hold both."""
 
-from __future__ import annotations
-
 import copy
 import resource
 from collections import deque

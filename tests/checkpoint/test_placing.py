@@ -1,7 +1,5 @@
 """A checkpoint that takes the place of another of its name, and readers who come in between."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Listing what a folder of checkpoints holds."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

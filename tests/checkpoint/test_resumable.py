@@ -1,7 +1,5 @@
 """A hand-written loop's objects are saved together and restored together, or not at all."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -1,7 +1,5 @@
 """What `sharding=` and hf's `fsdp` may ask for, and what is refused before anything is done."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

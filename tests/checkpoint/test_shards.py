@@ -1,7 +1,5 @@
 """The table of a sharded checkpoint's parts, made by hand; the processes that write one are in tests/distributed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

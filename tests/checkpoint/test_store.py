@@ -1,7 +1,5 @@
 """Checkpoints on disk: whole or refused, never half; and nothing in them can run code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

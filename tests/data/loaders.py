@@ -1,7 +1,5 @@
 """Noisy datasets and samplers for the tests of loaders, and what a training loop gets to see of a loader."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

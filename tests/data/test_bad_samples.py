@@ -1,7 +1,5 @@
 """Samples that cannot be read: an error that names them, or a run that goes on without them and says so."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -1,7 +1,5 @@
 """Samples of like length together: a pure order, lengths to pad to, and what they save."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

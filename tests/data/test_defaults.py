@@ -1,7 +1,5 @@
 """Loader defaults: how many workers, which arguments go together, and the tools that cut an epoch short."""
 
-from __future__ import annotations
-
 import os
 import random
 

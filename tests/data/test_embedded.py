@@ -1,7 +1,5 @@
 """Demo data from the running Python's own docs: what is in it, that it is always the same, and its files."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """Demo data of images: exact boxes and masks, always the same bytes, and files that an ordinary run can read."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Every row of the table in docs/concepts/data_order.md holds for real runs that are saved, resumed and compared."""
 
-from __future__ import annotations
-
 import random
 import re
 from functools import partial

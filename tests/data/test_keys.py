@@ -1,7 +1,5 @@
 """Keys, and the generators that are seeded with them: pinned for ever, apart from each other, put back when asked."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

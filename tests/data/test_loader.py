@@ -1,7 +1,5 @@
 """Loaders: the same samples, batches and random numbers for any workers, processes and starting points."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Walking batches and outputs: every kind of container keeps its kind."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 

@@ -1,7 +1,5 @@
 """The order of samples: a pinned bijection with random access, and which process runs which part of it."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 

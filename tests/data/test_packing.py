@@ -1,7 +1,5 @@
 """Several sequences in one row: which ones, and that each gets what it would get alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures: lines, colors and captions are where they should be, pixel by pixel."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches copied ahead: what is ahead when, with a stand-in for the stream, and how fast a run says it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import namedtuple
@@ -106,7 +104,7 @@ def test_an_epoch_without_a_window_has_none_ahead() -> None:
 
 def test_batches_that_move_themselves_are_left_to_do_so() -> None:
     class Graph:
-        def to(self, device: Any) -> Graph:
+        def to(self, device: Any) -> Any:
             return self
 
     pair = namedtuple("pair", "x y")

@@ -1,7 +1,5 @@
 """Workers that die or hang are replaced where they stood, and nobody can tell from the batches."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import multiprocessing

@@ -10,8 +10,6 @@ writes each measurement as soon as it is made: what it saw before a crash or a h
     assert first["rank"] == 0 and first.exit_code == 0
 """
 
-from __future__ import annotations
-
 import faulthandler
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What one process asks for, all of them do at the same update: by a shared page, by messages, or at its very end."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

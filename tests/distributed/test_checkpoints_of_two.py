@@ -1,7 +1,5 @@
 """Checkpoints of a run on two processes: the first writes, both know, and they continue together."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

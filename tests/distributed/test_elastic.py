@@ -1,7 +1,5 @@
 """Another number of processes: the same samples in the same updates always, the same bits with an exact sum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A process that raises, hangs, is killed or is asked to end: what becomes of the others, and of the run."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Two processes look for a learning rate together: one curve, that of one process, and nothing is left behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

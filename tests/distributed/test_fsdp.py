@@ -4,8 +4,6 @@ Three launches serve most tests: "two" trains and saves on two processes, "four"
 saved on another number of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`fsdp="full_shard"` in hf's arguments and on the command line: train, resume, load the best, save a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lw launch`: torchrun with our exit codes; nothing is spread over devices unasked."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A run that was split on one process goes on whole on two.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

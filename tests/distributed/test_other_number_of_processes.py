@@ -1,7 +1,5 @@
 """A run of the command line or of hf goes on with fewer processes: as long as before, on the same schedule."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Two processes in lower precision and with gradient checkpointing train as one process does, and go on exactly."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Three processes share any data: each sample once and in order, with loaders, samplers and streams of the user's."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

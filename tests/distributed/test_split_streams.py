@@ -1,7 +1,5 @@
 """Streams that give every process a part of their own: each sample once, whatever the lengths of the parts."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`--time` on two processes: what the first one has measured counts for both."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from pathlib import Path

@@ -3,8 +3,6 @@
 Two launches serve all tests: "measure", and "resume", which goes on in new processes from what the first one saved.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from functools import cache

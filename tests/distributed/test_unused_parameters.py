@@ -1,7 +1,5 @@
 """Parameters that a loss does not depend on: told by name on several processes, with what helps, which then does."""
 
-from __future__ import annotations
-
 import pytest
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn

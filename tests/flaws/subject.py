@@ -6,8 +6,6 @@ first use, so a package that lacks one fails only the tests that need it:
     subject.Trainer, subject.callbacks.EarlyStoppingCallback, subject.module("tracking").LossTracker
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

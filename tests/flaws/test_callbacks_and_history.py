@@ -1,7 +1,5 @@
 """Flaws 35 to 41: callbacks and history. One test per flaw, each named after the right behaviour."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -3,8 +3,6 @@
 Three launches serve the five tests.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from functools import partial

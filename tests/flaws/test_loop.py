@@ -1,7 +1,5 @@
 """Flaws 13 to 29: the loop. One test per flaw, each named after the right behaviour."""
 
-from __future__ import annotations
-
 import inspect
 import multiprocessing
 import os

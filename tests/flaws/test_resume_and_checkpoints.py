@@ -1,7 +1,5 @@
 """Flaws 1 to 12: resume and checkpoints. One test per flaw, each named after the right behaviour."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

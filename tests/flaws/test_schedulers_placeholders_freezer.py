@@ -1,7 +1,5 @@
 """Flaws 42 to 50: schedulers, placeholders, freezer. One test per flaw, named after the right behaviour."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

@@ -1,7 +1,5 @@
 """What only a CUDA device can show; skipped elsewhere."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

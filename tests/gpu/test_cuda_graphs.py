@@ -1,7 +1,5 @@
 """Updates as CUDA graphs, on a real device: the bits and losses of eager updates, resume, and what cannot be done."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """loopwright.hf on a CUDA device: precisions, exact resume, evaluation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

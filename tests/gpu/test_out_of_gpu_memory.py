@@ -1,7 +1,5 @@
 """A GPU whose memory really runs out: updates in parts, graphs given up, evaluations in parts; skipped elsewhere."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

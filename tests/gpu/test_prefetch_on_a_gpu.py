@@ -1,7 +1,5 @@
 """Batches on their way to a CUDA device: large ones ahead, on a stream of their own; small ones when they are used."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

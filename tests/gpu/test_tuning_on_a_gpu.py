@@ -1,7 +1,5 @@
 """Finding a learning rate and profiling on a real device: nothing is left behind, and graphs are one share."""
 
-from __future__ import annotations
-
 import copy
 import json
 

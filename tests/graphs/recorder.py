@@ -1,7 +1,5 @@
 """A stand-in for CUDA graphs on the CPU: it records nothing, and runs the function again at every replay."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

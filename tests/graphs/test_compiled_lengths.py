@@ -1,7 +1,5 @@
 """Compiled models whose inputs come in several lengths: how often they are compiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Updates of `hf.Trainer` as graphs, with a stand-in for CUDA."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

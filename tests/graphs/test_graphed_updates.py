@@ -1,7 +1,5 @@
 """Updates as graphs, with a stand-in for CUDA: which ones are graphs, that they are the same updates, and when not."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """A trainer whose preparation is the user's own."""
 
-from __future__ import annotations
-
 from loopwright import Trainer
 
 

@@ -1,7 +1,5 @@
 """Bad input is refused before anything is touched, by an error that says what was given, what is needed, and a fix."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

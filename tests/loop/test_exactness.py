@@ -4,8 +4,6 @@
 that seeds each forward pass, both of which are public functions of (seed, epoch, position).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ One run is written out in full, because it is what users' subclasses and callbac
 moves, comes twice or stays away is a change of the API. The others are made of the parts that they share with it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

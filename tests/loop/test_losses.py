@@ -3,8 +3,6 @@
 Models and data are in double precision here, so that "the same" can mean twelve digits.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses and gradients that are not finite: the run stops and names them, or such updates leave no trace."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

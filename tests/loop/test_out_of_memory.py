@@ -3,8 +3,6 @@
 The limit is a fake one: a model that raises torch's own error for batches of more rows than it has room for.
 """
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

@@ -1,7 +1,5 @@
 """Private names of a subclass: everyday ones are free, and taking one of ours is warned of."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Callbacks ask, the loop acts: logs, evaluations, saves and stops are served at update boundaries."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """The trainer's surface: what it accepts, what it holds, what it returns, what it leaves behind."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect

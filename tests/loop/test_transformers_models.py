@@ -3,8 +3,6 @@
 A stand-in with the shape of a transformers model is always tested; the real ones where transformers is installed.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

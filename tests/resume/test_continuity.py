@@ -1,7 +1,5 @@
 """Continuing a run: which guarantee holds, what may have changed since, what is refused, and where it goes on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Every trial is a process of its own, forked from a server that has one thread and torch imported; a kill is a SIGKILL.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

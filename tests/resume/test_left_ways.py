@@ -1,7 +1,5 @@
 """What must not be carried over, told twice, or written: bests of a way that was left, names, identities."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What a run says about itself: metrics.jsonl, status.json and who owns the folder, over resumes and faults."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """A resumed run is the run that was never interrupted: every weight, moment, metric and counter, bit by bit."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

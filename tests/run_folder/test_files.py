@@ -1,7 +1,5 @@
 """Files that are old or new, never half written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Ownership of a run folder, tried with real processes."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """metrics.jsonl: each record once, in order, whatever tears the file."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import json

@@ -1,7 +1,5 @@
 """RunRecord: the lease, the metrics and the status of a run, together."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

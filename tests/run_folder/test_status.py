@@ -1,7 +1,5 @@
 """status.json: told at once when it matters, seldom otherwise, and never a reason to stop training."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """CosineLrScheduler: the exact points, the shape between them, and its state."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

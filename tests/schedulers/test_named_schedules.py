@@ -1,7 +1,5 @@
 """Schedules by name: the values by hand, their bounds, and the torch scheduler around them."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Placeholders: arithmetic before the numbers are known, and their replacement."""
 
-from __future__ import annotations
-
 import copy
 import math
 import operator

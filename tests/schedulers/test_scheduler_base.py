@@ -1,7 +1,5 @@
 """The two base classes: what they keep, what they write, what they save."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

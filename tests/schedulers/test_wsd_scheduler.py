@@ -1,7 +1,5 @@
 """WSDLrScheduler: where it decays and how, its state, continuations, and the checkpoint steps."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

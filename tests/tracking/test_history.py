@@ -1,7 +1,5 @@
 """The run history: what is recorded, what reading leaves alone, and what survives saving."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

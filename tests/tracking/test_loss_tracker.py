@@ -1,7 +1,5 @@
 """The loss tracker: exact sums, the same bits whenever it is read, and no host sync in an update."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

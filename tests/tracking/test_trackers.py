@@ -1,7 +1,5 @@
 """Trackers: what they are given, that they never stop a run, and that no point is written twice."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Reading back what trackers have written, and a folder of a test for trackio."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The word "auto" for the learning rate and the batch: in flags, files and Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from loopwright.config import TrainingArguments

@@ -1,7 +1,5 @@
 """`trainer.find_lr`: what it finds, and that it leaves no trace."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -1,7 +1,5 @@
 """`--time` in words, what may stand beside it, and how many updates are planned for it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

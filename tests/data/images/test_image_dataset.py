@@ -1,7 +1,5 @@
 """Image datasets through loopwright's loaders: the same pixels after a restart, bad files named or skipped, batches."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Every kind of image file becomes the same upright RGB pixels, and every kind of broken one an error that names it."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes, shapes and colours: what each transform does, against sums done by hand."""
 
-from __future__ import annotations
-
 import colorsys
 import pickle
 

@@ -1,7 +1,5 @@
 """Image, boxes, masks and class ids move together through every geometric transform, for random scenes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

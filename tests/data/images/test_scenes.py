@@ -1,7 +1,5 @@
 """Scenes made of rows: files, boxes, polygons and run-length encodings."""
 
-from __future__ import annotations
-
 import io
 import sys
 
