@@ -101,7 +101,7 @@ def test_a_point_may_have_several_faults_and_points_count_for_themselves():
     assert hits_that_raise("mid_write", 2, OSError) == [1]
 
 
-def test_arming_again_replaces_what_was_armed_and_counts_anew():
+def test_arming_again_replaces_what_was_armed_and_counts_again():
     arm("mid_write:2:raise,pre_fsync:1:raise")
     failpoint("mid_write")
     arm("mid_write:2:raise")
@@ -137,7 +137,7 @@ def test_raise_with_an_errno_raises_what_the_system_would():
         failpoint("pre_fsync")
 
 
-def test_sleep_waits_and_goes_on():
+def test_sleep_waits_and_continues():
     arm("writer_start:1:sleep:0.05")
     start = time.monotonic()
     failpoint("writer_start")

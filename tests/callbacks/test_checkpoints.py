@@ -99,7 +99,7 @@ def test_the_best_model_is_in_the_file_and_at_the_end_in_the_trainer(
     assert capsys.readouterr().out.endswith(said)
 
 
-def test_save_best_says_when_it_saves(tmp_path, capsys):
+def test_save_best_prints_when_it_saves(tmp_path, capsys):
     path = tmp_path / "best.pt"
     run_with_scores([3.0, 4.0, 2.0], [SaveBestModelCallback(path, "score", load_saved_checkpoint=False)])
     assert capsys.readouterr().out == (
@@ -357,7 +357,7 @@ def test_callbacks_after_the_one_that_loads_the_best_model_see_it(is_saved_too, 
         assert torch.equal(row(read(saver.save_dir / "final").model), last)
 
 
-def test_a_best_model_that_is_gone_at_the_end_is_told_when_the_run_is_over_and_saved(tmp_path):
+def test_a_best_model_that_is_gone_at_the_end_is_reported_when_the_run_is_over_and_saved(tmp_path):
     remove = toys.callback(on_training_run_epoch_end=lambda trainer, **kwargs: (tmp_path / "best.pt").unlink())
     best, save = SaveBestModelCallback(tmp_path / "best.pt", "score"), SaveTrainingStateCallback(tmp_path / "states")
     with pytest.raises(CheckpointError, match="there is no checkpoint file"):

@@ -1,9 +1,11 @@
 """Callbacks that print, draw bars, and put modules where they belong."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 import toys
 from loopwright import Trainer
@@ -41,13 +43,8 @@ def test_progress_is_printed_in_these_words(capsys):
 
 
 def test_the_end_of_a_stopped_run_is_printed_after_its_reason(capsys):
-    trainer = toys.trainer_of(
-        [PrintProgressCallback, toys.raising("on_train_step_end", StopTrainingError("had enough"))]
-    )
-    toys.fit(trainer, toys.data(8))
-    assert capsys.readouterr().out == (
-        "\nStarting training run\n\nStarting epoch 1\nhad enough\nFinishing training run\n"
-    )
+    toys.trained([PrintProgressCallback, toys.raising("on_train_step_end")], toys.data(8))
+    assert capsys.readouterr().out == "\nStarting training run\n\nStarting epoch 1\nenough\nFinishing training run\n"
 
 
 def test_a_resumed_run_prints_the_epoch_it_is_in(tmp_path, capsys):
@@ -107,33 +104,20 @@ class LogNames(LogMetricsCallback):
 def test_a_metric_that_a_later_callback_records_is_logged_in_its_own_epoch_and_once():
     log = LogNames()
     trainer = toys.trained([log, CountEvaluations()], toys.data(8), num_epochs=2, eval_dataset=toys.data(4))
-    train, evaluation = (
-        trainer.run_history.get_metric_values(name) for name in ("train_loss_epoch", "eval_loss_epoch")
-    )
-    assert log.logged == [
-        {"train_loss_epoch": train[0]},
-        {"eval_loss_epoch": evaluation[0]},
-        {"accuracy": 0.1},
-        {"late": 1},
-        {"train_loss_epoch": train[1]},
-        {"eval_loss_epoch": evaluation[1]},
-        {"accuracy": 0.2},
-        {"late": 2},
-    ]
+    names = ("train_loss_epoch", "eval_loss_epoch")
+    losses = [{name: trainer.run_history.get_metric_values(name)[epoch]} for epoch in (0, 1) for name in names]
+    assert log.logged == [*losses[:2], {"accuracy": 0.1}, {"late": 1}, *losses[2:], {"accuracy": 0.2}, {"late": 2}]
 
 
 def test_metrics_of_an_earlier_run_are_not_logged_again_and_equal_ones_of_a_new_run_are():
     log = LogNames()
     trainer = toys.trained([log], toys.data(8), eval_dataset=toys.data(4))
     toys.fit(trainer, toys.data(8), reset_run_history=False)
-    assert [list(metrics) for metrics in log.logged] == [
-        ["train_loss_epoch"],
-        ["eval_loss_epoch"],
-        ["train_loss_epoch"],
-    ]
+    names = [[f"{kind}_loss_epoch"] for kind in ("train", "eval")]
+    assert [list(metrics) for metrics in log.logged] == [*names, names[0]]
     log.logged.clear()
     toys.fit(trainer, toys.data(8), eval_dataset=toys.data(4))
-    assert [list(metrics) for metrics in log.logged] == [["train_loss_epoch"], ["eval_loss_epoch"]]
+    assert [list(metrics) for metrics in log.logged] == names
 
 
 def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
@@ -145,14 +129,11 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
 
     trainer = toys.trained([LogToList], toys.data(8), cls=Measured, num_epochs=2, eval_dataset=toys.data(4))
     assert capsys.readouterr().out == ""
-    assert [set(metrics) for _, metrics in logged] == [
-        {"a_train_metric", "train_loss_epoch"},
-        {"accuracy", "eval_loss_epoch"},
-    ] * 2
+    names = [{"a_train_metric", "train_loss_epoch"}, {"accuracy", "eval_loss_epoch"}]
+    assert [set(metrics) for _, metrics in logged] == names * 2
     assert all(logged_trainer is trainer for logged_trainer, _ in logged)
-    assert [metrics["train_loss_epoch"] for _, metrics in logged[::2]] == trainer.run_history.get_metric_values(
-        "train_loss_epoch"
-    )
+    losses = trainer.run_history.get_metric_values("train_loss_epoch")
+    assert [metrics["train_loss_epoch"] for _, metrics in logged[::2]] == losses
 
 
 def test_an_evaluation_run_logs_its_metrics(capsys):
@@ -233,11 +214,7 @@ def test_the_bar_of_a_resumed_epoch_starts_where_the_epoch_does(bars, tmp_path):
 
 
 def test_a_bar_without_a_known_length_has_no_total(bars):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(toys.data(10))
-
-    toys.trained([ProgressBarCallback], Stream())
+    toys.trained([ProgressBarCallback], toys.Stream(toys.data(10)))
     assert [bar.summary for bar in bars] == [(None, 0, 3)]
 
 
@@ -250,15 +227,8 @@ def test_an_evaluation_run_has_a_bar(bars):
 @pytest.mark.parametrize("error", [StopTrainingError, KeyboardInterrupt])
 @pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_step_end"])
 def test_no_bar_is_left_open_by_a_run_that_is_cut_short(error, event, bars):
-    def end(trainer, **kwargs):
-        raise error
-
-    trainer = toys.trainer_of([ProgressBarCallback, toys.callback(**{event: end})])
-    if error is StopTrainingError:
-        toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            toys.fit(trainer, toys.data(8), eval_dataset=toys.data(8))
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+        toys.trained([ProgressBarCallback, toys.raising(event, error())], toys.data(8), eval_dataset=toys.data(8))
     assert len(bars) == (1 if event == "on_train_step_end" else 2)
     assert all(bar.is_closed for bar in bars)
 
@@ -317,13 +287,12 @@ def test_modules_that_are_attributes_of_the_trainer_are_moved_to_its_device(run)
 def test_the_model_itself_is_left_to_the_engine():
     moved_by_callback = []
 
-    class Witness(TrainerCallback):
-        def on_training_run_start(self, trainer, **kwargs):
-            trainer.model.to = lambda device: moved_by_callback.append(device)
-            MoveModulesToDeviceCallback().on_training_run_start(trainer)
-            del trainer.model.to
+    def look(trainer, **kwargs):
+        trainer.model.to = lambda device: moved_by_callback.append(device)
+        MoveModulesToDeviceCallback().on_training_run_start(trainer)
+        del trainer.model.to
 
-    toys.trained([Witness], toys.data(4))
+    toys.trained([toys.callback(on_training_run_start=look)], toys.data(4))
     assert moved_by_callback == []
 
 
@@ -335,13 +304,7 @@ def test_batch_norms_are_left_alone_where_there_is_one_process():
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", nn.BatchNorm1d), ("cuda", nn.SyncBatchNorm)])
 def test_batch_norms_of_a_distributed_run_on_accelerators_are_converted(device, expected):
-    class OnSeveral:
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-
-        class run_config:
-            is_distributed = True
-
-    OnSeveral.device = torch.device(device)
-    trainer = OnSeveral()
+    model, several = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), SimpleNamespace(is_distributed=True)
+    trainer = SimpleNamespace(model=model, run_config=several, device=torch.device(device))
     ConvertSyncBatchNormCallback().on_training_run_start(trainer)
     assert type(trainer.model[1]) is expected

@@ -14,6 +14,7 @@ from loopwright.callbacks import (
     StopTrainingError,
     TrainerCallback,
 )
+from toys import state_of
 
 
 class WithBuffers(nn.Module):
@@ -37,25 +38,17 @@ class WithBuffers(nn.Module):
         return self.outer(self.norm(self.inner(x)))
 
 
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 def assert_equal_states(first, second):
-    assert set(first) == set(second)
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
+    toys.assert_same(dict(first), dict(second))
 
 
-class WeightsAfterUpdates(TrainerCallback):
-    def __init__(self):
-        self.states = []
+def states():
+    """A callback that keeps the model's state at the start of a run and after each update."""
 
-    def on_training_run_start(self, trainer, **kwargs):
-        self.states.append(state(trainer.get_model()))
+    def look(trainer, **kwargs):
+        return state_of(trainer.get_model())
 
-    def on_update_end(self, trainer, **kwargs):
-        self.states.append(state(trainer.get_model()))
+    return toys.watch(on_training_run_start=look, on_update_end=look)
 
 
 def expected_average(states, decay, every=1):
@@ -96,7 +89,7 @@ def test_update_takes_a_step_towards_the_model_and_copies_what_is_not_a_float():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
         model(torch.randn(4, 4))
-        before, new = state(ema.module), state(model)
+        before, new = state_of(ema.module), state_of(model)
         ema.update(model)
         for name, average in ema.module.state_dict().items():
             if new[name].is_floating_point():
@@ -174,12 +167,12 @@ def test_the_callback_has_the_documented_arguments_and_attributes():
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_average_moves_with_every_update_or_as_often_as_asked(every, tmp_path):
     # Seven updates per epoch of two micro-batches, the last of one: the count goes on over the epochs.
-    after_updates = WeightsAfterUpdates()
+    after_updates = states()
     ema = no_save(tmp_path, decay=0.8, update_every=every)
     trainer = toys.trainer_of([ema, after_updates], WithBuffers(), cls=Trainer)
     toys.fit(trainer, toys.data(52), num_epochs=2, gradient_accumulation_steps=2)
-    assert len(after_updates.states) == 1 + 14
-    expected = expected_average(after_updates.states, 0.8, every)
+    assert len(after_updates.seen) == 1 + 14
+    expected = expected_average(after_updates.seen, 0.8, every)
     for name, average in ema.ema_model.module.state_dict().items():
         torch.testing.assert_close(average, expected[name], msg=name)
 
@@ -221,20 +214,13 @@ def test_the_model_trains_as_if_there_were_no_average(tmp_path):
 
 
 def test_only_the_callbacks_given_to_it_are_active_while_the_average_is_evaluated(tmp_path):
-    class Witness(TrainerCallback):
-        def __init__(self):
-            self.models = []
-
-        def on_eval_epoch_end(self, trainer, **kwargs):
-            self.models.append(trainer.model)
-
-    inside, outside = Witness(), Witness()
+    inside, outside = (toys.watch(on_eval_epoch_end=lambda trainer, **kwargs: trainer.model) for _ in range(2))
     ema = ModelEmaCallback(save_path=tmp_path / "ema.pt", callbacks=[inside])
     trainer = toys.trainer_of([outside, ema])
     model, handler = trainer.model, trainer.callback_handler
     toys.fit(trainer, toys.data(8), num_epochs=2, eval_dataset=toys.data(8))
-    assert len(inside.models) == 2 and all(seen is ema.ema_model.module for seen in inside.models)
-    assert len(outside.models) == 2 and all(seen is model for seen in outside.models)
+    assert len(inside.seen) == 2 and all(seen is ema.ema_model.module for seen in inside.seen)
+    assert len(outside.seen) == 2 and all(seen is model for seen in outside.seen)
     assert trainer.callback_handler is handler
 
 
@@ -248,7 +234,7 @@ def test_the_best_average_is_saved_without_the_optimizer(tmp_path):
     averages = []
     ema = ModelEmaCallback(0.8, save_path=tmp_path / "ema.pt", watch_metric="ema_model_score")
     witness = toys.callback(
-        on_training_run_epoch_end=lambda trainer, **kwargs: averages.append(state(ema.ema_model.module))
+        on_training_run_epoch_end=lambda trainer, **kwargs: averages.append(state_of(ema.ema_model.module))
     )
     toys.trained([ema, witness], model=WithBuffers(), cls=Scored, num_epochs=3, eval_dataset=toys.data(8))
     saved = torch.load(tmp_path / "ema.pt", weights_only=True)
@@ -358,7 +344,7 @@ def test_the_average_of_a_model_with_tied_weights_is_saved_with_the_training_sta
         ema = no_save(tmp_path, decay=0.8)
         saver = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=1)
         trainer = toys.trained([ema, saver], model=Tied(), **kwargs)
-        return state(ema.ema_model.module), trainer
+        return state_of(ema.ema_model.module), trainer
 
     whole, trainer = run("whole")
     resumed, again = run("resumed", resume_from=tmp_path / "whole" / "step_2")

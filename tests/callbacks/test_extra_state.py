@@ -44,7 +44,7 @@ def weights_of(trainer):
     )
 
 
-def test_a_second_model_and_its_optimizer_go_on_bit_for_bit(tmp_path):
+def test_a_second_model_and_its_optimizer_resume_bit_for_bit(tmp_path):
     whole = Adversarial()
     whole.train(DATA, 4, seed=1)
     Adversarial().train(DATA, 2, seed=1, checkpoints=Checkpointing(tmp_path))
@@ -64,7 +64,7 @@ def test_an_optimizer_that_would_not_be_saved_is_warned_about_where_a_run_saves_
         trainer.train(DATA, 1)
 
 
-def test_no_warning_without_saves_nor_for_an_optimizer_that_a_callback_of_ones_own_holds(tmp_path):
+def test_no_warning_without_saves_nor_for_an_optimizer_that_a_custom_callback_holds(tmp_path):
     class Own(TrainerCallback):
         def __init__(self, optimizer):
             self.optimizer = optimizer

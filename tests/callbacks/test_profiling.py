@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import toys
 from loopwright import Trainer
 from loopwright.callbacks import ProfileCallback, TrainerCallback
 from loopwright.callbacks.profiling import GRAPH_PHASE, PHASES, add_phases, rounded_shares, top_operators
@@ -62,8 +63,7 @@ def test_the_numbers_of_a_run_are_the_same_with_and_without_it():
     without, second = train(eval_dataset=SAMPLES)
 
     assert first == second
-    for name, weight in with_it.model.state_dict().items():
-        assert torch.equal(weight, without.model.state_dict()[name])
+    toys.assert_same_weights(with_it, without)
 
 
 def test_a_slow_loader_is_seen_as_waiting_for_data(tmp_path):
@@ -72,9 +72,7 @@ def test_a_slow_loader_is_seen_as_waiting_for_data(tmp_path):
             return 40
 
         def __getitem__(self, index):
-            total = 0.0
-            for value in range(200_000):
-                total += value
+            sum(range(200_000))
             return SAMPLES[index]
 
     train(ProfileCallback(2, tmp_path), samples=Slow(), max_num_train_steps=5)
@@ -100,14 +98,11 @@ def test_an_evaluation_right_before_the_first_profiled_update_is_not_part_of_it(
     assert next(each["calls"] for each in found["operators"] if each["name"] == "aten::addmm") == 2 * 2
 
 
-def test_a_run_that_is_too_short_says_so(capsys):
-    train(ProfileCallback(2), max_num_train_steps=2)
-    assert "Nothing was profiled: the run had 2 updates, all of them skipped as warm-up" in capsys.readouterr().out
-
-
-def test_an_evaluation_after_a_run_that_was_too_short_starts_no_profiler(capsys):
-    trainer, _ = train(ProfileCallback(2), max_num_train_steps=3)
-    assert "Nothing was profiled: the run had 3 updates, all of them skipped as warm-up" in capsys.readouterr().out
+@pytest.mark.parametrize("updates", [2, 3])
+def test_a_run_that_is_too_short_says_so_and_an_evaluation_after_it_starts_no_profiler(updates, capsys):
+    trainer, _ = train(ProfileCallback(2), max_num_train_steps=updates)
+    told = f"Nothing was profiled: the run had {updates} updates, all of them skipped as warm-up"
+    assert told in capsys.readouterr().out
     trainer.callback_handler.call_event("on_eval_epoch_end", trainer)
     assert not torch.autograd._profiler_enabled()
 
@@ -165,7 +160,7 @@ def test_a_run_after_one_that_failed_is_profiled_by_whichever_callback(tmp_path,
     [OSError(28, "No space left on device"), RuntimeError("cannot write")],
     ids=["full disk", "torch"],
 )
-def test_a_profile_that_cannot_be_written_is_told_all_the_same_and_the_run_goes_on(
+def test_a_profile_that_cannot_be_written_is_reported_all_the_same_and_the_run_continues(
     tmp_path, monkeypatch, capsys, error
 ):
     def refuse(self, path):
@@ -204,15 +199,10 @@ def test_an_update_that_is_a_graph_is_one_share_and_everything_adds_up():
     assert sum(seconds.values()) == 2 * 11.5
 
 
-def test_operators_of_a_gpu_are_told_by_its_time_and_kernels_where_graphs_hide_them():
+def test_operators_of_a_gpu_are_reported_by_its_time_and_kernels_where_graphs_hide_them():
     def event(key, kind, on_host, on_device):
-        return SimpleNamespace(
-            key=key,
-            count=2,
-            device_type=SimpleNamespace(name=kind),
-            self_cpu_time_total=on_host,
-            self_device_time_total=on_device,
-        )
+        times = {"self_cpu_time_total": on_host, "self_device_time_total": on_device}
+        return SimpleNamespace(key=key, count=2, device_type=SimpleNamespace(name=kind), **times)
 
     kernel = event("gemm_kernel", "CUDA", 0, 100)
     step = event("Optimizer.step#AdamW.step", "CUDA", 0, 500)

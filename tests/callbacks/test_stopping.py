@@ -103,7 +103,7 @@ def test_early_stopping_counts_epochs_without_an_improvement_above_the_threshold
     assert result.stop_reason == (reason if counter >= patience else None)
 
 
-def test_early_stopping_says_what_it_sees(capsys):
+def test_early_stopping_prints_what_it_sees(capsys):
     run_with_scores([1.0, 0.25, 0.25, 0.25], early_stopping_patience=2, early_stopping_threshold=0.5)
     assert capsys.readouterr().out == (
         "\nImprovement of 0.75 observed, resetting counter.\n"
@@ -116,7 +116,7 @@ def test_early_stopping_says_what_it_sees(capsys):
     )
 
 
-def test_early_stopping_starts_anew_with_every_run_unless_told_not_to():
+def test_early_stopping_starts_over_with_every_run_unless_told_not_to():
     for reset, best in ((True, 5.0), (False, 1.0)):
         early_stopping, trainer, _ = run_with_scores([1.0, 2.0], early_stopping_patience=3, reset_on_train=reset)
         assert early_stopping.early_stopping_patience_counter == 1

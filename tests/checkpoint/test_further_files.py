@@ -152,7 +152,7 @@ def test_a_trainer_whose_files_have_a_hostile_name_ends_with_that_name(tmp_path)
     assert names(tmp_path) == ["run"] and checkpoints_in(tmp_path / "run") == []
 
 
-def test_a_run_with_open_checkpoints_goes_on_though_others_have_written_there(tmp_path):
+def test_a_run_with_open_checkpoints_continues_though_others_have_written_there(tmp_path):
     whole = fit(tmp_path / "whole")
     fit(tmp_path / "parts", num_epochs=1, is_open=True)
     newest, _ = find_newest(tmp_path / "parts")
@@ -166,7 +166,7 @@ def test_a_run_with_open_checkpoints_goes_on_though_others_have_written_there(tm
 # Names of one's own
 
 
-def test_checkpoints_with_a_name_of_ones_own_are_found_pruned_and_continued(tmp_path):
+def test_checkpoints_with_a_custom_name_are_found_pruned_and_continued(tmp_path):
     whole = fit(tmp_path / "whole")
     policy = {"name": "checkpoint-{update}", "every_updates": 1, "keep_last": 2}
     fit(tmp_path / "parts", num_epochs=1, **policy)
@@ -180,7 +180,7 @@ def test_checkpoints_with_a_name_of_ones_own_are_found_pruned_and_continued(tmp_
     assert torch.equal(toys.weights(again), toys.weights(whole))
 
 
-def test_the_best_checkpoint_keeps_its_place_under_a_name_of_ones_own(tmp_path):
+def test_the_best_checkpoint_keeps_its_place_under_a_custom_name(tmp_path):
     class WorseAndWorse(Trainer):
         def calculate_eval_batch_loss(self, batch):
             output = super().calculate_eval_batch_loss(batch)

@@ -88,7 +88,7 @@ def started(loop: Loop, folder: Path, **policy) -> ResumableState:
     return state
 
 
-def test_a_loop_that_is_resumed_goes_on_bit_for_bit(tmp_path):
+def test_a_loop_resumes_bit_for_bit(tmp_path):
     whole = Loop()
     with started(whole, tmp_path / "whole") as state:
         for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_mask_of_infinities_is_saved_and_a_buffer_that_becomes_one_is_an_error
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000001"]
 
 
-def test_one_failed_save_is_told_and_two_in_a_row_end_the_loop(tmp_path, caplog):
+def test_one_failed_save_is_reported_and_two_in_a_row_end_the_loop(tmp_path, caplog):
     with started(Loop(), tmp_path, every_updates=1, asynchronous=False) as state:
         arm("pre_rename:1:raise:ENOSPC,pre_rename:3:raise:ENOSPC,pre_rename:4:raise:ENOSPC")
         state.save(1, {})
@@ -285,7 +285,7 @@ def test_a_process_that_lost_its_folder_commits_nothing(tmp_path):
     assert list((tmp_path / "checkpoints").glob("step-*")) == []
 
 
-def test_continuing_where_sums_may_round_differently_is_told(tmp_path, caplog):
+def test_continuing_where_sums_may_round_differently_is_reported(tmp_path, caplog):
     with started(Loop(), tmp_path) as state:
         state.save(1, {}, wait=True)
     with caplog.at_level(logging.WARNING, logger="loopwright"):
@@ -296,7 +296,7 @@ def test_continuing_where_sums_may_round_differently_is_told(tmp_path, caplog):
     assert "round differently" in caplog.text and "threads: 1 -> 2" in caplog.text
 
 
-def test_a_continued_schedule_goes_on_and_does_not_begin_again(tmp_path):
+def test_a_resumed_schedule_continues_and_does_not_begin_again(tmp_path):
     def create() -> tuple[nn.Module, torch.optim.Optimizer, WSDLrScheduler]:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -315,7 +315,7 @@ def test_a_continued_schedule_goes_on_and_does_not_begin_again(tmp_path):
     assert other_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 0.1
 
 
-def test_calls_in_the_wrong_order_and_wrong_arguments_are_told(tmp_path):
+def test_calls_in_the_wrong_order_and_wrong_arguments_are_reported(tmp_path):
     loop = Loop()
     with pytest.raises(ConfigError, match=r"every_epochs=1\) is for Trainer\.train.*call save\(\) there"):
         loop.state(tmp_path, every_epochs=1)

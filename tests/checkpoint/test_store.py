@@ -260,7 +260,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("target", "name", "number"), FAILURES)
-def test_a_write_that_fails_leaves_nothing_and_says_so(target, name, number, tmp_path, monkeypatch):
+def test_a_write_that_fails_leaves_nothing_and_reports_it(target, name, number, tmp_path, monkeypatch):
     fail_at_call(monkeypatch, target, name, number)
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*no space left on device"):
         checkpoint(tmp_path / "a")
@@ -402,7 +402,7 @@ def test_pruning_leaves_alone_what_it_does_not_know_or_trust(tmp_path):
     assert names_in(tmp_path) == {"step-1", "step-3", "epoch_1", "step-notes"}
 
 
-def test_pruning_goes_on_after_a_process_was_killed_while_pruning(tmp_path):
+def test_pruning_continues_after_a_process_was_killed_while_pruning(tmp_path):
     checkpoints(tmp_path, 1, 2)
     os.rename(tmp_path / "step-1", tmp_path / ".del-step-1")  # and killed before it was gone
     checkpoint(tmp_path / "step-1", 1)

@@ -126,7 +126,7 @@ def test_errors_that_speak_for_themselves_pass_unchanged(bad_samples, error):
 
 @pytest.mark.parametrize("bad_samples", ["raise", "skip"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_are_no_batch_together_are_named(num_workers, bad_samples):
+def test_samples_that_do_not_form_a_batch_are_named(num_workers, bad_samples):
     class Ragged(Unreliable):
         def __getitem__(self, index):
             return torch.zeros(index // 5 + 1)
@@ -232,7 +232,7 @@ def test_bad_samples_of_an_evaluation_are_left_out_on_any_number_of_processes():
     assert counted == [[index for index in range(17) if index not in (3, 16)]] * 2
 
 
-def test_memory_that_has_run_out_is_no_matter_of_the_sample():
+def test_memory_that_has_run_out_is_not_blamed_on_the_sample():
     class Greedy(Unreliable):
         def __getitem__(self, index):
             raise MemoryError

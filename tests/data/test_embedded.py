@@ -7,10 +7,8 @@ import importlib
 import inspect
 import json
 import logging
-import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -125,7 +123,7 @@ def test_missing_modules_are_skipped_and_the_others_are_only_parsed(tmp_path):
     assert found.topics == {}
 
 
-def test_a_python_without_sources_is_told_so(tmp_path):
+def test_a_python_without_sources_is_reported(tmp_path):
     for read in (stdlib_docs.read_sources, stdlib_docs.fingerprint_sources):
         with pytest.raises(DataError, match=r"no sources of its standard library.*: 0 docstrings"):
             read(tmp_path)
@@ -173,7 +171,7 @@ def test_the_cache_is_used_the_second_time(cache_home):
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut short", "empty", "no object", "another Python"])
-def test_a_damaged_cache_is_made_again(cache_home, caplog, monkeypatch, damage):
+def test_a_damaged_cache_is_rebuilt(cache_home, caplog, monkeypatch, damage):
     found = docs()
     [path] = cache_files(cache_home)
     content = path.read_bytes()
@@ -213,7 +211,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch, c
     assert "cannot be written" in caplog.text
 
 
-def test_a_cache_home_that_is_no_absolute_path_is_ignored(tmp_path, monkeypatch):
+def test_a_cache_home_that_is_not_an_absolute_path_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "here"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
@@ -254,9 +252,8 @@ stripped = embedded.load_demo.__doc__ is None
 imported = sorted(name for name in set(sys.modules) - before if not name.startswith("loopwright."))
 print(json.dumps([found, imported, "torch" in sys.modules, stripped]))
 """
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-OO", "-c", code]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = toys.python("-OO", "-c", code, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     fingerprints, imported, has_torch, is_stripped = json.loads(done.stdout)
     assert fingerprints == {task: demo(task).fingerprint for task in SIZES}

@@ -134,7 +134,7 @@ def test_seeding_torch_alone_leaves_python_and_numpy_where_they_were():
     assert torchs != expected[2]
 
 
-def test_restored_generators_go_on_where_they_were_saved():
+def test_restored_generators_continue_where_they_were_saved():
     seed_generators(5)
     random.gauss(0, 1), np.random.randn()  # both keep half of a pair for later
     states = generator_states()

@@ -663,7 +663,7 @@ def test_a_slice_of_a_loader_is_not_shared_out_a_second_time():
 
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("kind", sorted(SOURCES.keys() - {"iterable dataset", "own batches", "list of batches"}))
-def test_the_samples_of_an_update_are_told_without_reading_any(kind, limit):
+def test_the_samples_of_an_update_are_known_without_reading_any(kind, limit):
     loader = adopted(SOURCES[kind](), accumulation=2, limit=limit)
     windows = list(loader.windows(2))
     if isinstance(loader, ReplayLoader):
@@ -693,7 +693,7 @@ def test_the_samples_of_an_update_are_those_of_all_processes_and_cost_nothing_to
     assert sum(len(ids) for _, ids in loaders[0].samples_of(4, last)) == 10**9 - last * 30
 
 
-def test_the_samples_of_an_evaluation_are_told_as_they_are_split():
+def test_the_samples_of_an_evaluation_are_known_as_they_are_split():
     loader = adopted(DataLoader(Indices(51), batch_size=10), rank=1, processes=4, evaluation=True)
     assert [(position, len(ids)) for position, ids in loader.samples_of(0, 1)] == [(40, 3), (43, 3), (46, 3), (49, 2)]
 

@@ -96,7 +96,7 @@ def test_a_mapping_that_cannot_be_made_from_a_dict_becomes_one():
     assert doubled(defaultdict(list, x=ONE)) == {"x": ONE * 2}
 
 
-def test_what_is_no_container_is_kept_as_it_is():
+def test_what_is_not_a_container_is_kept_as_it_is():
     graph = Graph()
     for value in ("text", 5, None, Graph, Batch, graph):
         assert doubled(value) is value
@@ -166,7 +166,7 @@ def test_a_packed_sequence_keeps_its_lengths_on_the_host():
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
 
 
-def test_a_field_that_happens_to_be_called_to_is_no_method():
+def test_a_field_that_happens_to_be_called_to_is_not_a_method():
     Edge = namedtuple("Edge", "from_ to")
     assert to_device(Edge(ONE, ONE), META).to.device.type == "meta"
 

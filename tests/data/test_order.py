@@ -137,7 +137,7 @@ def test_every_id_is_about_as_frequent_at_a_position(position):
     assert chi_square < (size - 1) + 4 * (2 * (size - 1)) ** 0.5
 
 
-def test_neighbours_in_the_order_are_no_neighbours_in_the_dataset():
+def test_neighbours_in_the_order_are_not_neighbours_in_the_dataset():
     ids = Permutation(0, 100_000)(np.arange(100_000))
     assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.01
     assert np.mean(np.abs(np.diff(ids)) < 1000) < 0.03  # by chance: about 2 %

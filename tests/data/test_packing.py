@@ -53,7 +53,7 @@ def test_rows_without_room_and_lengths_of_other_data_are_refused() -> None:
 # -------------------------------------------------------------------------------------------------------- rows
 
 
-def test_a_row_has_positions_that_begin_anew_and_no_label_for_a_first_token() -> None:
+def test_a_row_has_positions_that_begin_again_and_no_label_for_a_first_token() -> None:
     row = joined([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [1, 2]}], 8)
     assert row["input_ids"].tolist() == [5, 6, 7, 8, 9]
     assert row["labels"].tolist() == [-100, 6, 7, -100, 2]

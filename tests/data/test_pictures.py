@@ -79,7 +79,7 @@ def test_an_image_is_copied_never_drawn_on():
         ((4, 4), np.int64, "dtype int64; expected uint8"),
     ],
 )
-def test_arrays_that_are_no_image_are_refused(shape, dtype, message):
+def test_arrays_that_are_not_images_are_refused(shape, dtype, message):
     with pytest.raises(DataError, match=message):
         as_image(np.zeros(shape, dtype))
 
@@ -107,7 +107,7 @@ def test_an_encoded_image_is_always_the_same_and_opens_again(kind):
         assert len(encode(noise(64, 64), kind, quality=10)) < len(encode(noise(64, 64), kind, quality=90))
 
 
-def test_an_unknown_kind_of_file_and_a_missing_pillow_are_told(monkeypatch):
+def test_an_unknown_kind_of_file_and_a_missing_pillow_are_reported(monkeypatch):
     with pytest.raises(DataError, match="'gif'; expected 'png', 'jpeg' or 'webp'"):
         encode(noise(4, 4), "gif")
     monkeypatch.setitem(sys.modules, "PIL", None)

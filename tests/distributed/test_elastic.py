@@ -164,7 +164,7 @@ def test_updates_logs_and_limits_count_once_whatever_the_number_of_processes(alo
 
 
 @pytest.mark.distributed
-def test_a_run_goes_on_on_four_two_and_one_processes_with_the_bits_of_one(folder, alone, on_two, on_four):
+def test_a_run_continues_on_four_two_and_one_processes_with_the_bits_of_one(folder, alone, on_two, on_four):
     assert [(rank["elastic"]["updates"], rank["elastic"]["accumulation"]) for rank in on_four] == [(1, 1)] * 4
     assert [(rank["elastic"]["updates"], rank["elastic"]["accumulation"]) for rank in on_two] == [(3, 2)] * 2
     last = fit(7, checkpoints=Checkpointing(folder / "elastic"), resume_from="auto")

@@ -74,7 +74,7 @@ def raise_on_one(results: Results) -> None:
         results["left at"] = time.time()
 
 
-def test_an_exception_on_one_process_is_told_first_and_ends_both_within_seconds(tmp_path):
+def test_an_exception_on_one_process_is_reported_first_and_ends_both_within_seconds(tmp_path):
     first, second = run(raise_on_one, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, 1]
     assert second.output.startswith("Rank 1 of 2 failed: ValueError: boom on one\n")
@@ -96,7 +96,7 @@ def raise_beside_a_loop_without_end(results: Results) -> None:
     fit(one_raises_one_hangs)
 
 
-def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_says_where_it_was(tmp_path):
+def test_a_process_that_does_not_even_wait_for_the_others_is_ended_and_reports_where_it_was(tmp_path):
     first, second = run(raise_beside_a_loop_without_end, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, 1]
     assert "Rank 0 of 2 exits, since rank 1 of 2 failed: ValueError: boom. It was here:" in first.output
@@ -145,7 +145,7 @@ def raise_in_a_worker() -> None:
     toys.trained((), Unreadable(), cls=Trainer, train_dataloader_kwargs={"num_workers": 1})
 
 
-def test_what_a_worker_of_the_first_process_raised_is_told_by_all(tmp_path):
+def test_what_a_worker_of_the_first_process_raised_is_reported_by_all(tmp_path):
     first, second = run(raise_in_a_worker, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, 1]
     assert first.output.startswith("Rank 0 of 2 failed: DataError: sample ")
@@ -168,7 +168,7 @@ def lose_one() -> None:
     fit_on(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
+def test_a_process_that_was_killed_is_reported_as_lost(tmp_path):
     first, second = run(lose_one, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, -signal.SIGKILL]
     told = "ank 0 of 2 lost another process, which was killed or exited without an error message"
@@ -183,7 +183,7 @@ def fill_the_disk() -> None:
     fit_on(0, fill)
 
 
-def test_a_failure_is_told_to_the_others_where_it_cannot_be_printed(tmp_path):
+def test_a_failure_is_reported_to_the_others_where_it_cannot_be_printed(tmp_path):
     first, second = run(fill_the_disk, tmp_path)
     assert [first.exit_code, second.exit_code] == [1, 1]
     assert "AnotherProcessError: rank 0 of 2 failed: OSError: no space left (this is rank 1)" in second.output
@@ -199,7 +199,7 @@ def stop_in_a_function_of_one(results: Results) -> None:
     results["stopped"] = [result.updates, result.stop_reason]
 
 
-def test_a_stop_in_a_function_that_one_process_runs_is_no_failure_of_the_others(tmp_path):
+def test_a_stop_in_a_function_that_one_process_runs_is_not_a_failure_of_the_others(tmp_path):
     for process in run(stop_in_a_function_of_one, tmp_path):
         assert process["stopped"] == [2, "seen by the first"]
 
@@ -264,7 +264,7 @@ def signal_in_an_evaluation(results: Results) -> None:
             results[name] = [trainer.num_evaluated, [finding.update for finding in verify_all(folder)]]
 
 
-def test_a_signal_to_one_process_in_an_evaluation_ends_all_at_the_same_batch_and_it_is_made_again(tmp_path):
+def test_a_signal_to_one_process_in_an_evaluation_ends_all_at_the_same_batch_and_it_is_repeated(tmp_path):
     first, second = run(signal_in_an_evaluation, tmp_path)
     for process in (first, second):
         assert process["asked"] == [3, [4]]  # the others hear of it a batch later

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
+import toys
 from distributed.launcher import run
 from loopwright import Trainer
 
@@ -16,11 +15,8 @@ def whole(tensors):
 
 
 def found(batch_size, **sharding):
-    torch.manual_seed(0)
-    inputs = torch.randn(32, 4)
-    dataset = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ())
+    model, dataset = toys.network(), toys.pairs(32)
+    trainer = toys.trainer_of((), model, 0.1, cls=Trainer)
     trainer.train(dataset, num_epochs=1, per_device_batch_size=batch_size, seed=1, **sharding)
     before = whole(model.parameters())
     state = whole(value["momentum_buffer"] for value in trainer.optimizer.state.values())

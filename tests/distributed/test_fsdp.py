@@ -294,7 +294,7 @@ def test_a_shard_that_is_not_what_was_written_is_refused(first, folder, damage, 
         read(saved)
 
 
-def test_one_process_reads_what_two_wrote_and_goes_on(first, folder, monkeypatch):
+def test_one_process_reads_what_two_wrote_and_continues(first, folder, monkeypatch):
     monkeypatch.setenv("FOLDER", str(folder))
     saved = folder / "halted" / f"step-{SAVED:010d}"
     witness = Witness()
@@ -471,7 +471,7 @@ def test_a_save_that_one_process_cannot_finish_leaves_the_one_before(first, tmp_
         assert not list((tmp_path / name).glob(".tmp-*"))
 
 
-def test_a_full_disk_of_one_process_is_told_and_the_next_save_makes_up_for_it(tmp_path):
+def test_a_full_disk_of_one_process_is_reported_and_the_next_save_makes_up_for_it(tmp_path):
     ranks = run(faulty, tmp_path, 2, 60, FOLDER=str(tmp_path), FAULT="full")
     assert [rank.exit_code for rank in ranks] == [0, 0], ranks[0].output[-3000:]
     assert "trying again at the next save" in ranks[0].output and "No space left" in ranks[0].output

@@ -28,11 +28,9 @@ def train_hf(results) -> None:
 
     def trainer(name: str, **options):
         model = tiny.gpt2()  # its embedding is its head
-        args = tiny.arguments(
-            folder / name, fsdp="full_shard", max_steps=6, per_device_train_batch_size=2, eval_strategy="steps",
-            eval_steps=2, save_strategy="steps", save_steps=2, learning_rate=0.01, gradient_checkpointing=True,
-            **options,
-        )  # fmt: skip
+        often = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+        how = {"fsdp": "full_shard", "max_steps": 6, "per_device_train_batch_size": 2, "gradient_checkpointing": True}
+        args = tiny.arguments(folder / name, **how, **often, **options)
         return Trainer(model, args, train_dataset=tiny.token_rows(24), eval_dataset=tiny.token_rows(6, seed=1))
 
     through = trainer("whole", load_best_model_at_end=True)
@@ -98,7 +96,5 @@ def test_what_fsdp_cannot_do_here_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="offload"):
         Trainer(tiny.Classifier(), tiny.arguments(tmp_path, fsdp="full_shard offload"))
     with pytest.raises(ConfigError, match="gradient_checkpointing=True"):
-        Trainer(
-            tiny.Classifier(),
-            tiny.arguments(tmp_path, fsdp="full_shard", fsdp_config={"activation_checkpointing": True}),
-        )
+        recomputing = {"activation_checkpointing": True}
+        Trainer(tiny.Classifier(), tiny.arguments(tmp_path, fsdp="full_shard", fsdp_config=recomputing))

@@ -3,7 +3,6 @@
 import ast
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,14 +52,7 @@ def run(*words, cwd: Path) -> subprocess.CompletedProcess:
 
 
 def run_module(*words, cwd: Path) -> subprocess.CompletedProcess:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return toys.python("-m", *words, cwd=cwd, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.distributed
@@ -87,7 +79,7 @@ def test_torchrun_accelerate_and_launch_run_the_same_script_to_the_same_weights(
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_told_once(tmp_path):
+def test_a_verb_runs_on_two_processes_and_what_is_wrong_with_its_input_is_reported_once(tmp_path):
     words = ["--", "train", "text-classification", "--data", "absent.csv", "--out", "run"]
     done = run("-n", "2", "--max-restarts", "2", *words, cwd=tmp_path)  # again would not help
     assert done.returncode == 2
@@ -103,7 +95,7 @@ def refuse_once_they_have_met(results) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_what_all_processes_of_a_verb_refuse_is_told_once_and_left_to_the_launcher(tmp_path):
+def test_what_all_processes_of_a_verb_refuse_is_reported_once_and_left_to_the_launcher(tmp_path):
     pytest.importorskip("transformers")
     write_csv(tmp_path / "reviews.csv", rows(16))
     codes = tmp_path / "codes"
@@ -116,21 +108,21 @@ def test_what_all_processes_of_a_verb_refuse_is_told_once_and_left_to_the_launch
 
 
 def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
-    assert main(["launch", "-n", "2", "train"]) == 2
-    assert "fix: lw launch -n 2 -- train" in capsys.readouterr().err
-    assert main(["launch", "-n", "2", "--"]) == 2
-    assert "nothing to run" in capsys.readouterr().err
-    assert main(["launch", "-n", "2", "--unheard-of", "--", "train"]) == 2
-    assert "--unheard-of" in capsys.readouterr().err
+    multi_node = "--nnodes 2 --max-restarts 1 -- train text-classification"
+    for words, told in (
+        ("-n 2 train", "fix: lw launch -n 2 -- train"),
+        ("-n 2 --", "nothing to run"),
+        ("-n 2 --unheard-of -- train", "--unheard-of"),
+        (multi_node, "--output_dir"),
+    ):
+        assert main(["launch", *words.split()]) == 2
+        assert told in capsys.readouterr().err
     for wrong in (["-n", "two"], ["-n", "0"], ["-n", "1", "--nnodes", "many"]):
         assert main(["launch", *wrong, "--", "train"]) == 2
         told = capsys.readouterr().err
         assert "error[args.value]" in told and "fix: lw launch -n 2" in told and "Traceback" not in told
     assert main(["launch", "-n", "2", "--", "predict", "last", "a text"]) == 2
     assert "fix: lw predict last 'a text'" in capsys.readouterr().err
-    words = ["launch", "--nnodes", "2", "--max-restarts", "1", "--", "train", "text-classification"]
-    assert main(words) == 2
-    assert "--output_dir" in capsys.readouterr().err
     assert main(["launch", "--help"]) == 0
     assert "torchrun" in capsys.readouterr().out
 
@@ -139,10 +131,9 @@ def test_what_launch_cannot_start_is_refused_with_a_way_out(capsys):
 
 
 def test_one_process_never_spreads_its_model_over_several_devices():
-    kinds = []
-    witness = toys.callback(on_train_step_end=lambda trainer, **kwargs: kinds.append(type(trainer.model)))
-    toys.trained([witness], toys.data(8), cls=Trainer)
-    assert set(kinds) == {nn.Linear}
+    watch = toys.watch(on_train_step_end=lambda trainer, **kwargs: type(trainer.model))
+    toys.trained([watch], toys.data(8), cls=Trainer)
+    assert set(watch.seen) == {nn.Linear}
     names = [
         f"{path.name}:{node.lineno}"
         for path in SOURCE.rglob("*.py")

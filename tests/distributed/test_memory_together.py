@@ -26,10 +26,7 @@ class Full(Trainer):
 
 
 def fit(results: Results) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    trainer = Full(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=2, oom="split")
+    toys.trained((), toys.data(48), cls=Full, seed=2, oom="split")
 
 
 def test_memory_that_runs_out_on_one_process_ends_both_with_the_reason(tmp_path):
@@ -54,10 +51,8 @@ class FullOnce(Trainer):
 
 
 def fit_with_buffers(results: Results) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    trainer = FullOnce(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    trainer.train(toys.data(48), 1, per_device_batch_size=4, seed=2)
+    model = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    toys.trained((), toys.data(48), model=model, cls=FullOnce, seed=2)
 
 
 def test_a_process_without_memory_runs_no_forward_pass_that_the_others_would_have_to_join(tmp_path):
@@ -80,14 +75,13 @@ class Small(nn.Linear):
 
 
 def go_on(folder, room: int, accumulation: int, updates: int | None = None) -> list:
-    torch.manual_seed(0)
-    model = Small(4, 1)
+    model = toys.seeded(Small, 4, 1)
     model.room = room
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.01), callbacks=())
-    result = trainer.train(
-        toys.data(17), 1, toys.data(5), per_device_batch_size=6, gradient_accumulation_steps=accumulation,
-        max_num_train_steps=updates, seed=2, oom="split", checkpoints=Checkpointing(folder), resume_from="auto",
-    )  # fmt: skip
+    windows = {"per_device_batch_size": 6, "gradient_accumulation_steps": accumulation, "max_num_train_steps": updates}
+    saved = {"checkpoints": Checkpointing(folder), "resume_from": "auto"}
+    options = {"eval_dataset": toys.data(5), "seed": 2, "oom": "split", **windows, **saved}
+    trainer = toys.trained((), toys.data(17), model=model, cls=Trainer, **options)
+    result = trainer.result
     return [result.updates, model.largest, result.metrics["eval_loss_epoch"], trainer.num_parts]
 
 
@@ -95,9 +89,9 @@ def resume_on_two() -> list:
     return go_on(os.environ["SPLIT_FOLDER"], 1000, 1)
 
 
-def test_a_run_that_was_split_on_one_process_goes_on_whole_on_two(tmp_path, monkeypatch):
+def test_a_run_that_was_split_on_one_process_continues_whole_on_two(tmp_path):
     updates, _, _, parts = go_on(tmp_path / "split", 2, 2, updates=1)
     assert (updates, parts) == (1, 4)
-    monkeypatch.setenv("SPLIT_FOLDER", str(tmp_path / "split"))
-    first, second = launch(resume_on_two, tmp_path)  # the second process has a pad in the last update
+    # The second process has a pad in the last update.
+    first, second = launch(resume_on_two, tmp_path, SPLIT_FOLDER=str(tmp_path / "split"))
     assert first[:2] == second[:2] == [2, 5] and first[2] == second[2] and first[3] == second[3] == 1

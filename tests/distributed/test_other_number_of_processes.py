@@ -89,7 +89,7 @@ def logged_something(metrics: Path) -> bool:
     return metrics.exists() and '"log"' in metrics.read_text()
 
 
-def test_a_task_on_two_processes_is_stopped_on_both_and_told_once(tmp_path):
+def test_a_task_on_two_processes_is_stopped_on_both_and_reported_once(tmp_path):
     from tasks.reviews import rows, write_csv
 
     write_csv(tmp_path / "reviews.csv", rows(64))

@@ -81,6 +81,6 @@ def test_an_exact_sum_has_the_same_bits_in_any_precision(precision, measured):
         assert rank[f"{precision} exact"]["weights"] == alone["weights"]
 
 
-def test_a_run_with_a_loss_scaler_goes_on_with_the_same_bits(measured):
+def test_a_run_with_a_loss_scaler_continues_with_the_same_bits(measured):
     for rank in measured:
         assert rank["resumed"]["weights"] == rank["fp16 False"]["weights"]

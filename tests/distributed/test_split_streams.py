@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import toys
 from distributed.launcher import Results, run
 from loopwright import Checkpointing, Trainer
-from loopwright.callbacks import TrainerCallback
 from loopwright.data import Share, adopt
 from loopwright.errors import ConfigError
 
@@ -40,25 +39,20 @@ class Part(IterableDataset):
             yield tuple(tensor[index] for tensor in tensors)
 
 
-class Seen(TrainerCallback):
-    def __init__(self):
-        self.ids = []
-
-    def on_train_step_end(self, trainer, batch=None, **kwargs):
-        if trainer.current_rows:
-            self.ids.append([trainer.progress.update, batch[2].tolist()])
-
-
 class Identities(Trainer):
     def calculate_prediction(self, batch):
         return batch[2]
 
 
 def fit(loader, **kwargs) -> tuple[list, list]:
-    seen = Seen()
-    trainer = toys.trainer_of([seen], cls=Trainer)
+    watch = toys.watch(
+        on_train_step_end=lambda trainer, batch, **kwargs: (
+            [trainer.progress.update, batch[2].tolist()] if trainer.current_rows else None
+        )
+    )
+    trainer = toys.trainer_of([watch], cls=Trainer)
     trainer.train(loader, 2, seed=1, gradient_accumulation_steps=2, **kwargs)
-    return seen.ids, torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]).tolist()
+    return [entry for entry in watch.seen if entry], toys.weights(trainer).tolist()
 
 
 def read_parts(results: Results) -> None:

@@ -237,7 +237,7 @@ def test_a_state_of_two_processes_resumes_on_two_processes_bit_by_bit(update, me
         assert all(number > update for number, _ in found["ids"])
 
 
-def test_a_state_of_two_processes_goes_on_in_one(measured, folder, tmp_path):
+def test_a_state_of_two_processes_continues_in_one(measured, folder, tmp_path):
     """With twice the accumulation the windows are the same, so the numbers are too, up to rounding."""
     num_samples, accumulation = RUNS[RESUMED_RUN]
     expected = measured[0][RESUMED_RUN]

@@ -50,7 +50,7 @@ def train_in_all_ways():
     return [weights, told]
 
 
-def test_parameters_that_the_loss_does_not_use_are_told_by_name_with_fixes_that_work(tmp_path):
+def test_parameters_that_the_loss_does_not_use_are_reported_by_name_with_fixes_that_work(tmp_path):
     first, second = launch(train_in_all_ways, tmp_path, timeout_seconds=60)
     assert first == second
     (looked_for, frozen), told = first

@@ -203,13 +203,8 @@ def test_flaw_41_run_config_to_dict_works_without_an_eval_loader_and_changes_not
     assert second["train_dl_kwargs"]["sampler"] is sampler
     assert trainer.run_config.train_dl_kwargs["sampler"] is sampler
 
-    subject.fit(
-        trainer,
-        dataset,
-        eval_dataset=dataset,
-        train_dataloader_kwargs=loader,
-        eval_dataloader_kwargs=loader,
-    )
+    loaders = {"train_dataloader_kwargs": loader, "eval_dataloader_kwargs": loader}
+    subject.fit(trainer, dataset, eval_dataset=dataset, **loaders)
     as_dict = trainer.run_config.to_dict()
     for name in ("train_dl_kwargs", "eval_dl_kwargs"):
         assert as_dict[name]["sampler"] is sampler

@@ -4,8 +4,6 @@ import inspect
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 from functools import partial
 
 import accelerate
@@ -15,8 +13,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDataset
 
+import toys
 from distributed.launcher import launch
 
 from . import subject
@@ -179,9 +178,7 @@ def test_flaw_18_the_users_seed_decides_the_order():
     assert order(trainer, 1) == first
     assert order(subject.trainer(), 2) == second
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", IMPORT_LEAVES_RNG_ALONE, subject.PACKAGE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = toys.python("-c", IMPORT_LEAVES_RNG_ALONE, subject.PACKAGE)
     assert done.returncode == 0, done.stderr
 
 
@@ -311,12 +308,8 @@ def test_flaw_24_limited_batches_are_what_the_whole_run_counts_with():
     assert len(trainer.gradients) == 2
 
     placeholders = subject.TrainerPlaceholderValues
-    schedule = partial(
-        OneCycleLR,
-        max_lr=0.1,
-        epochs=placeholders.NUM_EPOCHS,
-        steps_per_epoch=placeholders.NUM_UPDATE_STEPS_PER_EPOCH,
-    )
+    epochs, steps = placeholders.NUM_EPOCHS, placeholders.NUM_UPDATE_STEPS_PER_EPOCH
+    schedule = partial(OneCycleLR, max_lr=0.1, epochs=epochs, steps_per_epoch=steps)
     with utils.LimitBatches(2):
         trainer = subject.trainer()
     subject.fit(trainer, subject.data(40), num_epochs=3, create_scheduler_fn=schedule)
@@ -334,26 +327,11 @@ def test_flaw_24_limited_batches_are_what_the_whole_run_counts_with():
         assert len(trainer.seen) == expected
 
 
-class Stream(IterableDataset):
-    """The samples of another dataset, one after the other, without a length."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return iter(self.dataset)
-
-
 def test_flaw_25_iterable_datasets_and_batch_samplers_can_be_trained_on():
     dataset = subject.data(10)
     trainer = subject.trainer()
-    subject.fit(
-        trainer,
-        Stream(dataset),
-        num_epochs=2,
-        eval_dataset=Stream(dataset),
-        gradient_accumulation_steps=2,
-    )
+    stream = toys.Stream(dataset)
+    subject.fit(trainer, stream, num_epochs=2, eval_dataset=stream, gradient_accumulation_steps=2)
     epoch = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert trainer.seen == epoch + epoch
     assert len(trainer.gradients) == 4
@@ -403,15 +381,9 @@ def test_flaw_26_the_default_workers_fit_the_machine_and_live_as_long_as_the_run
 
 def test_flaw_27_there_are_events_around_an_update_and_a_stop_is_heard_everywhere():
     journal = []
-    watched = (
-        "on_train_step_start",
-        "on_train_step_end",
-        "on_before_optimizer_step",
-        "on_optimizer_step_end",
-        "on_update_end",
-        "on_stop_training_error",
-        "on_training_run_end",
-    )
+    micro_batch = ["on_train_step_start", "on_train_step_end"]
+    update = ["on_before_optimizer_step", "on_optimizer_step_end", "on_update_end"]
+    watched = [*micro_batch, *update, "on_stop_training_error", "on_training_run_end"]
 
     def watch():
         journal.clear()
@@ -420,8 +392,6 @@ def test_flaw_27_there_are_events_around_an_update_and_a_stop_is_heard_everywher
 
     trainer = subject.trainer([watch()])
     subject.fit(trainer, subject.data(16), gradient_accumulation_steps=2)
-    micro_batch = ["on_train_step_start", "on_train_step_end"]
-    update = ["on_before_optimizer_step", "on_optimizer_step_end", "on_update_end"]
     assert journal == (2 * micro_batch + update) * 2 + ["on_training_run_end"]
 
     trainer = subject.trainer([watch(), subject.stop_at("on_training_run_start", "not today")])

@@ -134,7 +134,7 @@ def test_warming_up_and_recording_leave_no_trace() -> None:
     toys.assert_same(eager.seen, graphed.seen)
 
 
-def test_an_update_that_cannot_be_recorded_is_run_and_the_reason_is_said_once(capsys: Any) -> None:
+def test_an_update_that_cannot_be_recorded_is_run_and_the_reason_is_reported_once(capsys: Any) -> None:
     class Failing(GraphedTrainer):
         fails_with = "operation not permitted when stream is capturing\nmore lines"
 
@@ -194,7 +194,7 @@ def test_an_optimizer_that_reads_its_rate_on_the_host_means_eager(capsys: Any) -
     assert "Own is not one of torch's optimizers" in capsys.readouterr().out
 
 
-def test_unfreezing_weights_records_anew() -> None:
+def test_unfreezing_weights_records_again() -> None:
     class Unfreeze(TrainerCallback):
         def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
             trainer.model[0].requires_grad_(trainer.run_history.current_epoch > 1)

@@ -139,7 +139,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     assert_refused(ConfigError, texts, trained(), lambda trainer: trainer.train(pairs(), 1, resume_from=tmp_path))
 
 
-def test_auto_starts_anew_where_there_is_nothing_yet(tmp_path):
+def test_auto_starts_over_where_there_is_nothing_yet(tmp_path):
     checkpoints = Checkpointing(tmp_path / "none yet")
     assert trainer_of().train(pairs(), 1, checkpoints=checkpoints, resume_from="auto").updates == 1
 
@@ -425,7 +425,7 @@ def test_a_single_callback_in_place_of_a_list_is_refused():
             Trainer(nn.Linear(4, 1), nn.MSELoss(), None, callbacks=given)
 
 
-def test_a_resume_from_that_is_no_path_is_refused_with_what_it_may_be(tmp_path):
+def test_a_resume_from_that_is_not_a_path_is_refused_with_what_it_may_be(tmp_path):
     with pytest.raises(ConfigTypeError, match='or "auto" for the newest of `checkpoints`, got True'):
         trainer_of().train(pairs(), 1, checkpoints=Checkpointing(tmp_path), resume_from=True)
 
@@ -439,7 +439,7 @@ def test_watching_the_evaluation_of_a_run_without_one_is_refused_before_the_firs
     assert trainer.progress.update == 0
 
 
-def test_a_best_checkpoint_by_a_metric_that_no_evaluation_records_is_told_once(tmp_path, capsys):
+def test_a_best_checkpoint_by_a_metric_that_no_evaluation_records_is_reported_once(tmp_path, capsys):
     policy = Checkpointing(tmp_path, keep_best=("acuracy", "max"))
     trainer_of().train(pairs(), 3, pairs(), checkpoints=policy)
     told = "keep_best: the evaluation recorded no acuracy, so no checkpoint is kept as the best one; there are "

@@ -152,7 +152,7 @@ def test_a_policy_that_does_not_exist_is_refused(value):
         fit(nan=value)
 
 
-def test_samples_of_a_sampler_of_ones_own_are_named_whatever_kind_of_numbers_it_yields(tmp_path):
+def test_samples_of_a_custom_sampler_are_named_whatever_kind_of_numbers_it_yields(tmp_path):
     import numpy as np
 
     class NumpyBatches(BatchSampler):
@@ -262,7 +262,7 @@ def test_the_loss_of_an_epoch_is_the_mean_of_the_updates_that_were_made():
 
 
 @pytest.mark.parametrize("update", range(1, 7))
-def test_a_run_with_skipped_updates_goes_on_exactly_after_any_update(update, tmp_path):
+def test_a_run_with_skipped_updates_resumes_exactly_after_any_update(update, tmp_path):
     whole, _ = fit(folder=tmp_path / "whole", nan="skip")
     fit(folder=tmp_path / "parts", callbacks=[toys.stop_at(update)], nan="skip")
     resumed, _ = fit(folder=tmp_path / "parts", nan="skip", torch_seed=99, resume_from="auto")
@@ -271,7 +271,7 @@ def test_a_run_with_skipped_updates_goes_on_exactly_after_any_update(update, tmp
     assert toys.numbers(tmp_path / "parts") == toys.numbers(tmp_path / "whole")
 
 
-def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_count_anew(tmp_path):
+def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_restarts_the_count(tmp_path):
     everything = tuple(range(NUM_SAMPLES))
     trainer, result = fit(variant(bad=everything, when=tuple(range(9))), tmp_path, nan="skip", num_epochs=8)
     assert result.stop_reason == "Stopping training: 10 updates in a row were not finite"
@@ -283,7 +283,7 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_one_good_one_starts_the_co
     assert result.stop_reason is None and result.updates == 21
 
 
-def test_the_count_of_skipped_updates_in_a_row_goes_on_over_a_resume(tmp_path):
+def test_the_count_of_skipped_updates_in_a_row_survives_a_resume(tmp_path):
     cls = variant(bad=tuple(range(NUM_SAMPLES)), when=tuple(range(9)))
     fit(cls, tmp_path, [toys.stop_at(7)], nan="skip", num_epochs=8)
     _, result = fit(cls, tmp_path, nan="skip", num_epochs=8, resume_from="auto")

@@ -152,7 +152,7 @@ def test_a_resumed_split_run_is_bit_for_bit_the_uninterrupted_one(tmp_path):
     assert first.state["run"]["parts"] == second.state["run"]["parts"] == {"train": 4, "evaluation": 1}
 
 
-def test_a_split_run_that_goes_on_with_exact_sums_goes_on_whole(tmp_path):
+def test_a_split_run_that_continues_with_exact_sums_continues_whole(tmp_path):
     fit(make(2), eval_dataset=data(6), max_num_train_steps=2, checkpoints=Checkpointing(tmp_path))
     goes_on = fit(make(), resume_from="auto", reduction="exact", checkpoints=Checkpointing(tmp_path))
     assert goes_on.num_parts == 1 and goes_on.model.counts == [6, 6, 6, 4]
@@ -279,20 +279,20 @@ def test_a_micro_batch_of_bad_samples_alone_has_no_say_in_a_split_run():
 
 
 @pytest.mark.parametrize(("kind", "word"), [(Quiet, "samples"), (PerToken, "items"), (LateItems, "items")])
-def test_what_parts_are_weighed_by_is_said_as_it_is(kind, word):
+def test_what_parts_are_weighed_by_is_reported(kind, word):
     split = fit(make(3, kind=kind))
     assert f"each weighed by its {word}, as all updates" in " ".join(split.said)
     assert not any("another loss" in line for line in split.said)
 
 
-def test_a_loss_that_is_another_one_in_parts_is_told():
+def test_a_loss_that_is_another_one_in_parts_is_reported():
     split = fit(make(3, kind=Uncounted), nan="skip", gradient_accumulation_steps=1)
     (told,) = [line for line in split.said if "another loss" in line]
     assert told.startswith("Warning: in parts the training loss is another loss: ") and "count_batch_items" in told
     assert all(module.training for module in split.model.modules())
 
 
-def test_a_loss_that_is_drawn_anew_each_time_is_not_taken_for_another_one():
+def test_a_loss_that_is_drawn_again_each_time_is_not_taken_for_another_one():
     class Masked(Quiet):
         def calculate_train_batch_loss(self, batch):
             return super().calculate_train_batch_loss((batch[0] * (torch.rand_like(batch[0]) < 0.5), batch[1]))
@@ -341,7 +341,7 @@ def test_the_bar_counts_each_micro_batch_once():
 # ------------------------------------------------------------------------------------------------ what cannot be
 
 
-def test_by_default_it_stops_and_says_what_would_help(tmp_path):
+def test_by_default_it_stops_and_reports_what_would_help(tmp_path):
     trainer = make(4)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fit(trainer, oom="stop", checkpoints=Checkpointing(tmp_path))
@@ -529,7 +529,7 @@ class SomeLabels(nn.CrossEntropyLoss):
         super().__init__(ignore_index=0)
 
 
-def test_an_evaluation_loss_that_is_another_one_in_parts_is_told():
+def test_an_evaluation_loss_that_is_another_one_in_parts_is_reported():
     for loss_func, num_told in ((SomeLabels(), 1), (nn.CrossEntropyLoss(), 0)):
         trainer = make(1000, 5)
         trainer.loss_func = loss_func

@@ -156,7 +156,7 @@ def test_a_save_asked_for_at_the_end_of_the_run_is_of_its_end(tmp_path):
     assert (result.epochs, result.updates, again.entries) == (2, 12, [])
 
 
-def test_the_first_reason_to_stop_is_the_one_that_is_told():
+def test_the_first_reason_to_stop_is_the_one_that_is_reported():
     def ask(trainer):
         trainer.request_stop("first")
         trainer.request_stop("second")
@@ -287,7 +287,7 @@ def test_a_stop_between_the_weights_and_the_count_saves_nothing_that_disagrees(t
     assert journal.of("save") == saved_updates(tmp_path) == [1, 2]
 
 
-def test_a_nan_is_told_by_the_log_and_does_not_hide_in_the_mean():
+def test_a_nan_is_reported_by_the_log_and_does_not_hide_in_the_mean():
     _, result, journal = run(loss_func=NanFrom(4), log_every=2)
     assert [math.isnan(log["loss"]) for log in journal.logs] == [False, True]
     assert "train_loss_epoch" not in result.metrics
@@ -304,7 +304,7 @@ def test_an_evaluation_that_a_callback_makes_itself_does_not_replace_the_regular
     assert (result.epochs, result.stop_reason) == (2, None)
 
 
-def test_a_stop_asked_for_in_the_regular_evaluation_ends_the_run_and_it_is_not_made_again_on_resume(tmp_path):
+def test_a_stop_asked_for_in_the_regular_evaluation_ends_the_run_and_it_is_not_repeated_on_resume(tmp_path):
     checkpoints = Checkpointing(tmp_path, every_updates=None, every_epochs=None)
     options = {"num_epochs": 2, "eval_dataset": pairs(4), "checkpoints": checkpoints}
     _, result, journal = run(Asking("on_eval_epoch_end", 1, lambda trainer: trainer.request_stop("enough")), **options)

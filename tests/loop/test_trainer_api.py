@@ -508,7 +508,7 @@ def test_predicting_writes_no_history_and_draws_nothing():
     assert torch.equal(weights(trainer), before[2])
 
 
-def test_a_prediction_hook_of_ones_own_is_used():
+def test_a_custom_prediction_hook_is_used():
     class Probabilities(Trainer):
         def calculate_prediction(self, batch):
             return self.model(batch[0]).sigmoid()

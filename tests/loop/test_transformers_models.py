@@ -136,7 +136,7 @@ def test_callbacks_get_the_logits_and_the_number_of_samples(output):
 
 
 @pytest.mark.parametrize("output", [Output, MappingOutput])
-def test_a_loss_function_of_ones_own_gets_the_logits_and_the_labels(output):
+def test_a_custom_loss_function_gets_the_logits_and_the_labels(output):
     calls = []
 
     def loss_func(logits, labels):

@@ -58,7 +58,7 @@ def about(folder: Path, update: int) -> dict:
 # Which guarantee holds
 
 
-def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
+def test_the_guarantee_is_reported_at_the_start_and_at_a_resume_and_kept_in_every_manifest(tmp_path, capsys):
     fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     assert said(capsys, "Resume guarantee ") == [
         "T0, bit-exact: weights, optimizer and metrics as in a run that was never interrupted"
@@ -74,12 +74,12 @@ def test_the_guarantee_is_told_at_the_start_and_at_a_resume_and_kept_in_every_ma
         assert found["settings"].items() >= settings.items()
 
 
-def test_a_run_that_saves_nothing_and_resumes_nothing_says_nothing_of_it(capsys):
+def test_a_run_that_saves_nothing_and_resumes_nothing_prints_nothing(capsys):
     fit(None)
     assert said(capsys, "Resume guarantee ") == []
 
 
-def test_an_iterable_is_counted_and_that_is_told(tmp_path, capsys):
+def test_an_iterable_is_counted_and_that_is_reported(tmp_path, capsys):
     stream = toys.Stream(toys.data(16))
     whole = fit(None, dataset=stream)
     fit(tmp_path, dataset=stream, callbacks=[stop_at(3)])
@@ -339,7 +339,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_current_settings_of_a_scheduler_win_and_its_counters_go_on(kind, tmp_path, capsys):
+def test_current_settings_of_a_scheduler_win_and_its_counters_continue(kind, tmp_path, capsys):
     old, new, lines = SCHEDULES[kind]
     fit(tmp_path, callbacks=[stop_at(3)], create_scheduler_fn=old)
     capsys.readouterr()
@@ -418,7 +418,7 @@ def test_a_finished_cosine_schedule_that_is_made_longer_does_not_stay_at_zero(tm
     assert resumed.lrs == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_plateau_that_changes_its_direction_starts_to_compare_anew(tmp_path, capsys):
+def test_a_plateau_that_changes_its_direction_starts_to_compare_again(tmp_path, capsys):
     kwargs = {"eval_dataset": toys.data(8), "num_epochs": 4}
     make = partial(torch.optim.SGD, lr=0.01)
     fit(tmp_path, make, [stop_at(8)], create_scheduler_fn=plateau(mode="min", patience=9), **kwargs)
@@ -449,7 +449,7 @@ def test_another_class_of_optimizer_or_scheduler_is_refused_by_name_before_anyth
 # Data
 
 
-def test_weights_of_another_type_go_on_and_are_shown_and_refused_where_exactness_is_required(tmp_path, capsys):
+def test_weights_of_another_type_continue_and_are_shown_and_refused_where_exactness_is_required(tmp_path, capsys):
     fit(tmp_path, callbacks=[stop_at(3)])
     said(capsys)
     model = toys.network(6, dropout=0.2).bfloat16()
@@ -476,7 +476,7 @@ def test_data_of_another_length_are_refused_by_name_and_numbers(tmp_path):
     assert contents(tmp_path) == before and torch.equal(toys.weights(model), weights)
 
 
-def test_changed_data_that_are_allowed_go_on_and_are_shown(tmp_path, capsys):
+def test_changed_data_that_are_allowed_continue_and_are_shown(tmp_path, capsys):
     fit(tmp_path, callbacks=[stop_at(3)], eval_dataset=toys.data(8))
     capsys.readouterr()
     policy = {"allow_changed_data": True}
@@ -487,7 +487,7 @@ def test_changed_data_that_are_allowed_go_on_and_are_shown(tmp_path, capsys):
     assert again.progress.update == 15, "the new length is the run's own from then on"
 
 
-def test_an_evaluation_that_is_new_or_gone_is_no_change_of_the_data(tmp_path):
+def test_an_evaluation_that_is_new_or_gone_is_not_a_change_of_the_data(tmp_path):
     fit(tmp_path, callbacks=[stop_at(3)])
     fit(tmp_path, callbacks=[stop_at(5)], resume_from="auto", eval_dataset=toys.data(8))
     assert fit(tmp_path, resume_from="auto").progress.update == NUM_UPDATES
@@ -496,7 +496,7 @@ def test_an_evaluation_that_is_new_or_gone_is_no_change_of_the_data(tmp_path):
 # Going back
 
 
-def test_going_back_sets_newer_checkpoints_aside_and_auto_goes_on_with_the_new_way(tmp_path, capsys):
+def test_going_back_sets_newer_checkpoints_aside_and_auto_continues_with_the_new_way(tmp_path, capsys):
     fit(tmp_path)
     capsys.readouterr()
     fit(tmp_path, partial(sgd, lr=0.2), [stop_at(6)], resume_from=step(tmp_path, 4))
@@ -644,7 +644,9 @@ def assert_same_state(found, expected) -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 3, 5, 7])
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
-def test_a_stop_inside_an_update_of_a_model_with_buffers_goes_on_with_the_bits_of_the_whole_run(event, index, tmp_path):
+def test_a_stop_inside_an_update_of_a_model_with_buffers_continues_with_the_bits_of_the_whole_run(
+    event, index, tmp_path
+):
     whole = fit_with_buffers(None)
     result = fit_with_buffers(tmp_path, [StopsInside(event, index)]).result
     assert result.stop_reason == "in the middle" and result.updates == index // 2
@@ -736,7 +738,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("kind", ["buffer", "parameter"])
-def test_a_model_with_a_mask_of_infinities_is_saved_and_goes_on_exactly(kind, asynchronous, tmp_path):
+def test_a_model_with_a_mask_of_infinities_is_saved_and_resumes_exactly(kind, asynchronous, tmp_path):
     policy = {"asynchronous": asynchronous}
     whole = fit(None, model=Masked(kind), cls=Trainer)
     fit(tmp_path, callbacks=[stop_at(3)], model=Masked(kind), cls=Trainer, policy=policy)

@@ -79,7 +79,7 @@ def test_the_best_of_the_way_that_was_left_is_forgotten(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checkpoint": "step-0000000004", "metric": 1, "value": "x"}'])
-def test_a_damaged_note_of_the_best_checkpoint_is_made_anew_from_the_manifests(content, tmp_path):
+def test_a_damaged_note_of_the_best_checkpoint_is_rebuilt_from_the_manifests(content, tmp_path):
     settings = {"eval_dataset": toys.data(8), "policy": {"keep_best": ("eval_loss_epoch", "min")}}
     continuity.fit(tmp_path, num_epochs=2, **settings)
     note = (tmp_path / "best.json").read_text()

@@ -164,7 +164,7 @@ def test_the_record_may_be_in_a_folder_of_its_own(tmp_path):
     assert all(path.is_dir() and path.name.startswith("step-") for path in folder.iterdir())
 
 
-def test_a_record_that_was_taken_away_is_begun_anew_and_says_so(whole, tmp_path):
+def test_a_record_that_was_taken_away_is_started_again_and_reports_it(whole, tmp_path):
     _, folder = whole
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
@@ -186,7 +186,7 @@ def test_two_runs_of_one_trainer_have_a_record_each(tmp_path):
 # Time
 
 
-def test_the_time_of_a_run_goes_on_over_a_resume(tmp_path):
+def test_the_time_of_a_run_survives_a_resume(tmp_path):
     _, first = run(tmp_path / "run", [stop_at(4)])
     waited = 100.0
     saved_after = make_older(tmp_path / "run", waited)
@@ -246,7 +246,7 @@ def test_a_record_that_cannot_be_written_does_not_end_the_run_and_is_caught_up(w
     assert numbers(tmp_path / "run") == numbers(folder)
 
 
-def test_a_disk_that_refuses_only_the_record_ends_the_run_after_two_saves_and_it_goes_on_exactly(
+def test_a_disk_that_refuses_only_the_record_ends_the_run_after_two_saves_and_it_resumes_exactly(
     whole, tmp_path, monkeypatch
 ):
     trainer, folder = whole
@@ -272,7 +272,7 @@ class Unrehearsed(Measured):
         return checkpoints
 
 
-def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_path, monkeypatch):
+def test_a_manual_save_that_the_record_prevents_is_a_checkpoint_error(tmp_path, monkeypatch):
     def save(trainer, **kwargs):
         with monkeypatch.context() as patched:
             refuse_records(patched, OSError(errno.EIO, "Input/output error"))
@@ -287,7 +287,7 @@ def test_a_save_of_ones_own_that_the_record_prevents_is_a_checkpoint_error(tmp_p
 # status.json
 
 
-def test_a_status_says_how_the_run_is_doing_and_that_it_is_done(tmp_path):
+def test_a_status_reports_how_the_run_is_doing_and_that_it_is_done(tmp_path):
     watch = status_at_updates(tmp_path / "run")
     run(tmp_path / "run", [watch])
     assert {status["state"] for status in watch.seen} == {"running"}
@@ -297,7 +297,7 @@ def test_a_status_says_how_the_run_is_doing_and_that_it_is_done(tmp_path):
     assert read_status(tmp_path / "run").items() >= {**expected, **last}.items()
 
 
-def test_a_stopped_run_says_why_and_the_resumed_one_is_running_again(tmp_path):
+def test_a_stopped_run_reports_why_and_the_resumed_one_is_running_again(tmp_path):
     run(tmp_path / "run", [stop_at(4)])
     status = read_status(tmp_path / "run")
     assert (status["state"], status["message"], status["last_checkpoint"]) == ("stopped", "enough", "step-0000000004")
@@ -335,7 +335,7 @@ def test_a_run_that_raises_keeps_the_save_that_it_has_begun(tmp_path):
     assert [record["update"] for record in records(tmp_path / "run", "checkpoint")] == [2]
 
 
-def test_a_save_that_is_left_out_since_the_one_before_takes_long_is_told(tmp_path, capsys):
+def test_a_save_that_is_left_out_since_the_one_before_takes_long_is_reported(tmp_path, capsys):
     arm("pre_manifest:*:sleep:0.3")
     trainer, _ = run(tmp_path / "run", policy={"max_stall_seconds": 0.001})
     left_out = [line for line in capsys.readouterr().out.splitlines() if "is still being written after 0.001 s" in line]
@@ -357,7 +357,7 @@ def test_without_memory_for_a_copy_training_waits_for_its_saves_and_has_the_same
     assert numbers(tmp_path / "run") == numbers(whole[1])
 
 
-def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_that_is_said(tmp_path, whole, caplog):
+def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_recreated_with_a_message(tmp_path, whole, caplog):
     def delete(trainer):
         run_of(trainer).checkpoints.saver.wait()
         shutil.rmtree(tmp_path / "run")
@@ -380,7 +380,7 @@ def test_a_folder_that_is_deleted_while_a_run_writes_to_it_is_made_again_and_tha
         (signal.SIGINT, KeyboardInterrupt, "KeyboardInterrupt"),
     ],
 )
-def test_a_run_ended_by_a_signal_is_preempted_and_says_by_which(number, error, message, tmp_path):
+def test_a_run_ended_by_a_signal_is_preempted_and_reports_which(number, error, message, tmp_path):
     with pytest.raises(error):
         run(tmp_path / "run", [at_update(3, lambda trainer: os.kill(os.getpid(), number))])
     status = read_status(tmp_path / "run")
@@ -388,7 +388,7 @@ def test_a_run_ended_by_a_signal_is_preempted_and_says_by_which(number, error, m
     assert status["last_checkpoint"] == "step-0000000003"
 
 
-def test_a_refused_save_is_told_at_once_and_forgotten_with_the_next_good_one(tmp_path, capsys):
+def test_a_refused_save_is_reported_at_once_and_forgotten_with_the_next_good_one(tmp_path, capsys):
     watch = status_at_updates(tmp_path / "run")
     arm("pre_manifest:2:raise:ENOSPC")
     run(tmp_path / "run", [watch], policy={"asynchronous": False})
@@ -448,7 +448,7 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_host_before_any
     assert records(tmp_path / "run")[-1]["event"] == "end"
 
 
-def test_the_folder_of_a_killed_process_is_taken_over_and_that_is_said(whole, tmp_path, capsys):
+def test_the_folder_of_a_killed_process_is_taken_over_with_a_message(whole, tmp_path, capsys):
     trainer, folder = whole
     process, _ = in_another_process(tmp_path / "run")
     process.kill()

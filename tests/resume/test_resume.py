@@ -300,7 +300,7 @@ def end(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["epoch_1", "epoch_2", "final"])
-def test_a_state_saved_at_the_end_of_an_epoch_goes_on_with_the_next(name, whole, tmp_path):
+def test_a_state_saved_at_the_end_of_an_epoch_continues_with_the_next(name, whole, tmp_path):
     expected, _ = whole
     first = run(tmp_path, [SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)], seed=SEED)
     assert_same_run(first, expected)
@@ -320,7 +320,7 @@ def test_resuming_a_finished_run_trains_nothing(whole, tmp_path):
     assert watch.seen == ["on_training_run_start", "on_training_run_end"]
 
 
-def test_a_finished_run_given_more_epochs_goes_on_as_the_longer_run_would(tmp_path):
+def test_a_finished_run_given_more_epochs_continues_as_the_longer_run_would(tmp_path):
     constant = {"create_scheduler_fn": None}
     longer = run(tmp_path / "longer", seed=SEED, num_epochs=4, **constant)
     run(tmp_path / "short", [SaveTrainingStateCallback(tmp_path / "short")], seed=SEED, num_epochs=2, **constant)
@@ -330,7 +330,7 @@ def test_a_finished_run_given_more_epochs_goes_on_as_the_longer_run_would(tmp_pa
 
 
 @pytest.mark.parametrize("limit", [1, 5, 7])
-def test_a_run_cut_short_by_a_limit_goes_on_with_a_larger_one(limit, tmp_path):
+def test_a_run_cut_short_by_a_limit_continues_with_a_larger_one(limit, tmp_path):
     schedule = {"create_scheduler_fn": partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)}
     expected = run(tmp_path / "whole", seed=SEED, **schedule)
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=2)
@@ -397,7 +397,7 @@ def test_a_stopped_run_can_be_resumed_to_the_end_it_would_have_had(event, is_the
     assert_same(found["_seen"], expected["_seen"][-len(found["_seen"]) :], "seen")
 
 
-def test_a_run_stopped_early_goes_on_with_the_next_epoch(tmp_path):
+def test_a_run_stopped_early_continues_with_the_next_epoch(tmp_path):
     def trained(patience, **kwargs):
         early_stopping = EarlyStoppingCallback(patience, early_stopping_threshold=100.0)
         callbacks = [early_stopping, SaveTrainingStateCallback(tmp_path / f"{patience}")]
@@ -436,7 +436,7 @@ def test_checkpoints_are_written_as_often_as_asked_and_only_the_last_are_kept(tm
     assert saved(every_updates=5) == [10, 15, 20]
 
 
-def test_auto_starts_afresh_where_there_is_nothing_and_goes_on_where_there_is_something(whole, tmp_path):
+def test_auto_starts_from_scratch_where_there_is_nothing_and_continues_where_there_is_something(whole, tmp_path):
     expected, _ = whole
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=2)
     first = run(tmp_path / "a", [toys.stop_at(5)], seed=SEED, checkpoints=checkpoints, resume_from="auto")
@@ -450,7 +450,7 @@ def test_auto_starts_afresh_where_there_is_nothing_and_goes_on_where_there_is_so
     assert again["_seen"] == []
 
 
-def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp_path, capsys):
+def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_reports_it(whole, tmp_path, capsys):
     expected, _ = whole
     checkpoints = Checkpointing(tmp_path / "checkpoints", every_updates=3, keep_best=None)
     run(tmp_path / "a", seed=SEED, checkpoints=checkpoints)
@@ -472,7 +472,7 @@ def test_auto_falls_back_over_a_damaged_newest_checkpoint_and_says_so(whole, tmp
     assert checkpoints.path(6).is_dir()
 
 
-def test_auto_refuses_to_start_afresh_where_every_checkpoint_is_bad(tmp_path):
+def test_auto_refuses_to_start_from_scratch_where_every_checkpoint_is_bad(tmp_path):
     checkpoints = Checkpointing(tmp_path, every_updates=2)
     toys.trained((), toys.data(8), checkpoints=checkpoints)
     for path in tmp_path.glob("step-*"):
@@ -538,7 +538,7 @@ def test_an_optimizer_of_other_parameters_is_refused_by_name_and_nothing_is_load
     toys.assert_same_weights(model, toys.network(6))
 
 
-def test_an_optimizer_whose_groups_are_in_another_order_goes_on_exactly(tmp_path):
+def test_an_optimizer_whose_groups_are_in_another_order_resumes_exactly(tmp_path):
     def run_with(groups_of, **kwargs):
         model = toys.network(6, dropout=0.2)
         optimizer = torch.optim.AdamW(groups_of(model), lr=0.05)
@@ -573,7 +573,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_scheduler_goes_on_where_it_stood(name, tmp_path):
+def test_every_scheduler_resumes_where_it_was(name, tmp_path):
     def run_with(callbacks=(), **kwargs):
         options = {"eval_dataset": toys.data(8), "create_scheduler_fn": SCHEDULERS[name], **kwargs}
         return toys.trained(callbacks, toys.data(20), 3, **options)
@@ -633,7 +633,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_every_kind_of_data_goes_on_where_it_stood(kind, tmp_path):
+def test_every_kind_of_data_resumes_where_it_was(kind, tmp_path):
     def run_with(callbacks=(), **kwargs):
         torch.manual_seed(5)
         dataset, loader_kwargs = DATA[kind]()

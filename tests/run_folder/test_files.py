@@ -143,7 +143,7 @@ def test_a_failure_leaves_the_old_content_and_no_temporary_file(tmp_path, point,
     assert names(tmp_path) == ["file"]
 
 
-def test_a_failure_after_the_rename_is_told_and_the_new_content_is_there(tmp_path):
+def test_a_failure_after_the_rename_is_reported_and_the_new_content_is_there(tmp_path):
     write_atomically(tmp_path / "file", OLD)
     arm("after_rename:1:raise:EIO")
     with pytest.raises(OSError):
@@ -334,7 +334,7 @@ def test_a_small_file_is_read_in_little_memory(tmp_path):
     assert peak < 8 * 1024 * 1024
 
 
-def test_a_file_that_may_not_be_read_is_no_missing_file(tmp_path, monkeypatch):
+def test_a_file_that_may_not_be_read_is_not_a_missing_file(tmp_path, monkeypatch):
     def refuse(path, *arguments):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 

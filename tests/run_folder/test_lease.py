@@ -426,7 +426,7 @@ def test_an_owner_that_is_busy_with_one_long_thing_stays_alive_for_other_hosts(t
     assert not [thread for thread in threading.enumerate() if thread.name == "loopwright lease"]
 
 
-def test_an_owner_that_lost_its_lease_while_it_was_busy_is_told_at_its_next_update(tmp_path):
+def test_an_owner_that_lost_its_lease_while_it_was_busy_learns_of_it_at_its_next_update(tmp_path):
     with Lease(tmp_path, stale_seconds=0.3) as lease:
         left = json.dumps({**content(tmp_path), "incarnation": "new"})
         (tmp_path / "lease.json").write_text(left)
@@ -531,7 +531,7 @@ def test_without_locks_a_live_process_is_still_refused_whatever_its_heartbeat(tm
 @pytest.mark.parametrize(
     "away", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))], ids=["deleted", "moved"]
 )
-def test_a_folder_that_was_deleted_or_moved_is_made_again_and_still_owned(away, tmp_path, caplog):
+def test_a_folder_that_was_deleted_or_moved_is_recreated_and_still_owned(away, tmp_path, caplog):
     folder = tmp_path / "run"
     with Lease(folder) as lease:
         before = content(folder)

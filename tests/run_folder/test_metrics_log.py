@@ -101,7 +101,7 @@ def test_any_mapping_is_a_record_and_tuples_are_lists(path):
         ("loss", "is a mapping, got str"),
     ],
 )
-def test_what_is_no_record_is_refused_by_its_key_and_not_written(path, record, complaint):
+def test_what_is_not_a_record_is_refused_by_its_key_and_not_written(path, record, complaint):
     with MetricsLog(path) as log:
         append_updates(log, 1)
         with pytest.raises(TypeError, match=complaint):
@@ -160,7 +160,7 @@ def test_a_damaged_line_is_reported_by_its_number_after_the_lines_before_it(path
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"7", b"", b"\xff", b"[" * 100_000])
-def test_a_line_that_is_no_object_is_damaged(path, line):
+def test_a_line_that_is_not_an_object_is_damaged(path, line):
     path.write_bytes(line + b'\n{"update":2}\n')
     with pytest.raises(DamagedFileError, match="line 1 is damaged"):
         list(read(path))
@@ -389,7 +389,7 @@ def test_an_offset_inside_a_line_is_refused_and_the_file_left_alone(path):
 
 @pytest.mark.parametrize("offset", [3, 500, 10**12])
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_missing_or_empty_file_starts_anew_and_says_so(path, offset, is_there):
+def test_a_missing_or_empty_file_starts_over_and_reports_it(path, offset, is_there):
     if is_there:
         path.touch()
     with MetricsLog(path) as log:
@@ -400,7 +400,7 @@ def test_a_missing_or_empty_file_starts_anew_and_says_so(path, offset, is_there)
     assert [record["update"] for record in list(read(path))[1:]] == [7]
 
 
-def test_a_log_that_started_anew_can_be_cut_back_to_older_and_newer_checkpoints(path):
+def test_a_log_that_started_again_can_be_cut_back_to_older_and_newer_checkpoints(path):
     def resumed(offset: int) -> list[int]:
         with MetricsLog(path) as log:
             log.cut_back(offset)

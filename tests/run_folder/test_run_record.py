@@ -80,7 +80,7 @@ def test_a_run_that_is_refused_before_it_begins_leaves_the_record_of_another_as_
     assert begun(tmp_path).close("done") is None
 
 
-def test_a_run_that_begins_starts_the_metrics_anew_and_one_that_goes_on_cuts_them_back(tmp_path):
+def test_a_run_that_begins_starts_new_metrics_and_one_that_continues_cuts_them_back(tmp_path):
     first = begun(tmp_path)
     first.write("log", update=1)
     first.write("log", update=2)
@@ -95,7 +95,7 @@ def test_a_run_that_begins_starts_the_metrics_anew_and_one_that_goes_on_cuts_the
     assert [one["event"] for one in records(tmp_path)] == ["end"]
 
 
-def test_the_time_goes_on_where_it_was(tmp_path):
+def test_the_time_continues_where_it_was(tmp_path):
     record = begun(tmp_path, {"offset": 0, "recorded": {}, "seconds": 1000.0})
     record.write("log")
     assert 1000.0 <= record.state_dict()["seconds"] < 1010.0
@@ -182,7 +182,7 @@ def test_a_file_of_its_own_is_kept_in_the_folder_whatever_kind_of_numbers_it_hol
     assert records(tmp_path)[0]["samples"] == [3]
 
 
-def test_a_record_that_the_disk_refuses_is_told_and_written_with_the_next_one(tmp_path, caplog):
+def test_a_record_that_the_disk_refuses_is_reported_and_written_with_the_next_one(tmp_path, caplog):
     record = begun(tmp_path)
     arm("mid_metrics_append:1:raise:ENOSPC,mid_metrics_append:2:raise:ENOSPC")
     record.write("log", update=1)

@@ -87,21 +87,6 @@ def test_the_cosine_has_no_jump_anywhere(arguments):
         assert all(abs(later - earlier) <= largest + 1e-9 for earlier, later in zip(curve, curve[1:], strict=False))
 
 
-def test_with_warmup_the_cosine_spans_all_that_is_left():
-    scheduler = cosine(lr_min=0.0, num_warmup_epochs=2)
-    expected = [0.5 * base * (1 + math.cos(math.pi * 60 / 80)) for base in BASES]
-    assert scheduler.get_updated_values(80) == pytest.approx(expected)
-    assert scheduler.get_updated_values(99)[0] > 0
-    assert scheduler.get_updated_values(100) == [0.0, 0.0]
-
-
-def test_warmup_from_a_ratio_rises_in_a_straight_line_to_the_base():
-    scheduler = cosine(num_warmup_epochs=2, warmup_starting_lr=0.009, warmup_starting_lr_ratio=0.1)
-    assert lrs(scheduler) == [0.1 * base for base in BASES]
-    assert scheduler.get_updated_values(10) == pytest.approx([0.55 * base for base in BASES])
-    assert scheduler.get_updated_values(20) == BASES
-
-
 def test_at_construction_the_groups_hold_the_start_of_the_warmup():
     assert lrs(cosine(num_warmup_epochs=1, warmup_starting_lr=1e-5)) == [1e-5, 1e-5]
     assert lrs(cosine()) == BASES

@@ -225,20 +225,20 @@ def test_resolve_takes_a_bare_expression_or_a_plain_value():
     assert resolve(TRAINER, "NUM_EPOCHS") == "NUM_EPOCHS"
 
 
-def test_a_missing_evaluation_loader_is_said_so_and_only_when_it_is_needed():
+def test_a_missing_evaluation_loader_is_reported_and_only_when_it_is_needed():
     trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=range(4), _eval_dataloader=None)
     assert resolve(trainer, TRAIN_LENGTH) == 4
     with pytest.raises(ConfigError, match="EVAL_DATALOADER_LEN is used, but this run has no evaluation loader"):
         resolve(trainer, EVAL_LENGTH * 2)
 
 
-def test_a_loader_without_a_length_is_said_so():
+def test_a_loader_without_a_length_is_reported():
     trainer = SimpleNamespace(run_config=TRAINER.run_config, _train_dataloader=iter([]), _eval_dataloader=None)
     with pytest.raises(ConfigError, match="the train loader has no length"):
         resolve(trainer, TRAIN_LENGTH)
 
 
-def test_a_count_that_the_run_does_not_know_is_said_so():
+def test_a_count_that_the_run_does_not_know_is_reported():
     counts = SimpleNamespace(num_epochs=3, num_local_update_steps_per_epoch=None)
     trainer = SimpleNamespace(run_config=counts, _train_dataloader=None, _eval_dataloader=None)
     with pytest.raises(ConfigError, match="NUM_UPDATE_STEPS_PER_EPOCH is not known"):

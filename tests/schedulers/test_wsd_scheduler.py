@@ -133,11 +133,6 @@ def test_from_the_last_checkpoint_on_the_lr_is_the_minimum():
         assert scheduler.get_updated_values(update) == [base * 0.25 for base in BASES]
 
 
-def test_a_ratio_of_zero_never_decays():
-    scheduler = wsd(100, decay_phase_ratio=0)
-    assert all(values == BASES for values in stepped(scheduler, 120))
-
-
 def test_the_inverse_form_falls_in_a_line_to_a_minimum_of_zero():
     scheduler = wsd(100, decay_phase_ratio=0.5, lr_min=0, use_inverse_sqrt_decay=False)
     curve = [lr for lr, _ in stepped(scheduler, 102)]

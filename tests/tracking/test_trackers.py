@@ -154,7 +154,7 @@ def test_settings_are_given_at_the_start(reported, trackio):
     assert yaml.safe_load(written.read_text(encoding="utf-8"))["num_epochs"] == 2
 
 
-def test_settings_of_ones_own_are_made_plain():
+def test_custom_settings_are_made_plain():
     plain = trackers.plain_config({"lr": 0.1, "model": {"width": 3, "names": ["a"]}, "none": None, "kind": nn.Linear})
     assert plain == {"lr": 0.1, "model.width": 3, "model.names": "['a']", "none": None, "kind": str(nn.Linear)}
 

@@ -276,7 +276,7 @@ def test_a_loss_belongs_to_the_rate_of_its_update_also_after_updates_that_logged
     assert list(zip(curve.rates, curve.losses, strict=True)) == expected
 
 
-def test_an_update_that_is_made_after_the_end_was_asked_for_is_no_part_of_the_curve():
+def test_an_update_that_is_made_after_the_end_was_asked_for_is_not_part_of_the_curve():
     class Together(Trainer):
         """Ends as several processes do: one update after it was asked for."""
 

@@ -66,14 +66,14 @@ def test_a_proposed_time_can_be_given_and_is_long_enough(seconds):
         ("0s", "a time above zero", "--time 30m"),
     ],
 )
-def test_what_is_no_time_is_refused_with_what_was_expected_and_the_nearest_one(text, expected, fix):
+def test_what_is_not_a_time_is_refused_with_what_was_expected_and_the_nearest_one(text, expected, fix):
     with pytest.raises(InputError) as refused:
         seconds_of(text)
     assert refused.value.code == "args.value" and refused.value.fix == fix
     assert refused.value.what.startswith(f"--time {text}: expected {expected}")
 
 
-def test_times_are_told_in_the_unit_that_reads_best():
+def test_times_are_reported_in_the_unit_that_reads_best():
     told = [told_seconds(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
     assert told == ["0.48 s", "10 s", "48 s", "2 min", "6 min", "1 h", "2 h 5 min"]
 
@@ -129,7 +129,7 @@ def test_a_flag_wins_over_what_a_file_says_of_the_length(tmp_path):
         assert settings.args.time is None and not settings.is_planned_by_time(is_begun=False)
 
 
-def test_the_number_that_was_planned_holds_for_a_run_that_goes_on(tmp_path):
+def test_the_number_that_was_planned_holds_for_a_run_that_continues(tmp_path):
     settings = settle(TASK, ["--time", "2h"])
     run = RunFolder(tmp_path)
     config = run.config
@@ -222,7 +222,7 @@ def test_the_plan_of_a_run_is_the_one_worked_out_by_hand():
     assert (rest.updates, rest.evaluations, rest.saves) == (3.5, 2 * 4 + 3, 2)
 
 
-def test_the_plan_is_told_on_one_line():
+def test_the_plan_is_reported_on_one_line():
     costs = Costs(start=50, warm_up=2, update=0.48, evaluation=120, training_evaluation=0, save=15, end=8)
     line = "2h: 14,200 steps (2.8 epochs) at 0.48 s, evaluations 8 min, saves 60 s, start and end 60 s"
     assert told_plan("2h", costs, course_of(14200, 5000), 0) == line

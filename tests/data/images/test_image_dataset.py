@@ -129,7 +129,7 @@ def trained(dataset, num_epochs, **options):
     return trainer
 
 
-def test_a_trainer_goes_on_without_a_truncated_image_when_told_to_skip(rows, caplog):
+def test_a_trainer_continues_without_a_truncated_image_when_told_to_skip(rows, caplog):
     truncate(rows[7])
     with pytest.raises(DataError, match=r"sample 7 \(position \d+ of epoch 0\) could not be read: .*image07\.jpg"):
         trained(dataset_of(rows), 1)

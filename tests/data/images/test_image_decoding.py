@@ -189,7 +189,7 @@ def test_a_truncated_file_is_a_data_error_that_names_the_path(tmp_path, kind, sh
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n"], ids=["empty", "text", "signature"])
-def test_what_is_no_image_is_a_data_error_that_names_the_path(tmp_path, content):
+def test_what_is_not_an_image_is_a_data_error_that_names_the_path(tmp_path, content):
     path = tmp_path / "nothing.png"
     path.write_bytes(content)
     for decode in (decode_image, decode_mask):

@@ -103,7 +103,7 @@ def test_an_encoding_of_another_size_than_the_image_is_refused():
         rasterize([{"size": [4, 4], "counts": [16]}], (HEIGHT, WIDTH))
 
 
-def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
+def test_a_missing_package_is_reported_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"needs the package faster-coco-eval") as raised:
         rasterize([{"size": [HEIGHT, WIDTH], "counts": [HEIGHT * WIDTH]}], (HEIGHT, WIDTH))
