@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 
+from loopwright import metrics
+
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "the", "dog", "run", "far", "away", "from", "home."]
+OPTIONS = {"coco_ap": {"iou_types": ("bbox", "segm")}, "reconstruction_error": {"mean_image": np.full((4, 4), 0.4)}}
 
 
 def sentences(draw, num_samples, longest=9):
     return [" ".join(draw.choice(WORDS, draw.integers(0, longest))) for _ in range(num_samples)]
 
 
+def scene(seed):
+    """Return the true and the predicted objects of an image of 40 x 50 pixels."""
+    draw = np.random.default_rng(seed)
+    masks = np.zeros((draw.integers(0, 5), 40, 50), dtype=bool)
+    for mask in masks:
+        top, left = draw.integers(0, 20, 2)
+        mask[top : top + draw.integers(4, 20), left : left + draw.integers(4, 20)] = True
+    corners = [[*np.argwhere(mask).min(axis=0)[::-1], *(np.argwhere(mask).max(axis=0)[::-1] + 1)] for mask in masks]
+    boxes = np.asarray(corners, dtype=np.float64).reshape(-1, 4)
+    classes = draw.integers(0, 3, len(masks))
+    reference = {"boxes": boxes, "classes": classes, "masks": masks, "crowd": draw.random(len(masks)) < 0.1}
+    found = {
+        "boxes": boxes + draw.normal(size=boxes.shape),
+        "classes": np.where(draw.random(len(masks)) < 0.8, classes, 0),
+        "scores": np.round(draw.random(len(masks)), 1),
+        "masks": np.roll(masks, draw.integers(0, 3), axis=1),
+    }
+    return reference, found
+
+
+def objects(boxes, classes, scores=None, **others):
+    return {"boxes": boxes, "classes": classes, **({} if scores is None else {"scores": scores}), **others}
+
+
 def columns_of(name, num_samples=40, seed=0):
-    """Return columns of samples for a metric of `TASK_METRICS`."""
+    """Return columns of samples for a metric of `TASK_METRICS` or `VISION_METRICS`."""
     draw = np.random.default_rng(seed)
     if name in {"squad", "squad_v2", "rouge", "sacrebleu", "chrf"}:
         first, second = sentences(draw, num_samples), sentences(draw, num_samples)
@@ -47,8 +74,29 @@ def columns_of(name, num_samples=40, seed=0):
             "predictions": np.where(draw.random(references.shape) < 0.8, references, 1 - references),
             "references": references,
         }
+    if name == "top_k_accuracy":
+        scores = np.round(draw.normal(size=(num_samples, 8)), 1)
+        return {"predictions": scores, "references": draw.integers(0, 8, num_samples)}
+    if name == "mean_iou":
+        shapes = [(5, 3 + place % 3) for place in range(num_samples)]
+        references = [np.where(draw.random(shape) < 0.1, 255, draw.integers(0, 6, shape)) for shape in shapes]
+        predictions = [np.where(draw.random(each.shape) < 0.5, each % 7, 1) for each in references]
+        return {"predictions": predictions, "references": references}
+    if name == "reconstruction_error":
+        references = draw.random((num_samples, 3, 4, 4))
+        predictions = references + 0.1 * draw.normal(size=references.shape)
+        return {"predictions": predictions, "references": references, "masks": draw.random((num_samples, 4, 4)) < 0.5}
+    if name == "coco_ap":
+        references, predictions = zip(*map(scene, range(num_samples)), strict=True)
+        positions = np.arange(num_samples)
+        return {"predictions": list(predictions), "references": list(references), "positions": positions}
     assert name == "confusion_matrix"
     return {side: draw.integers(0, 4, num_samples) for side in ("predictions", "references")}
+
+
+def create(name):
+    """Return a metric with the options that show all of it."""
+    return metrics.load(name, **OPTIONS.get(name, {}))
 
 
 def batch_of(columns, places):

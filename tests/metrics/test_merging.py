@@ -1,4 +1,4 @@
-"""Every metric of a task: batches, order and processes change no bit; states are JSON; intervals; errors."""
+"""Every metric of a task and of images: batches, order and processes change no bit; JSON states; intervals; errors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.metrics.samples import batch_of, columns_of
+from tests.metrics.samples import batch_of, columns_of, create, objects
 
 from loopwright import metrics
 from loopwright.errors import ConfigError, DataError, InputError
 
-NAMES = list(metrics.TASK_METRICS)
-COUNTED = [name for name in NAMES if name not in {"cosine_spearman", "confusion_matrix"}]
+KINDS = {**metrics.TASK_METRICS, **metrics.VISION_METRICS}
+NAMES = list(KINDS)
+COUNTED = [name for name in NAMES if name not in {"cosine_spearman", "confusion_matrix", "coco_ap"}]
 NUM_SAMPLES = 40
 
 
 @pytest.fixture(scope="module")
 def wholes():
-    return {name: metrics.load(name).compute(**columns_of(name)) for name in NAMES}
+    return {name: create(name).compute(**columns_of(name)) for name in NAMES}
 
 
 @settings(max_examples=15)
@@ -35,10 +36,10 @@ def test_batches_order_and_processes_change_no_bit(wholes, name, batch_size, num
     columns = columns_of(name)
     order = list(range(NUM_SAMPLES))
     random.Random(seed).shuffle(order)
-    processes = [metrics.load(name) for _ in range(num_processes)]
+    processes = [create(name) for _ in range(num_processes)]
     for index, start in enumerate(range(0, NUM_SAMPLES, batch_size)):
         processes[index % num_processes].add_batch(**batch_of(columns, order[start : start + batch_size]))
-    merged = metrics.load(name)
+    merged = create(name)
     merged.load_state_dict(json.loads(json.dumps(processes[0].state_dict())))
     for other in processes[1:]:
         merged.merge(other)
@@ -46,14 +47,16 @@ def test_batches_order_and_processes_change_no_bit(wholes, name, batch_size, num
     assert merged.compute() == wholes[name]
 
 
-def test_every_metric_says_which_way_is_better_and_tells_numbers():
-    lower = {name for name, kind in metrics.TASK_METRICS.items() if not kind.greater_is_better}
-    assert lower == {"bits_per_byte"}
-    assert len(NAMES) == 12 and not set(NAMES) & set(metrics.METRICS)
-    for name in NAMES:
-        result = metrics.load(name).compute(**columns_of(name))
-        kinds = {type(value) for value in result.values()}
-        assert kinds <= ({list} if name == "confusion_matrix" else {float, int}), name
+def test_every_metric_has_a_direction_and_results_that_json_keeps(wholes):
+    lower = {name for name, kind in KINDS.items() if not kind.greater_is_better}
+    assert lower == {"bits_per_byte", "reconstruction_error"}
+    assert len(metrics.TASK_METRICS) == 12 and len(metrics.VISION_METRICS) == 4
+    assert len({*metrics.METRICS, *NAMES}) == len(metrics.METRICS) + 16
+    for name, result in wholes.items():
+        types = {type(value) for value in result.values()}
+        assert types <= ({list} if name == "confusion_matrix" else {float, int} if name == "squad_v2" else {float}), (
+            name
+        )
         assert json.loads(json.dumps(result)) == result
 
 
@@ -62,13 +65,13 @@ def test_intervals_hold_the_result_and_do_not_depend_on_batches_or_processes(nam
     columns = columns_of(name)
     intervals = []
     for batch_size, num_processes in ((NUM_SAMPLES, 1), (7, 3)):
-        processes = [metrics.Bootstrap(metrics.load(name), replicates=40) for _ in range(num_processes)]
+        processes = [metrics.Bootstrap(create(name), replicates=40) for _ in range(num_processes)]
         for index, start in enumerate(range(0, NUM_SAMPLES, batch_size)):
             places = range(start, min(start + batch_size, NUM_SAMPLES))
             processes[-1 - index % num_processes].add_batch(**batch_of(columns, places), positions=places)
-        metric = metrics.Bootstrap(metrics.load(name), replicates=40)
+        metric = metrics.Bootstrap(create(name), replicates=40)
         for process in processes:
-            sent = metrics.Bootstrap(metrics.load(name), replicates=40)
+            sent = metrics.Bootstrap(create(name), replicates=40)
             sent.load_state_dict(json.loads(json.dumps(process.state_dict())))
             metric.merge(sent)
         intervals.append(metric.interval(0.99))
@@ -79,26 +82,24 @@ def test_intervals_hold_the_result_and_do_not_depend_on_batches_or_processes(nam
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_the_sums_for_intervals_give_the_result(name):
-    metric, columns = metrics.load(name), columns_of(name)
-    counted = metric.count(metric.as_columns(columns))
-    scores = metric.score(counted.sum(axis=0), metric.options)
-    result = metrics.load(name).compute(**columns)
-    for key, value in scores.items():
-        assert float(value) == pytest.approx(result[key], rel=1e-8), key
+def test_the_sums_for_intervals_give_the_result(wholes, name):
+    metric = create(name)
+    counted = metric.count(metric.as_columns(columns_of(name)))
+    for key, value in metric.score(counted.sum(axis=0), metric.options).items():
+        assert float(value) == pytest.approx(wholes[name][key], rel=1e-8), key
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_samples_are_told_and_an_empty_batch_changes_nothing(name):
-    metric = metrics.load(name)
+def test_no_samples_are_an_error_and_an_empty_batch_changes_nothing(wholes, name):
+    metric, columns = create(name), columns_of(name)
     with pytest.raises(DataError, match=f"{name} has no samples"):
         metric.compute()
-    columns = columns_of(name)
-    whole = metrics.load(name).compute(**columns)
     metric.add_batch(**columns)
     metric.add_batch(**{side: values[:0] for side, values in columns.items()})
     metric.add_batch(**{side: [] for side in columns})
-    assert metric.compute() == whole
+    assert metric.compute() == wholes[name]
+    with pytest.raises(DataError, match=f"{name} has no samples"):
+        metric.compute()
 
 
 @pytest.mark.parametrize("name", ["retrieval", "cosine_spearman", "multilabel", "bits_per_byte", "confusion_matrix"])
@@ -132,21 +133,22 @@ def test_options_that_come_after_the_samples_are_told():
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "package"),
+    ("name", "package", "extra"),
     [
-        ("entities", "nervaluate", "nervaluate"),
-        ("rouge", "rouge_score", "rouge-score"),
-        ("sacrebleu", "sacrebleu", "sacrebleu"),
-        ("chrf", "sacrebleu", "sacrebleu"),
+        ("entities", "nervaluate", "text"),
+        ("rouge", "rouge-score", "text"),
+        ("sacrebleu", "sacrebleu", "text"),
+        ("chrf", "sacrebleu", "text"),
+        ("coco_ap", "faster-coco-eval", "vision"),
     ],
 )
-def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch, name, module, package):
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch, name, package, extra):
+    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
     with pytest.raises(InputError) as caught:
         metrics.load(name)
-    assert caught.value.code == "install.extra"
-    assert caught.value.what == f"the metric '{name}' needs the package {package}"
-    assert caught.value.fix == "pip install 'loopwright[text]'"
+    error = caught.value
+    assert (error.code, error.fix) == ("install.extra", f"pip install 'loopwright[{extra}]'")
+    assert error.what == f"the metric '{name}' needs the package {package}"
 
 
 def test_importing_metrics_and_baselines_imports_none_of_the_extras():
@@ -156,49 +158,62 @@ def test_importing_metrics_and_baselines_imports_none_of_the_extras():
     assert done.stdout == "[]\n"
 
 
+def bad(expected, name, predictions=None, references=None, options=None, **others):
+    """Return samples that a metric refuses, with a part of its error."""
+    both = {} if predictions is None else {"predictions": predictions, "references": references}
+    return pytest.param(name, options or {}, {**both, **others}, expected, id=f"{name}: {expected}")
+
+
+EMPTY, BOX, IMAGES = objects([], [], []), [[0, 0, 1, 1]], np.zeros((1, 3, 4, 4))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "columns", "expected"),
     [
-        ("squad", {}, {"predictions": [1], "references": ["a"]}, "predictions of squad must be texts, got 1"),
-        ("squad", {}, {"predictions": ["a"], "references": [[]]}, "sample 0 of squad has no answer: use squad_v2"),
-        ("squad", {}, {"predictions": ["a"], "references": [[1]]}, "must be the answers to a question, as texts"),
-        ("squad", {}, {"predictions": "a", "references": ["a"]}, "must be a list with one entry per sample, got 'a'"),
-        (
-            "squad_v2",
-            {},
-            {"predictions": ["a"], "references": ["a"], "no_answer_scores": [math.nan]},
-            "no_answer_scores must be numbers",
-        ),
-        ("entities", {}, {"predictions": [["O"]], "references": [["O", "O"]]}, "has 1 predictions and 2 references"),
-        ("entities", {}, {"predictions": [[1]], "references": [[1]]}, "pass the list of tags"),
-        ("entities", {}, {"predictions": ["O"], "references": ["O"]}, "is a sequence of tags, got 'O'"),
-        ("entities", {"labels": ["O"]}, {"predictions": [[1]], "references": [[0]]}, "index 1, but there are 1 labels"),
-        (
-            "token_accuracy",
-            {},
-            {"predictions": np.zeros((1, 3, 5)), "references": np.zeros((1, 3))},
-            "take the argmax first",
-        ),
-        ("rouge", {}, {"predictions": ["a"], "references": [[]]}, "references of rouge must be texts, got []"),
-        ("chrf", {}, {"predictions": [["a"]], "references": ["a"]}, "predictions of chrf must be texts, got ['a']"),
-        ("retrieval", {}, {"predictions": [[1.0, 2.0]], "references": [2]}, "into rows of 2 similarities, got 2"),
-        ("retrieval", {}, {"predictions": [1.0], "references": [0]}, "must be one row of numbers per sample"),
-        ("retrieval", {}, {"predictions": [[1.0]], "references": [0.5]}, "must be indices into the rows"),
-        ("retrieval", {}, {"predictions": [[1.0], [1.0, 2.0]], "references": [0, 0]}, "rows of different lengths"),
-        (
-            "cosine_spearman",
-            {},
-            {"first": [[1.0]], "second": [[1.0, 2.0]], "scores": [1.0]},
-            "must have the same shape, got (1, 1) and (1, 2)",
-        ),
-        ("bits_per_byte", {}, {"sums": [1.0], "counts": [1], "num_bytes": [0.5]}, "num_bytes must be whole numbers"),
-        ("multilabel", {}, {"predictions": [[0.2]], "references": [[1]]}, "got 0.2: give threshold= for scores"),
-        ("multilabel", {}, {"predictions": [[1, 0]], "references": [[1]]}, "must have 2 columns, got"),
-        ("multilabel", {"labels": ["a"]}, {"predictions": [[1, 0]], "references": [[1, 0]]}, "must have 1 columns"),
-        ("confusion_matrix", {}, {"predictions": [0.5], "references": [1]}, "must be labels, got 0.5"),
+        bad("predictions of squad must be texts, got 1", "squad", [1], ["a"]),
+        bad("sample 0 of squad has no answer: use squad_v2", "squad", ["a"], [[]]),
+        bad("must be the answers to a question, as texts", "squad", ["a"], [[1]]),
+        bad("must be a list with one entry per sample, got 'a'", "squad", "a", ["a"]),
+        bad("no_answer_scores must be numbers", "squad_v2", ["a"], ["a"], no_answer_scores=[math.nan]),
+        bad("has 1 predictions and 2 references", "entities", [["O"]], [["O", "O"]]),
+        bad("pass the list of tags", "entities", [[1]], [[1]]),
+        bad("is a sequence of tags, got 'O'", "entities", ["O"], ["O"]),
+        bad("index 1, but there are 1 labels", "entities", [[1]], [[0]], {"labels": ["O"]}),
+        bad("take the argmax first", "token_accuracy", np.zeros((1, 3, 5)), np.zeros((1, 3))),
+        bad("references of rouge must be texts, got []", "rouge", ["a"], [[]]),
+        bad("predictions of chrf must be texts, got ['a']", "chrf", [["a"]], ["a"]),
+        bad("indices into rows of 2 similarities, got 2", "retrieval", [[1.0, 2.0]], [2]),
+        bad("must be one row of numbers per sample", "retrieval", [1.0], [0]),
+        bad("must be indices into the rows", "retrieval", [[1.0]], [0.5]),
+        bad("rows of different lengths", "retrieval", [[1.0], [1.0, 2.0]], [0, 0]),
+        bad("the same shape, got (1, 1) and (1, 2)", "cosine_spearman", first=[[1]], second=[[1, 2]], scores=[1.0]),
+        bad("num_bytes must be whole numbers", "bits_per_byte", sums=[1.0], counts=[1], num_bytes=[0.5]),
+        bad("got 0.2: give threshold= for scores", "multilabel", [[0.2]], [[1]]),
+        bad("must have 2 columns, got", "multilabel", [[1, 0]], [[1]]),
+        bad("must have 1 columns", "multilabel", [[1, 0]], [[1, 0]], {"labels": ["a"]}),
+        bad("must be labels, got 0.5", "confusion_matrix", [0.5], [1]),
+        bad("are classes in rows of 2, got 2", "top_k_accuracy", [[1.0, 2.0]], [2]),
+        bad("must be classes, got", "top_k_accuracy", [[1.0, 2.0]], [0.5]),
+        bad("must be one row of numbers per sample", "top_k_accuracy", [1, 0], [1, 0]),
+        bad("resize them, then take the argmax", "mean_iou", np.zeros((1, 3, 2, 2)), np.zeros((1, 2, 2))),
+        bad("is the class of each pixel, got the type", "mean_iou", [[[0.5]]], [[[1]]]),
+        bad("got the class 20, expected 0 to 1 or, for", "mean_iou", [[[0]]], [[[20]]], {"labels": ["a", "b"]}),
+        bad("for pixels that do not count, 255", "mean_iou", [[[0]]], [[[20]]], {"labels": ["a", "b"]}),
+        bad("got the class -100, expected 0 to", "mean_iou", [[[0]]], [[[-100]]]),
+        bad("and a mask of shape (2, 2)", "reconstruction_error", IMAGES, IMAGES, masks=np.zeros((1, 2, 2))),
+        bad("has the shape (3, 8, 8), images have (3, 4, 4)", "reconstruction_error", IMAGES, IMAGES,
+            {"mean_image": np.zeros((3, 8, 8))}, masks=np.zeros((1, 4, 4))),
+        bad("the prediction of image 0 lacks masks", "coco_ap", [EMPTY], [EMPTY], {"iou_types": "segm"}, positions=[0]),
+        bad("the prediction of image 7 must have one of each per object", "coco_ap", [objects(BOX, [0], [])], [EMPTY],
+            positions=[7]),
+        bad("has boxes or scores that are not numbers", "coco_ap", [objects([[0, 0, 1, math.nan]], [0], [0.5])], [{}],
+            positions=[7]),
+        bad("the reference of image 7 has the classes [1], expected from 0 to 0", "coco_ap", [EMPTY],
+            [objects(BOX, [1])], {"labels": ["cat"]}, positions=[7]),
+        bad("positions of coco_ap must be whole numbers", "coco_ap", [EMPTY], [EMPTY], positions=["a"]),
     ],
-)
-def test_samples_that_cannot_be_used_are_told(name, options, columns, expected):
+)  # fmt: skip
+def test_unusable_samples_are_refused_and_not_counted(name, options, columns, expected):
     metric = metrics.load(name, **options)
     with pytest.raises(ValueError) as caught:
         metric.add_batch(**columns)
@@ -214,9 +229,12 @@ def test_samples_that_cannot_be_used_are_told(name, options, columns, expected):
         ("retrieval", {"ks": (0, 1)}, "ks of retrieval are whole numbers from 1"),
         ("rogue", {}, "did you mean 'rouge'?"),
         ("chrf", {"word_ordr": 2}, "its options are word_order, lowercase"),
+        ("top_k_accuracy", {"ks": (0,)}, "ks of top_k_accuracy are whole numbers from 1"),
+        ("coco_ap", {"iou_types": "boxes"}, "iou_types of coco_ap are bbox or segm, got 'boxes'"),
+        ("mean_iuo", {}, "did you mean 'mean_iou'?"),
     ],
 )
-def test_names_and_options_that_do_not_exist_are_told(name, options, expected):
+def test_unknown_names_and_options_are_refused(name, options, expected):
     with pytest.raises(ConfigError) as caught:
         metrics.load(name, **options)
     assert expected in str(caught.value)

@@ -50,28 +50,21 @@ def test_every_column_of_a_thinned_curve_keeps_its_own_lowest_and_highest_value(
 
 
 def test_a_curve_of_more_points_than_are_kept_still_has_its_extremes():
-    series = Series()
-    for update in range(300_000):
-        series.add(update, math.sin(update / 1000))
-    series.add(300_000, 7.0)
-    series.add(300_001, -7.0)
-    for update in range(300_002, 400_000):
-        series.add(update, 0.0)
+    series, wave = Series(), [math.sin(update / 1000) for update in range(300_000)]
+    for update, value in enumerate([*wave, 7.0, -7.0, *[0.0] * 99_998]):
+        series.add(update, value)
     values = [value for _, value in series.points(600)]
-    assert max(values) == 7.0 and min(values) == -7.0
+    assert max(values) == 7.0 and min(values) == -7.0 and len(values) <= 1202
     assert series.last == (399_999, 0.0)
-    assert series.mean() == pytest.approx(math.fsum(math.sin(update / 1000) for update in range(300_000)) / 400_000)
-    assert len(values) <= 1202
+    assert series.mean() == pytest.approx(math.fsum(wave) / 400_000)
 
 
 def test_curves_hold_what_was_logged_under_the_name_of_the_metric(tmp_path):
-    write_lines(tmp_path / "m.jsonl", records())
-    series = read(tmp_path / "m.jsonl").series
+    series = read_rows(tmp_path, records()).series
     assert series["loss"].points(600) == [(update, 2.0 / update) for update in (10, 20, 30, 40)]
     assert series["eval_accuracy"].points(600) == [(20, 0.6), (40, 0.7)]
-    assert {"lr", "gradient_norm", "samples_per_second", "data_wait", "padding_waste", "peak_memory_bytes"} <= set(
-        series
-    )
+    names = {"lr", "gradient_norm", "samples_per_second", "data_wait", "padding_waste", "peak_memory_bytes"}
+    assert names <= set(series)
     assert not {"update", "epoch", "seconds", "time", "seed"} & set(series)
 
 
@@ -80,8 +73,7 @@ def test_saves_resumes_splits_skips_and_values_that_are_no_number_are_marked(tmp
     rows.insert(-1, {"event": "oom_split", "update": 33, "seconds": 8.0})
     rows.insert(-1, {"event": "skipped_update", "update": 35, "seconds": 8.0})
     rows.insert(-1, {"event": "log", "update": 37, "loss": None, "nonfinite": {"loss": "nan"}, "seconds": 8.1})
-    write_lines(tmp_path / "m.jsonl", rows)
-    metrics = read(tmp_path / "m.jsonl")
+    metrics = read_rows(tmp_path, rows)
     marks = [(mark.kind, mark.update) for mark in metrics.marks]
     assert marks == [("save", 20), ("resume", 20), ("save", 40), ("split", 33), ("skip", 35), ("nan", 37)]
     assert metrics.marks[-1].text == "loss was nan"
@@ -99,38 +91,40 @@ def test_an_evaluation_that_was_split_and_another_guarantee_are_marked(tmp_path)
     assert {mark.kind for mark in metrics.marks} <= MARK_NAMES.keys()
 
 
-def test_time_is_told_apart_into_training_waiting_evaluation_and_saving(tmp_path):
-    write_lines(tmp_path / "m.jsonl", records())
-    spent = read(tmp_path / "m.jsonl").spent
-    assert spent.training == pytest.approx(3.0)
-    assert spent.waiting == pytest.approx(1.0)
-    assert spent.evaluation == pytest.approx(4.0)
-    assert spent.saving == pytest.approx(1.0)
+START = {"event": "start", "update": 0, "seconds": 0.0}
+FIRST_LOG = {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0}
+EARLY = [{"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 3.0},
+         {"event": "checkpoint", "update": 10, "seconds": 3.5}]  # fmt: skip
 
 
-def test_updates_that_were_not_logged_before_an_evaluation_are_training(tmp_path):
-    rows = [
-        {"event": "start", "update": 0, "seconds": 0.0},
-        {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0},
-        {"event": "evaluation", "update": 15, "eval_loss": 1.0, "seconds": 3.5},
-    ]
-    write_lines(tmp_path / "m.jsonl", rows)
-    spent = read(tmp_path / "m.jsonl").spent
-    assert spent.training == pytest.approx(1.5) and spent.evaluation == pytest.approx(2.0)
-
-
-def test_an_evaluation_before_the_first_log_is_shared_out_once_an_update_s_time_is_known(tmp_path):
-    rows = [
-        {"event": "start", "update": 0, "seconds": 0.0},
-        {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 3.0},
-        {"event": "checkpoint", "update": 10, "seconds": 3.5},
-    ]
-    write_lines(tmp_path / "m.jsonl", rows)
-    spent = read(tmp_path / "m.jsonl").spent
-    assert spent.training == pytest.approx(3.0) and spent.evaluation == 0 and spent.saving == pytest.approx(0.5)
-    write_lines(tmp_path / "m.jsonl", [*rows, {"event": "log", "update": 20, "loss": 1.0, "seconds": 4.5}])
-    spent = read(tmp_path / "m.jsonl").spent
-    assert spent.training == pytest.approx(2.0) and spent.evaluation == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (records(), {"training": 3.0, "waiting": 1.0, "evaluation": 4.0, "saving": 1.0}),
+        (
+            [START, FIRST_LOG, {"event": "evaluation", "update": 15, "eval_loss": 1.0, "seconds": 3.5}],
+            {"training": 1.5, "evaluation": 2.0},
+        ),
+        ([START, *EARLY], {"training": 3.0, "evaluation": 0.0, "saving": 0.5}),
+        (
+            [START, *EARLY, {"event": "log", "update": 20, "loss": 1.0, "seconds": 4.5}],
+            {"training": 2.0, "evaluation": 2.0},
+        ),
+        (
+            [
+                START,
+                FIRST_LOG,
+                {"event": "profile", "update": 10, "took_seconds": 4.0, "seconds": 5.5},
+                {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 7.5},
+            ],
+            {"training": 1.5, "profiling": 4.0, "evaluation": 2.0},
+        ),
+    ],
+    ids=["all activities", "unlogged updates are training", "before the first log", "after the first log", "profile"],
+)
+def test_time_is_attributed_to_activities(tmp_path, rows, expected):
+    spent = read_rows(tmp_path, rows).spent
+    assert {name: getattr(spent, name) for name in expected} == pytest.approx(expected)
 
 
 def test_damaged_lines_are_passed_over_counted_and_named(tmp_path):
@@ -180,18 +174,6 @@ def test_a_file_that_a_resume_cut_back_is_read_anew(tmp_path):
 
 def test_a_run_that_goes_on_from_a_save_whose_record_was_cut_off_has_its_mark(tmp_path):
     start = {"event": "start", "update": 0, "seconds": 0.0}
-    write_lines(tmp_path / "m.jsonl", [start, {**start, "update": 7, "resumed_from": "step-0000000007"}])
-    marks = [(mark.kind, mark.update) for mark in read(tmp_path / "m.jsonl").marks]
+    rows = [start, {**start, "update": 7, "resumed_from": "step-0000000007"}]
+    marks = [(mark.kind, mark.update) for mark in read_rows(tmp_path, rows).marks]
     assert marks == [("save", 7), ("resume", 7)]
-
-
-def test_writing_a_profile_is_no_part_of_the_evaluation_that_follows(tmp_path):
-    rows = [
-        {"event": "start", "update": 0, "seconds": 0.0},
-        {"event": "log", "update": 10, "loss": 1.0, "seconds": 1.0},
-        {"event": "profile", "update": 10, "took_seconds": 4.0, "seconds": 5.5},
-        {"event": "evaluation", "update": 10, "eval_loss": 1.0, "seconds": 7.5},
-    ]
-    write_lines(tmp_path / "m.jsonl", rows)
-    spent = read(tmp_path / "m.jsonl").spent
-    assert (spent.training, spent.profiling, spent.evaluation) == (1.5, 4.0, 2.0)

@@ -1,4 +1,4 @@
-"""The page itself: the result, what it says of each state, that it is whole, small and safe."""
+"""The page: its result and notices for each state of a run; it is complete, small and safe."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from loopwright.report.charts import Chart, Curve, draw, ticks
 from loopwright.report.comparison import mcnemar, notes_of, panels_of, sample_table
 from loopwright.report.curves import charts_of
 from loopwright.report.page import MOST_BYTES, _numeric_columns, _with_flags
+from loopwright.report.panels.sample import json_lines
 from loopwright.report.provenance import advice_for, again_panel, data_panel, speed_panel, time_shares
 from loopwright.report.run_view import RunView, view
 from loopwright.report.summary import card_of
@@ -35,6 +36,10 @@ def look(path: Path) -> RunView:
 
 def text_of(path: Path) -> str:
     return write_report(path).read_text(encoding="utf-8")
+
+
+def by_title(blocks) -> dict:
+    return {block.title: block for block in blocks}
 
 
 class Outside(HTMLParser):
@@ -121,9 +126,8 @@ def test_a_metric_that_is_no_number_is_told_as_such(run):
 def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
     run = make_run(tmp_path / "run", state="running")
     write_json(run / "baselines.json", {"majority": {"accuracy": 0.5}})
-    write_json(
-        run / "checkpoints" / "best.json", {"checkpoint": "step-40", "metric": "eval_accuracy", "direction": "max"}
-    )
+    best = {"checkpoint": "step-40", "metric": "eval_accuracy", "direction": "max"}
+    write_json(run / "checkpoints" / "best.json", best)
     write_json(run / "lease.json", {"heartbeat": time.time()})
     card = card_of(look(run))
     assert card.value == 0.7 and card.interval == pytest.approx((0.6, 0.8))
@@ -134,17 +138,15 @@ def test_before_the_end_the_card_shows_the_best_evaluation_so_far(tmp_path):
 
 
 def test_charts_have_loss_metrics_and_all_that_is_logged_of_the_course(run):
-    charts = {chart.title: chart for chart in charts_of([look(run)])}
+    charts = by_title(charts_of([look(run)]))
     assert list(charts) == [
         "Loss", "accuracy", "Learning rate", "Gradient norm", "Samples per second", "Tokens per second",
         "Waiting for data", "Padding", "Peak memory",
     ]  # fmt: skip
     assert [curve.name for curve in charts["Loss"].curves] == ["training", "evaluation"]
     accuracy = charts["accuracy"]
-    assert [(x, pytest.approx(low), pytest.approx(high)) for x, low, high in accuracy.curves[0].band] == [
-        (20, 0.5, 0.7),
-        (40, 0.6, 0.8),
-    ]
+    for found, expected in zip(accuracy.curves[0].band, [(20, 0.5, 0.7), (40, 0.6, 0.8)], strict=True):
+        assert found == pytest.approx(expected)
     assert accuracy.levels == [("majority", 0.5), ("word-count", 0.6)]
     assert [(kind, update) for kind, update, *_ in accuracy.marks] == [("save", 20), ("save", 40), ("best", 40)]
 
@@ -173,9 +175,7 @@ def test_ticks_are_round():
 
 
 def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
-    panel = data_panel(look(run))
-    assert panel is not None
-    blocks = {block.title: block for block in panel.blocks}
+    blocks = by_title(data_panel(look(run)).blocks)
     assert blocks["Files"].rows[0] == ["train.csv", "csv", 10, "1.2 kB", "a1" * 6]
     assert blocks["Labels"].rows[0] == ["cat", 6, 3, "60 %"]
     assert blocks["Lengths"].rows == [["text", "characters", 11, 30, 44]]
@@ -186,15 +186,12 @@ def test_the_data_panel_has_files_counts_lengths_duplicates_and_warnings(run):
 
 def test_the_first_training_batch_is_shown_where_the_run_wrote_it_down(run):
     (run / "samples").mkdir()
-    about = "2 samples of 9 tokens, 25 % of them padding"
-    written = f"{about}\n\nrow 7\ntext: [CLS] a cat [SEP] (+ 4 padding)\nlabel: cat\n"
+    summary = "2 samples of 9 tokens, 25 % of them padding"
+    written = f"{summary}\n\nrow 7\ntext: [CLS] a cat [SEP] (+ 4 padding)\nlabel: cat\n"
     (run / "samples" / "train_batch0.txt").write_text(f"{written}\nrow 3\ntext: [CLS] time: 9 [SEP]\nlabel: dog\n")
-    panel = data_panel(look(run))
-    assert panel is not None
-    shown = next(block for block in panel.blocks if block.title.startswith("The first training batch"))
-    assert shown.note == about
+    shown = by_title(data_panel(look(run)).blocks)["The first training batch, as the model saw it"]
     fields = [[(name, pieces[0].text) for name, pieces in item.fields] for item in shown.items]
-    assert [item.head for item in shown.items] == ["row 7", "row 3"]
+    assert shown.note == summary and [item.head for item in shown.items] == ["row 7", "row 3"]
     assert fields[0] == [("text", "[CLS] a cat [SEP] (+ 4 padding)"), ("label", "cat")]
     assert fields[1][0] == ("text", "[CLS] time: 9 [SEP]")
 
@@ -205,34 +202,27 @@ def test_the_speed_panel_says_where_the_time_went_and_advises_with_a_number(run)
         "preparing": 2.0, "training": pytest.approx(3.0), "waiting for data": pytest.approx(1.0),
         "evaluation": pytest.approx(4.0), "saving": pytest.approx(1.0),
     }  # fmt: skip
-    panel = speed_panel(seen)
-    assert panel is not None
-    facts = dict(panel.blocks[1].items)
+    facts = dict(speed_panel(seen).blocks[1].items)
     assert facts["samples per second, on average"] == "160" and facts["peak memory"] == "500.0 MB"
     assert facts["padding, on average"] == "40 %"
     assert advice_for(seen).startswith("40 % of all tokens were padding")
 
 
 def test_the_speed_panel_has_watts_and_watt_hours_where_they_were_logged(run):
-    path = run / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    told = [{**line, "gpu_watts": 300.0} if line["event"] == "speed" else line for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    watts = {"gpu_watts": 300.0}
+    write_lines(run / "metrics.jsonl", [{**row, **watts} if row["event"] == "speed" else row for row in records()])
     facts = dict(speed_panel(look(run)).blocks[1].items)
     assert facts["watts of the device, on average"] == "300"
     assert facts["watt-hours of the device in training"] == "0.2500"  # 300 W in 3 seconds
-    assert [
-        curve.points[0][1] for chart in charts_of([look(run)]) if chart.title == "Watts" for curve in chart.curves
-    ] == [300]
+    assert by_title(charts_of([look(run)]))["Watts"].curves[0].points[0][1] == 300
 
 
 def test_how_to_get_it_again_has_command_settings_hashes_versions_and_guarantee(run):
-    blocks = {block.title: block for block in again_panel(look(run)).blocks}
+    blocks = by_title(again_panel(look(run)).blocks)
     facts = dict(blocks["Command"].items)
     assert facts["command"] == "loopwright train x --data d.csv" and facts["seed"] == 42
-    assert (
-        facts["resume guarantee"] == "T0, bit-exact: as ever" and facts["rehearsal"] == "1 step: bit for bit the same"
-    )
+    assert facts["resume guarantee"] == "T0, bit-exact: as ever"
+    assert facts["rehearsal"] == "1 step: bit for bit the same"
     assert blocks["Non-default settings"].rows == [["learning_rate", "0.1", "flag"]]
     assert blocks["Hashes of the data"].rows[0] == ["train.csv", "a1" * 32]
     versions = dict(blocks["Versions"].items)
@@ -257,9 +247,8 @@ def test_what_is_in_the_data_cannot_become_part_of_the_page(tmp_path):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     metrics = [{"event": "log", "update": 1, f"loss{evil}": 1.0, "loss": 1.0, "seconds": 1.0}]
     metrics += [{"event": "start", "update": 1, "resumed_from": evil, "seconds": 1.0}]
-    run = make_run(
-        tmp_path / "run", predictions=classified(evil), labels=[evil, *LABELS], result=RESULT, metrics=metrics
-    )
+    labels = [evil, *LABELS]
+    run = make_run(tmp_path / "run", predictions=classified(evil), labels=labels, result=RESULT, metrics=metrics)
     text = text_of(run)
     assert "<script>alert" not in text and "<img src=x" not in text
     assert "alert(1)" in text
@@ -335,14 +324,13 @@ def test_a_real_run_has_a_page_with_every_panel(finished, tmp_path):
     seen = look(finished.path)
     card = card_of(seen)
     assert card.value == finished.metrics["accuracy"] and seen.guarantee.startswith("T0")
-    lines = (finished.path / "eval" / "predictions.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = list(json_lines(finished.path / "eval" / "predictions.jsonl"))
     right = sum(row["prediction"] == row["reference"] for row in rows)
     assert card.value == pytest.approx(right / len(rows))
     without = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("samples", "checkpoints"))
     for place, title in ((finished.path, "The first training batch, as the model saw it"),
                          (without, "The first rows of the training data")):  # fmt: skip
-        batch = next(block for block in data_panel(look(place)).blocks if block.title == title)
+        batch = by_title(data_panel(look(place)).blocks)[title]
         assert dict(batch.items[0].fields)["label"][0].text in ("pos", "neg")
     (finished.path / "report.html").unlink()
 
@@ -363,7 +351,7 @@ def test_a_million_logged_points_make_a_small_page_in_seconds(tmp_path):
     assert min(curve["y"]) == 1.0 and max(curve["y"]) == 2.92 and curve["x"][-1] == 1_000_000
 
 
-# ------------------------------------------------------------------------------------------------- while it goes on
+# ------------------------------------------------------------------------------------------------- while it runs
 
 
 def test_a_live_report_is_written_anew_when_there_is_news_and_time(tmp_path):
@@ -391,11 +379,9 @@ def test_runs_side_by_side_show_what_differs_and_what_only_one_gets_right(tmp_pa
     )
     write_json(other / "data.json", data_plan("text-classification", LABELS, sha="c3"))
     runs = [look(run), look(other)]
-    panels = {panel.title: panel for panel in panels_of(runs)}
-    assert panels["What differs"].blocks[0].rows == [
-        ["learning_rate", "0.1", "0.2"],
-        ["dataloader_num_workers", "0", "–"],
-    ]
+    panels = by_title(panels_of(runs))
+    settings = [["learning_rate", "0.1", "0.2"], ["dataloader_num_workers", "0", "–"]]
+    assert panels["What differs"].blocks[0].rows == settings
     assert panels["Data"].blocks[0].rows == [["train.csv: sha256", "a1" * 8, "c3" * 8]]
     table = sample_table(runs)
     assert table is not None and table.rows == [["run-2", 4, 0, 2, 0, "0.5000"]]
@@ -408,7 +394,7 @@ def test_runs_side_by_side_show_what_differs_and_what_only_one_gets_right(tmp_pa
 
 def test_a_resume_is_marked_in_the_colour_of_its_run_and_only_where_that_run_is_shown(tmp_path, run):
     resumed = make_run(tmp_path / "resumed", "causal-lm", metrics=records(resumed_at=20))
-    charts = {chart.title: chart for chart in charts_of([look(run), look(resumed)])}
+    charts = by_title(charts_of([look(run), look(resumed)]))
     assert charts["Loss, text-classification"].marks == []
     (mark,) = charts["Loss, causal-lm"].marks
     assert mark == ("resume", 20, "resumed: resumed from step-0000000020", 1)
@@ -432,12 +418,8 @@ def test_runs_of_different_tasks_are_compared_where_that_makes_sense_with_a_note
     assert "different tasks (text-classification, causal-lm)" in notes[0] and "lm" in notes[1]
     assert sample_table(runs) is None
     titles = [chart.title for chart in charts_of(runs)]
-    assert titles[:4] == [
-        "Loss, text-classification",
-        "Loss, causal-lm",
-        "accuracy, text-classification",
-        "accuracy, causal-lm",
-    ]
+    tasks = ("text-classification", "causal-lm")
+    assert titles[:4] == [f"{name}, {task}" for name in ("Loss", "accuracy") for task in tasks]
     assert "Learning rate" in titles
     assert "different tasks" in write_comparison([run, other], tmp_path / "c.html").read_text(encoding="utf-8")
 

@@ -36,11 +36,9 @@ def marked(item, mark: str) -> list[str]:
 def test_the_confusion_matrix_and_the_table_by_class_are_those_of_scikit_learn(tmp_path):
     chance = random.Random(0)
     pairs = [(chance.choice(LABELS), chance.choice(LABELS)) for _ in range(200)]
-    rows = [
-        {"position": i, "reference": true, "prediction": guess, "loss": 1.0} for i, (true, guess) in enumerate(pairs)
-    ]
+    true, guess = zip(*pairs, strict=True)
+    rows = [{"position": i, "reference": a, "prediction": b, "loss": 1.0} for i, (a, b) in enumerate(pairs)]
     findings = found(tmp_path, rows, LABELS)
-    true, guess = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     matrix, table = block(findings, "Confusion matrix"), block(findings, "By class")
     assert isinstance(matrix, Matrix) and isinstance(table, Table)
     assert matrix.counts == confusion_matrix(true, guess, labels=LABELS).tolist()
@@ -83,16 +81,9 @@ def test_of_many_classes_the_matrix_shows_those_with_the_most_mistakes(tmp_path)
 
 
 def test_accuracy_by_length_is_told_in_slices_of_about_as_many_samples(tmp_path):
-    rows = [
-        {
-            "position": i,
-            "reference": "cat",
-            "prediction": "cat" if i < 50 else "dog",
-            "loss": 1.0,
-            "text": "x" * (i + 1),
-        }
-        for i in range(100)
-    ]
+    sample = {"reference": "cat", "loss": 1.0}
+    guesses = ["cat"] * 50 + ["dog"] * 50
+    rows = [{**sample, "position": i, "prediction": guess, "text": "x" * (i + 1)} for i, guess in enumerate(guesses)]
     table = next(table for table in found(tmp_path, rows, LABELS).slices if table.title.startswith("By length"))
     assert [row[1] for row in table.rows] == [20] * 5
     assert [row[0] for row in table.rows][:2] == ["1 to 20", "21 to 40"]
@@ -193,8 +184,7 @@ def test_language_models_show_how_hard_the_parts_are_and_masked_tokens_which_wer
 
 
 def test_pairs_of_sentences_show_similarities_and_ranks(tmp_path):
-    base = {"loss": 0.1, "text": "stop()", "text_pair": "Stop it."}
-    base["nearest_other"] = 0.5
+    base = {"loss": 0.1, "text": "stop()", "text_pair": "Stop it.", "nearest_other": 0.5}
     rows = [{**base, "position": i, "rank": rank, "similarity": 0.9 / rank} for i, rank in enumerate((1, 1, 4, 60))]
     rows[0]["nearest_other"] = None
     findings = found(tmp_path, rows)
@@ -213,10 +203,7 @@ def test_numbers_are_shown_by_low_and_high_truths(tmp_path):
 
 def test_choices_show_which_place_was_chosen(tmp_path):
     base = {"loss": 1.0, "context": "It is", "start": "called", "choices": ["one", "two"], "confidence": 0.8}
-    rows = [
-        {**base, "position": 0, "prediction": 1, "reference": 0},
-        {**base, "position": 1, "prediction": 1, "reference": 1},
-    ]
+    rows = [{**base, "position": index, "prediction": 1, "reference": index} for index in (0, 1)]
     findings = found(tmp_path, rows)
     assert block(findings, "Chosen positions").counts == [[0, 1], [0, 1]]
     assert words(block(findings, "Misses").items[0])["choices"] == "one (true) two (chosen)"
@@ -224,24 +211,16 @@ def test_choices_show_which_place_was_chosen(tmp_path):
 
 def test_pixels_are_counted_into_the_intersection_over_union_of_each_class(tmp_path):
     pixels = {"sky": {"sky": 6, "sea": 2}, "sea": {"sea": 2}}
-    findings = found(
-        tmp_path, [{"position": 0, "pixels": pixels, "iou": 0.6, "loss": 0.4, "image": "a.png"}], ["sky", "sea"]
-    )
+    rows = [{"position": 0, "pixels": pixels, "iou": 0.6, "loss": 0.4, "image": "a.png"}]
+    findings = found(tmp_path, rows, ["sky", "sea"])
     assert block(findings, "By class").rows == [["sky", "0.7500", "0.7500", 8], ["sea", "0.5000", "1.0000", 2]]
     assert block(findings, "Most confused").rows == [["sky", "sea", 2, "25 %"]]
 
 
 def test_objects_are_counted_by_class_and_by_how_many_there_are(tmp_path):
     base = {"loss": 0.5, "f1": 0.5, "image": "/x/a.png", "image_id": "1"}
-    rows = [
-        {
-            **base,
-            "position": 0,
-            "found": [{"label": "cat", "score": 0.9}],
-            "counts": {"cat": [1, 1, 0], "dog": [0, 0, 1]},
-        },
-        {**base, "position": 1, "found": [], "counts": {"cat": [1, 0, 1]}},
-    ]
+    first = {"position": 0, "found": [{"label": "cat", "score": 0.9}], "counts": {"cat": [1, 1, 0], "dog": [0, 0, 1]}}
+    rows = [{**base, **first}, {**base, "position": 1, "found": [], "counts": {"cat": [1, 0, 1]}}]
     findings = found(tmp_path, rows, ["cat", "dog"])
     assert block(findings, "By class").rows == [
         ["cat", "0.6667", "0.6667", "0.6667", 3, 3],
