@@ -3,38 +3,97 @@
     run = loopwright.train("text-classification", data="reviews.csv", model="./minilm", epochs=3)
     run.metrics["accuracy"], run.predict(["what a film"]), run.path
 
-torch is imported only when a model is needed.
+This is also the door of the command line to everything that trains, hence the other names in `__all__`. torch is
+imported only when a model is needed.
 """
 
 from __future__ import annotations
 
 import difflib
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from loopwright.errors import InputError
-from loopwright.run_folder import RunFolder, find_run, write_atomically
+from loopwright.run_folder import RunFolder, find_run
 from loopwright.run_folder.summaries import list_runs
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.console.json_events import EventLines
+from loopwright.runs.console.screen import Screen, lasted, metrics_text, visible
+from loopwright.runs.data import has_known_ending
+from loopwright.runs.early_signals import ends_early
 from loopwright.runs.kept_config import config_of
-from loopwright.runs.other_data import by_role, plan_of_file
-from loopwright.runs.seeds import SeedRun, say_seeds
-from loopwright.runs.settings import Settings, settle
-from loopwright.runs.start import DATA_FLAGS, Seeds, check_settings, start
-from loopwright.sources import DataPlan, check_unchanged
-from loopwright.tasks import get_task
-from loopwright.tasks.base import Origin, Task
-from loopwright.tasks.data import RunData
+from loopwright.runs.provenance import data_facts, path_facts, place_facts
+from loopwright.runs.resume import resume_run
+from loopwright.runs.seeds import RESUMABLE, SeedRun, Seeds, next_commands, print_seeds, seeds_facts
+from loopwright.runs.settings import Settings, create_parser, settle, task_of
+from loopwright.runs.start import Outcome, check_files, check_settings, demo_settings, search_rate, start
+from loopwright.runs.trained_model import evaluate_run, export_run, load_run, predict_run, task_of_run
+from loopwright.sources import CODES, DataPlan
+from loopwright.tasks import get_task, load_tasks, summaries, task_names
+from loopwright.tasks.base import Task
+from loopwright.tasks.scoring import as_json
+from loopwright.version import package_version
 
 if TYPE_CHECKING:
     from loopwright.checkpoint import Finding
     from loopwright.report import Watch
-    from loopwright.runs.job import Outcome
-    from loopwright.tasks.base import Job
+    from loopwright.results import LearningRateCurve
+
+__all__ = [
+    "CODES",
+    "RESUMABLE",
+    "DataPlan",
+    "EventLines",
+    "Outcome",
+    "Run",
+    "Screen",
+    "SeedRun",
+    "Seeds",
+    "Settings",
+    "Task",
+    "as_json",
+    "check",
+    "check_files",
+    "check_settings",
+    "config_of",
+    "create_parser",
+    "data_facts",
+    "demo",
+    "demo_settings",
+    "ends_early",
+    "evaluate",
+    "evaluate_run",
+    "evaluation_flags",
+    "find_lr",
+    "get_task",
+    "has_known_ending",
+    "lasted",
+    "load_run",
+    "load_tasks",
+    "metrics_text",
+    "next_commands",
+    "package_version",
+    "path_facts",
+    "place_facts",
+    "predict",
+    "predict_run",
+    "prediction_flags",
+    "print_seeds",
+    "rate_lines",
+    "resume",
+    "resume_run",
+    "search_rate",
+    "seeds_facts",
+    "settle",
+    "start",
+    "summaries",
+    "task_names",
+    "task_of",
+    "task_of_run",
+    "train",
+    "visible",
+]
 
 _BATCH_FLAG = "per_device_eval_batch_size"
 _EVALUATION_FLAGS = ("max_eval_samples", _BATCH_FLAG)
@@ -87,7 +146,7 @@ def train(
         if outcome.state == "stopped":  # `lw stop` stops all of them
             break
     if len(ended) > 1:
-        say_seeds(ended, [], Screen(is_quiet=quiet))
+        print_seeds(ended, [], Screen(is_quiet=quiet))
     return [Run(each.run) for each in ended]
 
 
@@ -96,11 +155,56 @@ def check(task: str, *, config: str | Path | None = None, quiet: bool = False, *
     return check_settings(_settled(get_task(task), flags, config), Screen(is_quiet=quiet))
 
 
+def demo(task: str, *, variant: str | None = None, quiet: bool = False, **flags: Any) -> Run:
+    """Train on data that comes with Python, without a network, like `lw demo TASK --flags`.
+
+    Args:
+        task: such as "text-classification".
+        variant: the name of a demo on other data, such as "fashion" for images.
+        quiet: print nothing; log.txt still has the output.
+        flags: override those of the demo.
+    """
+    screen = Screen(is_quiet=quiet)
+    return Run(start(demo_settings(get_task(task), flags, screen, variant), screen).run)
+
+
+def find_lr(
+    task: str,
+    *,
+    start: float = 1e-7,
+    end: float = 10.0,
+    num_updates: int = 100,
+    config: str | Path | None = None,
+    quiet: bool = False,
+    **flags: Any,
+) -> LearningRateCurve:
+    """Train a few updates with a rising learning rate, and return the loss over it, like `lw find-lr TASK --flags`.
+
+    Args:
+        task: such as "text-classification".
+        start: the learning rate of the first update.
+        end: the learning rate of the last update.
+        num_updates: the number of updates.
+        config: a YAML or JSON file of settings; flags override it.
+        quiet: print nothing.
+        flags: as for `train`.
+    """
+    settings = _settled(get_task(task), flags, config)
+    return search_rate(settings, Screen(is_quiet=quiet), start=start, end=end, num_updates=num_updates)
+
+
+def rate_lines(curve: LearningRateCurve) -> tuple[list[str], float | None]:
+    """Return a text plot of a learning-rate curve with the result in words, and the suggested rate, if any."""
+    from loopwright.runs.auto import learning_rate
+
+    return learning_rate.rate_lines(curve)
+
+
 def resume(run: str | Path | Run, *, quiet: bool = False, **changes: Any) -> Run:
     """Resume or extend a run, like `lw resume RUN --flags`."""
     folder = _folder(run)
-    changes, module = _without_module(_task_of(folder), changes)
-    return Run(go_on(folder, changes, Screen(is_quiet=quiet), module).run)
+    changes, module = _without_module(task_of_run(folder), changes)
+    return Run(resume_run(folder, changes, Screen(is_quiet=quiet), module).run)
 
 
 def evaluate(
@@ -118,8 +222,8 @@ def evaluate(
             `nn.Module` that the run was given.
     """
     folder = _folder(run)
-    changes, module = _without_module(_task_of(folder), changes)
-    _check_changes(changes, evaluation_flags(_task_of(folder)))
+    changes, module = _without_module(task_of_run(folder), changes)
+    _check_changes(changes, evaluation_flags(task_of_run(folder)))
     metrics, _ = evaluate_run(folder, data, Screen(is_quiet=True), allow_changed_data, changes, module)
     return metrics
 
@@ -134,7 +238,7 @@ def predict(run: str | Path | Run, inputs: str | Path | Iterable[Any], **changes
             `nn.Module` that the run was given.
     """
     folder = _folder(run)
-    task = _task_of(folder)
+    task = task_of_run(folder)
     changes, module = _without_module(task, changes)
     _check_changes(changes, prediction_flags(task))
     if isinstance(inputs, (str, Path)):
@@ -167,8 +271,8 @@ class Run:
     def __repr__(self) -> str:
         result = self.result
         best = result.get("metrics", {}).get(result.get("metric"))
-        told = "" if best is None else f", {result['metric']} {best:.4f}"
-        return f"Run({self.id}, {self.folder.metadata.get('task', 'no task')}, {self.status}{told})"
+        score = "" if best is None else f", {result['metric']} {best:.4f}"
+        return f"Run({self.id}, {self.folder.metadata.get('task', 'no task')}, {self.status}{score})"
 
     @property
     def path(self) -> Path:
@@ -300,87 +404,6 @@ def _without_module(task: Task, flags: Mapping[str, Any]) -> tuple[dict[str, Any
     return {name: value for name, value in flags.items() if name != "model"}, module
 
 
-# ------------------------------------------------------------------------------------------------------ training
-
-
-def go_on(folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None) -> Outcome:
-    """Resume a run in its folder; called by `resume` and the command line."""
-    task = get_task(str(folder.metadata["task"]))
-    config = config_of(folder)
-    settings = replace(settle(task, changes, config), module=module)
-    if "output_dir" in settings.given:
-        raise InputError(
-            "args.value", "a run is resumed in its own folder", fix=f"lw train {folder.path} --output_dir ..."
-        )
-    if settings.args.seeds > 1:
-        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
-        raise InputError("args.value", "a resumed run has a single seed", fix=f"leave out --seeds   or   {again}")
-    screen.attach(folder)
-    told = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
-    screen.say(f"resume {folder.id}  {' '.join(told)}")
-    if config != folder.config:
-        screen.say(f"note: config.yaml was cut off; it is written anew from {config.parent.relative_to(folder.path)}")
-        write_atomically(folder.config, config.read_bytes())
-    if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
-        screen.say(f"note: --max_steps {settings.training.max_steps} decides how long the run is, not --epochs")
-    with ReadingProgress(screen) as progress:
-        plan = _same_plan(task, settings, folder, bool(settings.given & set(DATA_FLAGS)), progress)
-    status, ended_at = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
-    if status["state"] == "done" and status["update"] == ended_at and not _is_changed(settings, task, folder):
-        return _already_done(folder, settings, screen)
-    screen.block("data", *describe(plan, settings.args))
-    from loopwright.runs.job import train as train_job
-
-    return train_job(task, settings, RunData(plan), screen, folder, None)
-
-
-def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
-    """Whether the settings differ from the run's; epochs are ignored if max_steps sets the length."""
-    then, now = settle(task, config=folder.config).values(), settings.values()
-    epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
-    return {**then, **epochs} != {**now, **epochs}
-
-
-def _already_done(folder: RunFolder, settings: Settings, screen: Screen) -> Outcome:
-    from loopwright.runs.job import Outcome
-
-    steps = settings.training.max_steps
-    longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
-    screen.say(f"already done: all of its updates are made, and result.json has its metrics; {longer} goes on")
-    return Outcome(folder, "done", None)
-
-
-def _same_plan(task: Task, settings: Settings, folder: RunFolder, is_moved: bool, say: ReadingProgress) -> DataPlan:
-    """Return the run's plan if its data is unchanged, or a new plan of the changed data if that is allowed."""
-    plan = DataPlan.read(folder.data)
-    is_changed_allowed = settings.args.allow_changed_data
-    if not is_moved and not is_changed_allowed:
-        check_unchanged(plan, say)
-        return plan
-    fresh = task.preflight(settings.args, say)
-    same = [file.sha256 for file in fresh.files] == [file.sha256 for file in plan.files]
-    if not same and not is_changed_allowed:
-        raise InputError(
-            "resume.data",
-            "the data given is not the data that the run began with",
-            saw=[f"then: {file.path} {file.sha256[:12]}" for file in plan.files]
-            + [f"now:  {file.path} {file.sha256[:12]}" for file in fresh.files],
-            fix="give the same files, or --allow_changed_data",
-        )
-    if fresh.labels != plan.labels:
-        raise InputError(
-            "resume.data",
-            "the data has other labels than the model",
-            saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"],
-            fix="put the data back, or begin a new run",
-        )
-    write_atomically(folder.data, fresh.to_json())
-    return fresh
-
-
-# ------------------------------------------------------------------------------------------------ a trained model
-
-
 def evaluation_flags(task: Task) -> tuple[str, ...]:
     """Return the task flags that `evaluate` accepts."""
     return (*_EVALUATION_FLAGS, *_column_flags(task), *task.prediction_flags)
@@ -406,130 +429,3 @@ def _check_changes(changes: Mapping[str, Any], names: Sequence[str]) -> None:
                 saw=[f"what can be: {', '.join(names)}"],
                 fix=f"did you mean {near[0]}?" if near else f"loopwright.train(..., {name}=...)",
             )
-
-
-def _task_of(folder: RunFolder) -> Task:
-    return get_task(str(folder.metadata["task"]))
-
-
-def load_run(
-    folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
-) -> Job:
-    """Return a job with the best weights of a run, on its device; its data is not opened.
-
-    Args:
-        folder: the run folder.
-        plan: the plan of other data; None for the run's own.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
-    from loopwright.runs.job import build_job, prepare_torch
-    from loopwright.runs.weights import load_weights
-
-    task = _task_of(folder)
-    settings = settle(task, changes or {}, config_of(folder))
-    if plan is None:
-        plan = DataPlan.read(folder.data)
-    prepare_torch(settings)
-    is_finished = folder.is_finished
-    if is_finished:
-        settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
-    job = build_job(task, RunData(plan), settings, Origin(str(folder.model), is_run=True, module=module))
-    if not is_finished:
-        load_weights(job, folder)
-    job.model.to(settings.training.device)
-    return job
-
-
-def evaluate_run(
-    folder: RunFolder,
-    data: str | Path | None,
-    screen: Screen,
-    allow_changed_data: bool = False,
-    changes: Mapping[str, Any] | None = None,
-    module: Any = None,
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Evaluate the best model of a run; return the metrics and their intervals.
-
-    Args:
-        folder: the run folder.
-        data: a file; None for the run's validation data, limited as in the run.
-        screen: prints the progress.
-        allow_changed_data: evaluate even if the run's own data has changed.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
-    own = DataPlan.read(folder.data)
-    task = _task_of(folder)
-    settings = settle(task, changes or {}, config_of(folder))
-    limit = settings.args.max_eval_samples
-    if data is None:
-        if not allow_changed_data:
-            with ReadingProgress(screen) as progress:
-                check_unchanged(own, progress)
-        plan, place = own, folder.evaluation
-    else:
-        plan = plan_of_file(task, task.schema(settings.args), settings, own, validation_file=data)
-        place = folder.evaluation / Path(data).stem
-        if "max_eval_samples" not in settings.given:
-            limit = None
-    screen.block("data", *describe(plan))
-    num_seen = 0 if data is None else own.num_trained_on(plan)
-    if num_seen:
-        screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
-    job = load_run(folder, plan, changes, module)
-    from loopwright.runs.finish import evaluate as evaluate_job
-
-    rows = job.data.rows("validation")
-    if limit is not None and limit < len(rows):
-        screen.say(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
-    dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
-    with screen.waiting("evaluating") as waiting:
-        metrics, intervals, _ = evaluate_job(job, dataset, place, screen.say, waiting)
-    return metrics, intervals
-
-
-def predict_run(
-    folder: RunFolder, inputs: str | Path | Sequence[Any], changes: Mapping[str, Any] | None = None, module: Any = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a prediction for each row of a data file, or for each text or row.
-
-    Args:
-        folder: the run folder.
-        inputs: a file, texts, or rows as dicts by role or column.
-        changes: settings that override the run's.
-        module: the model that the run was given in Python.
-    """
-    task = _task_of(folder)
-    plan = DataPlan.read(folder.data)
-    rows: Any
-    if isinstance(inputs, (str, Path)):
-        settings = settle(task, changes or {}, config_of(folder))
-        schema = task.schema(settings.args).for_prediction()
-        rows = plan_of_file(task, schema, settings, plan, test_file=inputs).rows("test")
-    elif all(isinstance(each, str) for each in inputs):
-        rows = task.rows_of_texts(plan, [str(each) for each in inputs])
-    else:
-        rows = [by_role(plan, each) for each in inputs if not isinstance(each, str)]
-    job = load_run(folder, changes=changes, module=module)
-    job.model.eval()
-    yield from task.predict_rows(job, rows)
-
-
-def export_run(folder: RunFolder, target: Path) -> Path:
-    """Export the best model of a run to a new folder."""
-    if target.exists() and any(target.iterdir()):
-        raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
-    job = load_run(folder)
-    from loopwright.runs.model_card import card_so_far
-    from loopwright.tasks.adapters import merged
-
-    job.model = merged(job.model)
-    target.mkdir(parents=True, exist_ok=True)
-    job.task.save(job, target)
-    card = folder.model / "README.md"
-    if folder.is_finished and card.is_file():
-        shutil.copy(card, target / "README.md")
-    else:
-        write_atomically(target / "README.md", card_so_far(job, folder))
-    return target

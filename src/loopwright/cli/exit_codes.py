@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.cli.help_text import folded
 from loopwright.errors import (
@@ -22,9 +22,10 @@ from loopwright.errors import (
     MemoryLimitError,
     Preempted,
 )
-from loopwright.run_folder import RunFolder
-from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import visible
+
+if TYPE_CHECKING:
+    from loopwright.api import EventLines, Outcome
+    from loopwright.run_folder import RunFolder
 
 DONE, BUG, INPUT, MEMORY, DIVERGED = 0, 1, 2, 3, 4
 _CPU_MEMORY = "DefaultCPUAllocator"  # in torch's message when host memory runs out
@@ -33,13 +34,13 @@ _OTHER_FOLDER = "or --output_dir with another folder"
 _DISK_FIXES: dict[int | None, str] = {
     errno.ENOSPC: "make room, and resume",
     errno.EDQUOT: f"make room within your quota, and resume, {_OTHER_FOLDER}",
-    errno.EROFS: f"let the file system be written to, and resume, {_OTHER_FOLDER}",
-    errno.EACCES: f"give yourself the permission, {_OTHER_FOLDER}",
-    errno.EPERM: f"give yourself the permission, {_OTHER_FOLDER}",
-    errno.EIO: f"look for faults of the disk or its connection, and resume, {_OTHER_FOLDER}",
-    errno.EFBIG: f"raise the largest size of a file (ulimit -f), and resume, {_OTHER_FOLDER}",
-    errno.EMFILE: "raise the number of open files (ulimit -n), and resume",
-    errno.ENFILE: "raise the number of open files of the system, and resume",
+    errno.EROFS: f"make the file system writable, and resume, {_OTHER_FOLDER}",
+    errno.EACCES: f"get write permission, {_OTHER_FOLDER}",
+    errno.EPERM: f"get write permission, {_OTHER_FOLDER}",
+    errno.EIO: f"check the disk and its connection, and resume, {_OTHER_FOLDER}",
+    errno.EFBIG: f"raise the file size limit (ulimit -f), and resume, {_OTHER_FOLDER}",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), and resume",
+    errno.ENFILE: "raise the limit of open files of the system, and resume",
 }
 OWN = ("--quiet", "--plain", "--json")  # output flags of the training verbs
 # Functions of the verbs that accept --json; launch passes it on, and an unknown verb may have been one of them.
@@ -70,13 +71,13 @@ class Failure:
         return {**message, "exit_code": self.exit_code}
 
 
-def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
+def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run a verb, report its failure, and return the exit code."""
-    code = DONE
-    events = _events_of(verb.__name__, words)
+    code, name = DONE, getattr(getattr(verb, "func", verb), "__name__", "")
+    events = _events_of(name, argv)
     try:
         try:
-            code = verb(words)
+            code = verb(argv)
         except SystemExit as error:  # argparse's --help, and usage errors of the small verbs
             code = error.code if isinstance(error.code, int) else INPUT
         sys.stdout.flush()  # or the error would surface at interpreter exit
@@ -90,11 +91,11 @@ def guarded(verb: Callable[[list[str]], int], words: list[str]) -> int:
         if events is not None:
             events.end(state="preempted", message=str(error) or "interrupted", exit_code=code)
         elif is_first():  # the other ranks have nothing to add
-            _say_interrupted(error, verb.__name__, "--quiet" in words)
+            _print_interrupted(error, name, "--quiet" in argv)
         return code
     except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the one place where every error becomes a code
         failure = failure_of(error)
-        say_failure(failure, events, error)
+        print_failure(failure, events, error)
         return failure.exit_code
 
 
@@ -103,9 +104,13 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _events_of(verb: str, words: Sequence[str]) -> EventLines | None:
+def _events_of(verb: str, argv: Sequence[str]) -> EventLines | None:
     """Return the JSON event stream for failures; None without `--json` and on other ranks."""
-    return EventLines(sys.stdout) if "--json" in words and verb in WITH_JSON and is_first() else None
+    if "--json" not in argv or verb not in WITH_JSON or not is_first():
+        return None
+    from loopwright.api import EventLines
+
+    return EventLines(sys.stdout)
 
 
 def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
@@ -113,7 +118,7 @@ def code_of_interruption(error: KeyboardInterrupt | Preempted) -> int:
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else PREEMPTED
 
 
-def say_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
+def print_failure(failure: Failure, events: EventLines | None, error: BaseException | None = None) -> None:
     """Report a failure as a JSON event or as text; a bug always prints its traceback.
 
     Write errors are always printed as text too: standard output may be the file that failed. A failure without a code
@@ -125,20 +130,20 @@ def say_failure(failure: Failure, events: EventLines | None, error: BaseExceptio
         with contextlib.suppress(OSError):
             events.tell("error", **{**failure.fields, "code": failure.error.code or _OTHER})
     if failure.error.code is not None and (events is None or isinstance(error, OSError)):
-        _say_error(str(failure.error))
+        _print_error(str(failure.error))
 
 
-def _say_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
+def _print_interrupted(error: KeyboardInterrupt | Preempted, verb: str, is_quiet: bool) -> None:
     """Print what an interruption left behind, unless the run already has."""
-    told = getattr(error, "__notes__", [])  # added by the run if training had begun
+    notes = getattr(error, "__notes__", [])  # added by the run if training had begun
     why = str(error) or "interrupted"
-    if told and is_quiet:
-        _say(f"{why}; {told[0]}")
-    elif not told and verb in _TRAINING:
-        left = ", and the run is as it was" if verb == "resume" else ""
-        _say(f"{why} before the first update; nothing was trained{left}")
-    elif not told or isinstance(error, Preempted):
-        _say(why)
+    if notes and is_quiet:
+        _print(f"{why}; {notes[0]}")
+    elif not notes and verb in _TRAINING:
+        unchanged = ", and the run is unchanged" if verb == "resume" else ""
+        _print(f"{why} before the first update; nothing was trained{unchanged}")
+    elif not notes or isinstance(error, Preempted):
+        _print(why)
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -179,30 +184,30 @@ def _disk_fix(error: BaseException | None) -> str:
         error = error.__cause__
     if error is None:
         return _VERIFY
-    return _DISK_FIXES.get(error.errno, "make sure that the folder is there and takes files, and resume")
+    return _DISK_FIXES.get(error.errno, "make sure that the folder exists and is writable, and resume")
 
 
-def failure_of_run(outcome: Any) -> Failure | None:
+def failure_of_run(outcome: Outcome) -> Failure | None:
     """Return the failure of a training run that ended gracefully; None if there is none."""
     if outcome.state != "diverged":
         return None
-    reason = outcome.result.stop_reason if outcome.result is not None else ""
+    reason = (outcome.result.stop_reason or "") if outcome.result is not None else ""
     remedies = "a smaller --lr, --max_grad_norm 1.0, --bf16 instead of --fp16"
     has_state = outcome.run.status.get("last_checkpoint") is not None
     kept = f"the last good state is in {outcome.run.checkpoints}" if has_state else "no state was saved before it"
     return failed("loss.nan", DIVERGED, reason, f"{remedies}; {kept}")
 
 
-def code_of_run(outcome: Any) -> int:
+def code_of_run(outcome: Outcome) -> int:
     """Report the end of a training run, and return its exit code."""
     failure = failure_of_run(outcome)
     if failure is not None:
         if is_first():
-            say_failure(failure, None)
+            print_failure(failure, None)
         return failure.exit_code
     if outcome.state == "stopped":
         if is_first():
-            _say(f"stopped and saved; go on with: {resume_command(outcome.run)}")
+            _print(f"stopped and saved; continue with: {resume_command(outcome.run)}")
         return PREEMPTED
     return DONE
 
@@ -216,18 +221,20 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """Print to stderr, wrapped to the terminal."""
     sys.stderr.write(_wrapped(text))
     sys.stderr.flush()
 
 
-def _say_error(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print the error that the command ends with; a process beside the first may hold it back."""
     getattr(sys.stderr, "hold", sys.stderr.write)(_wrapped(text))
     sys.stderr.flush()
 
 
 def _wrapped(text: str) -> str:
+    from loopwright.api import visible
+
     text = visible(text)
     return (folded(text) if sys.stderr.isatty() else text) + "\n"

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loopwright.api import CODES, create_parser, get_task, load_tasks
 from loopwright.cli.exit_codes import DONE, INPUT
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import print_line, print_objects
 from loopwright.cli.parser import VerbParser, add_json
-from loopwright.tasks import get_task, load_tasks
 
 _EXTRAS = {
     "text": ("transformers", "nervaluate", "sacrebleu", "rouge_score"),
@@ -28,11 +28,11 @@ _EXTRAS = {
 }
 
 
-def tasks(words: list[str]) -> int:
+def tasks(argv: list[str]) -> int:
     """List the tasks."""
     parser = VerbParser("tasks", "List the tasks.", "")
     add_json(parser)
-    is_json = parser.parse_args(words).json
+    is_json = parser.parse_args(argv).json
     found, errors = load_tasks()
     if is_json:
         print_objects(*({"task": task.name, "summary": task.summary} for task in found))
@@ -44,21 +44,17 @@ def tasks(words: list[str]) -> int:
     return DONE
 
 
-def explain(words: list[str]) -> int:
+def explain(argv: list[str]) -> int:
     """Explain a task's data and flags, or list all error codes."""
-    if words and words[0] == "errors":
-        from loopwright.sources import CODES
-
+    if argv and argv[0] == "errors":
         for code, text in sorted(CODES.items()):
             print_line(hanging(f"  {code:<24} ", text))
         return DONE
-    if not words or words[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print_line("usage: lw explain TASK   |   lw explain errors")
         tasks([])
-        return DONE if words else INPUT
-    from loopwright.runs.settings import create_parser
-
-    task = get_task(words[0])
+        return DONE if argv else INPUT
+    task = get_task(argv[0])
     print_line(f"{task.name}: {task.summary}\n")
     for line in task.explanation:
         print_line(hanging("  ", line))
@@ -67,11 +63,11 @@ def explain(words: list[str]) -> int:
     return DONE
 
 
-def doctor(words: list[str]) -> int:
+def doctor(argv: list[str]) -> int:
     """Print the installed versions and the hardware; imports torch."""
-    parser = VerbParser("doctor", "Say what is installed, and what this machine has.", "")
+    parser = VerbParser("doctor", "Show what is installed, and the hardware of this machine.", "")
     add_json(parser)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     found = _machine()
     if asked.json:
         print_objects(found)

@@ -11,8 +11,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from loopwright.api import EventLines, Outcome, Screen, path_facts, place_facts
 from loopwright.cli.exit_codes import (
     DONE,
     PREEMPTED,
@@ -20,21 +21,15 @@ from loopwright.cli.exit_codes import (
     failure_of,
     failure_of_run,
     is_first,
+    print_failure,
     resume_command,
-    say_failure,
 )
 from loopwright.errors import Preempted
 from loopwright.run_folder import RunFolder
-from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.provenance import path_facts, place_facts
-
-if TYPE_CHECKING:
-    from loopwright.runs.job import Outcome
 
 
 @contextlib.contextmanager
-def telling(is_json: bool) -> Iterator[EventLines | None]:
+def json_events(is_json: bool) -> Iterator[EventLines | None]:
     """Reserve standard output for a verb's events and warnings while the block runs; yields None without `--json`."""
     if not is_json:
         yield None
@@ -100,42 +95,42 @@ def _shown_by(events: EventLines) -> Callable[..., None]:
     return show
 
 
-def told_to_its_end(train: Callable[[], Outcome], screen: Screen, events: EventLines) -> tuple[int, Outcome | None]:
+def train_with_events(train: Callable[[], Outcome], screen: Screen, events: EventLines) -> tuple[int, Outcome | None]:
     """Train, write a final event whatever happens, and return the exit code and the outcome."""
     try:
         outcome = train()
     except (KeyboardInterrupt, Preempted) as error:
         code = code_of_interruption(error)
-        told = [str(error) or "interrupted", *getattr(error, "__notes__", [])]
-        events.end(**_about(screen, events), state="preempted", message="; ".join(told), exit_code=code)
+        messages = [str(error) or "interrupted", *getattr(error, "__notes__", [])]
+        events.end(**_interrupted_facts(screen, events), state="preempted", message="; ".join(messages), exit_code=code)
         return code, None
     except (Exception, GeneratorExit) as error:
         if not is_first():
             raise
         failure = failure_of(error)
-        say_failure(failure, events, error)
+        print_failure(failure, events, error)
         if events.has_begun:
-            events.end(**_about(screen, events), state="failed", exit_code=failure.exit_code)
+            events.end(**_interrupted_facts(screen, events), state="failed", exit_code=failure.exit_code)
         return failure.exit_code, None
-    failure_told = failure_of_run(outcome)
-    if failure_told is not None:
-        say_failure(failure_told, events)
-    code = failure_told.exit_code if failure_told is not None else PREEMPTED if outcome.state == "stopped" else DONE
-    about = _about_run(outcome.run)
-    if outcome.state == "stopped":
-        about["next"] = [resume_command(outcome.run)]
-    events.end(**about, state=outcome.state, exit_code=code)
+    code, facts = DONE, _run_facts(outcome.run)
+    diverged = failure_of_run(outcome)
+    if diverged is not None:
+        print_failure(diverged, events)
+        code = diverged.exit_code
+    elif outcome.state == "stopped":
+        code, facts["next"] = PREEMPTED, [resume_command(outcome.run)]
+    events.end(**facts, state=outcome.state, exit_code=code)
     return code, outcome
 
 
-def _about(screen: Screen, events: EventLines) -> dict[str, Any]:
+def _interrupted_facts(screen: Screen, events: EventLines) -> dict[str, Any]:
     """Return the final event's fields for an interrupted run; empty if it had not begun."""
     if not events.has_begun or screen.run is None:
         return {}
-    return {**_about_run(screen.run), "next": [resume_command(screen.run)]}
+    return {**_run_facts(screen.run), "next": [resume_command(screen.run)]}
 
 
-def _about_run(run: RunFolder) -> dict[str, Any]:
+def _run_facts(run: RunFolder) -> dict[str, Any]:
     return {**place_facts(run), "result": run.read_result() or None, "paths": path_facts(run)}
 
 

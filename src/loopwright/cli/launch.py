@@ -27,10 +27,10 @@ _USAGE = """\
 usage: lw launch [-n N] [torchrun options] -- VERB ...      a verb of loopwright, on N processes
        lw launch [-n N] [torchrun options] -- script.py ...   or a script
 
-  -n N                      processes on this machine; every GPU has one if this is left out
-  --max-restarts R          start all processes again, up to R times, when one is lost; the run goes on by itself
+  -n N                      processes on this machine; one per GPU by default
+  --max-restarts R          restart all processes, up to R times, when one is lost; the run resumes automatically
   --nnodes, --rdzv-endpoint, --rdzv-id, --rdzv-backend, ...
-                            several machines: the same command on each (torchrun --help says more)
+                            several machines: the same command on each (see torchrun --help)
 
   lw launch -n 2 -- train text-classification --data reviews.csv
   lw launch -n 8 --max-restarts 3 -- train text-classification --data reviews.csv
@@ -49,20 +49,20 @@ _CODES_VARIABLE = "LOOPWRIGHT_LAUNCH_CODES"  # the folder in which processes lea
 _PAUSE_SECONDS = 0.05
 
 
-def launch(words: list[str]) -> int:
+def launch(argv: list[str]) -> int:
     """Run a verb or a script on several processes, and return its exit code."""
-    if not words or words[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_USAGE)
-        return DONE if words else INPUT
-    if "--" not in words:
+        return DONE if argv else INPUT
+    if "--" not in argv:
         raise InputError(
             "args.value",
-            "lw launch does not know where its own options end",
-            saw=[f"got {' '.join(words)}"],
+            "lw launch needs -- between its own options and the command",
+            saw=[f"got {' '.join(argv)}"],
             fix="lw launch -n 2 -- train TASK ...",
         )
-    place = words.index("--")
-    options, target = words[:place], words[place + 1 :]
+    place = argv.index("--")
+    options, target = argv[:place], argv[place + 1 :]
     if not target:
         raise InputError("args.value", "nothing to run after --", fix="lw launch -n 2 -- train TASK ...")
     is_script = target[0].endswith(".py")
@@ -74,7 +74,7 @@ def launch(words: list[str]) -> int:
     if target[0] in _ALONE:
         raise InputError(
             "args.value",
-            f"lw {target[0]} is for one process: several would each do the same",
+            f"lw {target[0]} runs in one process: several would do the same work",
             fix=f"lw {shlex.join(target)}",
         )
     from torch.distributed import run as torchrun
@@ -103,23 +103,23 @@ def _defaults(options: Sequence[str]) -> list[str]:
 
 
 def _with_folder(target: list[str], options: Any) -> list[str]:
-    """Return the words of a run with an explicit folder, so that a restart finds it again."""
+    """Return the command of a run with an explicit folder, so that a restart finds it again."""
     if target[0] not in _TRAINING or int(options.max_restarts) == 0 or _folder_in(target) is not None:
         return target
     if options.nnodes not in ("1", "1:1"):
         raise InputError(
             "args.value",
-            "a run on several machines that is restarted by itself has to be told its folder",
+            "a run on several machines that may be restarted needs an explicit folder",
             fix="add --output_dir with a path that all machines see",
         )
     return [*target, "--output_dir", str(runs_root() / new_run_id("launch"))]
 
 
-def _folder_in(words: Sequence[str]) -> Path | None:
-    for index, word in enumerate(words):
+def _folder_in(argv: Sequence[str]) -> Path | None:
+    for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name.replace("-", "_") in ("__output_dir", "__out"):
-            return Path(value if equals else words[index + 1]) if equals or index + 1 < len(words) else None
+            return Path(value if equals else argv[index + 1]) if equals or index + 1 < len(argv) else None
     return None
 
 
@@ -221,7 +221,7 @@ class _HeldBack:
         return getattr(self._stream, name)
 
 
-def work(words: list[str]) -> int:
+def work(argv: list[str]) -> int:
     """Run a verb in one of the processes; after a restart, training resumes the run that the first start began."""
     from loopwright.cli import main
 
@@ -229,13 +229,13 @@ def work(words: list[str]) -> int:
     if held is not None:
         sys.stderr = held
     is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    folder = _folder_in(words) if is_restarted and words[0] in _TRAINING else None
+    folder = _folder_in(argv) if is_restarted and argv[0] in _TRAINING else None
     if folder is not None:
         with contextlib.suppress(InputError):  # lost before it had a folder
-            words = ["resume", str(find_run(folder).path), *(word for word in words if word in OWN)]
+            argv = ["resume", str(find_run(folder).path), *(word for word in argv if word in OWN)]
     # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
-        code = main(words)
+        code = main(argv)
     is_together = code in _TOGETHER and _all_end_with(code)
     if held is not None and not is_together:  # otherwise the first process prints the same
         held.release()

@@ -1,21 +1,17 @@
-"""Parse the arguments of verbs that use a run; errors have a code and suggest the nearest flag."""
+"""Parse the arguments of verbs; errors have a code and suggest the nearest flag."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from loopwright.api import Task, create_parser, task_of_run
 from loopwright.errors import InputError
 from loopwright.run_folder import find_run
-from loopwright.runs.settings import create_parser
-from loopwright.tasks import get_task
-from loopwright.tasks.base import Task
 
 _HELP = ("-h", "--help")
-_UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -27,23 +23,59 @@ class VerbParser(argparse.ArgumentParser):
         example: example arguments.
     """
 
-    def __init__(self, verb: str, description: str, example: str) -> None:
+    def __init__(self, verb: str, description: str, example: str, **options: Any) -> None:
         self._example = f"lw {verb} {example}".strip()
-        super().__init__(f"lw {verb}", description=description, epilog=f"example: {self._example}", allow_abbrev=False)
+        epilog = f"example: {self._example}"
+        super().__init__(f"lw {verb}", description=description, epilog=epilog, allow_abbrev=False, **options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the parsed arguments.
+
+        Raises:
+            InputError: an argument is missing, unknown or invalid.
+        """
+        asked, unknown = self.parse_known_args(args, namespace)
+        missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
+        if missing:
+            names = ", ".join(["a run" if action.dest == "run" else _name(action) for action in missing])
+            raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
+        if unknown:
+            self._refuse(unknown[0].partition("=")[0])
+        return asked
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, but leave missing arguments to `parse_args`."""
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            action.required = False
+        try:
+            return super().parse_known_args(args, namespace)
+        finally:
+            for action in required:
+                action.required = True
 
     def error(self, message: str) -> NoReturn:
-        """Raise the parser's message as an InputError."""
-        unknown = _UNKNOWN.match(message)
-        if unknown is None:
-            missing = message.removeprefix("the following arguments are required: ")
-            told = ", ".join("a run" if name == "run" else name for name in missing.split(", "))
-            what = f"{self.prog} needs {told}" if missing != message else f"{self.prog}: {message}"
-            raise InputError("args.value", what, fix=f"{self._example}   ({self.prog} --help says more)")
-        flag = unknown[1].split()[0].partition("=")[0]
-        near = get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
-        what = f"{self.prog} has no {flag}" if flag.startswith("-") else f"{self.prog} does not take {flag!r}"
+        """Raise a message of argparse as an InputError."""
+        raise InputError("args.value", f"{self.prog}: {message}", fix=self._help_hint)
+
+    @property
+    def _help_hint(self) -> str:
+        return f"{self._example}   ({self.prog} --help says more)"
+
+    def _refuse(self, word: str) -> NoReturn:
+        near = get_close_matches(word, self._option_string_actions, n=1, cutoff=0.5)
+        what = f"{self.prog} has no {word}" if word.startswith("-") else f"{self.prog} does not take {word!r}"
         fix = f"did you mean {near[0]}?" if near else f"{self.prog} --help says what it takes"
-        raise InputError("args.unknown", what, fix=fix)
+        raise InputError("args.unknown", what, fix=fix, flag=word)
+
+
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+
+
+def add_run(parser: VerbParser) -> None:
+    """Add the positional argument `run` to a verb."""
+    parser.add_argument("run", help="folder, id, or last")
 
 
 def add_json(parser: VerbParser) -> None:
@@ -52,31 +84,29 @@ def add_json(parser: VerbParser) -> None:
 
 
 def parse_for_run(
-    parser: VerbParser, words: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
+    parser: VerbParser, argv: Sequence[str], flags_of: Callable[[Task], Sequence[str]]
 ) -> tuple[argparse.Namespace, dict[str, str]]:
     """Return the parsed arguments of a verb, and the flags of the run's task among them, by name.
 
     Args:
         parser: the verb's parser, with a positional `run`.
-        words: the words after the verb.
+        argv: the arguments of the verb.
         flags_of: returns the task flags that the verb accepts.
 
     Raises:
-        InputError: there is no such run, or a word cannot be parsed.
+        InputError: there is no such run, or an argument cannot be parsed.
     """
-    is_help = any(word in _HELP for word in words)
-    if is_help:
-        name = next((word for word in words if not word.startswith("-")), None)
+    if any(word in _HELP for word in argv):
+        name = next((word for word in argv if not word.startswith("-")), None)
     else:
-        name = parser.parse_known_args(words)[0].run
+        name = parser.parse_known_args(argv)[0].run
     if name is None:
-        return parser.parse_args(words), {}
-    task = get_task(str(find_run(name).metadata["task"]))
-    flags = flags_of(task)
-    about = create_parser(task).help_of
+        return parser.parse_args(argv), {}
+    task = task_of_run(find_run(name))
+    flags, help_of = flags_of(task), create_parser(task).help_of
     group = parser.add_argument_group(f"of {task.name}")
     for flag in flags:
         spellings = dict.fromkeys((f"--{flag}", f"--{flag.replace('_', '-')}"))
-        group.add_argument(*spellings, dest=flag, metavar="VALUE", help=about(flag))
-    asked = parser.parse_args(words)
+        group.add_argument(*spellings, dest=flag, metavar="VALUE", help=help_of(flag))
+    asked = parser.parse_args(argv)
     return asked, {flag: getattr(asked, flag) for flag in flags if getattr(asked, flag) is not None}

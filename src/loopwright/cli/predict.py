@@ -10,31 +10,38 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from loopwright.api import Run, evaluate_run, evaluation_flags, predict_run, prediction_flags
+from loopwright.api import (
+    Run,
+    Screen,
+    as_json,
+    evaluate_run,
+    evaluation_flags,
+    has_known_ending,
+    metrics_text,
+    predict_run,
+    prediction_flags,
+)
 from loopwright.cli.exit_codes import DONE
-from loopwright.cli.json_output import telling
-from loopwright.cli.parser import VerbParser, add_json, parse_for_run
+from loopwright.cli.json_output import json_events
+from loopwright.cli.parser import VerbParser, add_json, add_run, parse_for_run
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, find_run
-from loopwright.runs.console.screen import Screen, metrics_text
-from loopwright.runs.other_data import has_known_ending
-from loopwright.tasks.scoring import as_json
 
 _MORE = " With a run before --help, the flags of its task are listed too."
 
 
-def evaluate(words: list[str]) -> int:
+def evaluate(argv: list[str]) -> int:
     """Print the metrics of a run's best model."""
     parser = VerbParser(
         "evaluate", "Print the metrics of a run's best model, with their 95 % intervals." + _MORE, "last"
     )
-    parser.add_argument("run", help="folder, id, or last")
+    add_run(parser)
     parser.add_argument("--data", help="a file with rows like those of the training; unset is the validation data")
     parser.add_argument("--allow_changed_data", action="store_true", help="evaluate also if the run's data has changed")
     add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="print the metrics and nothing else")
-    asked, changes = parse_for_run(parser, words, evaluation_flags)
-    with telling(asked.json) as events:
+    asked, changes = parse_for_run(parser, argv, evaluation_flags)
+    with json_events(asked.json) as events:
         screen = Screen(is_quiet=asked.quiet, events=events)
         metrics, intervals = evaluate_run(find_run(asked.run), asked.data, screen, asked.allow_changed_data, changes)
         if events is not None:
@@ -44,18 +51,18 @@ def evaluate(words: list[str]) -> int:
     return DONE
 
 
-def predict(words: list[str]) -> int:
+def predict(argv: list[str]) -> int:
     """Print or write predictions for texts, for the rows of a file, or for the lines of stdin."""
     parser = VerbParser(
         "predict", "Print a prediction of a run's best model for each text, image or row." + _MORE, 'last "a text"'
     )
-    parser.add_argument("run", help="folder, id, or last")
+    add_run(parser)
     parser.add_argument(
         "inputs", nargs="+", help="texts, images, or one csv, tsv, json, jsonl or txt file, or - for stdin"
     )
     parser.add_argument("--out", help="a csv or jsonl file to write; unset prints jsonl")
     parser.add_argument("--quiet", action="store_true", help="do not show how far a file is predicted")
-    asked, changes = parse_for_run(parser, words, prediction_flags)
+    asked, changes = parse_for_run(parser, argv, prediction_flags)
     if not all(text.strip() for text in asked.inputs):
         raise InputError("args.value", "lw predict was given an empty input", fix='lw predict RUN "a text"')
     _refuse_other_bytes([text for text in asked.inputs if not Path(text).exists()], "an input of lw predict")
@@ -78,12 +85,12 @@ def predict(words: list[str]) -> int:
     return DONE
 
 
-def export(words: list[str]) -> int:
+def export(argv: list[str]) -> int:
     """Write the best model of a run into a folder."""
     parser = VerbParser("export", "Write the best model of a run into a folder of its own.", "last --to my-model")
-    parser.add_argument("run", help="folder, id, or last")
+    add_run(parser)
     parser.add_argument("--to", required=True, help="a new folder; its README.md says how to open it")
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     target = Run(find_run(asked.run)).export(asked.to)
     sys.stdout.write(f"{target}\n")
     return DONE

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import webbrowser
 
+from loopwright.api import EventLines, place_facts
 from loopwright.cli.exit_codes import DONE
-from loopwright.cli.json_output import telling
+from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.errors import InputError
 from loopwright.report import (
@@ -20,50 +21,48 @@ from loopwright.report import (
 )
 from loopwright.report.run_view import read_state
 from loopwright.report.server import PORT
-from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.provenance import place_facts
 
 
-def report(words: list[str]) -> int:
+def report(argv: list[str]) -> int:
     """Write the report of a run, or a comparison of several, and print its path."""
-    parser = VerbParser("report", "Write one HTML page about a run; of several runs, the page of `compare`.", "last")
+    parser = VerbParser("report", "Write an HTML report of a run; for several runs, like `compare`.", "last")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last")
     _add_options(parser)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     return _write(asked.runs, asked.out, asked.open)
 
 
-def compare(words: list[str]) -> int:
+def compare(argv: list[str]) -> int:
     """Write a page that compares several runs, and print its path."""
-    parser = VerbParser("compare", "Write one HTML page of several runs side by side.", "RUN RUN")
+    parser = VerbParser("compare", "Write an HTML page that compares several runs.", "RUN RUN")
     parser.add_argument("runs", nargs="+", metavar="run", help="folder, id, or last; two or more")
     _add_options(parser)
     add_json(parser)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     if len(asked.runs) < 2:
         raise InputError(
             "args.value",
             f"lw compare needs two runs, got {asked.runs[0]!r} alone",
             fix=f"lw compare {asked.runs[0]} ANOTHER   or   lw report {asked.runs[0]}",
         )
-    with telling(asked.json) as events:
+    with json_events(asked.json) as events:
         code = _write(asked.runs, asked.out, asked.open, events)
     return code
 
 
-def watch(words: list[str]) -> int:
+def watch(argv: list[str]) -> int:
     """Serve a live report of a run on localhost until Ctrl-C."""
-    parser = VerbParser("watch", "Serve the page of a run on this machine; it follows the run. Ctrl-C ends it.", "last")
+    parser = VerbParser("watch", "Serve a live report of a run on localhost, until Ctrl-C.", "last")
     parser.add_argument("run", nargs="?", default="last", help="folder, id, or last, which is the default")
-    parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 takes any")
+    parser.add_argument("--port", type=int, default=PORT, help=f"on 127.0.0.1, default {PORT}; 0 picks a free port")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     run = open_run(asked.run)
     with ReportServer(run.path, asked.port) as server:
-        sys.stdout.write(f"{server.url}   (Ctrl-C ends it)\n")
+        sys.stdout.write(f"{server.url}   (Ctrl-C stops it)\n")
         state = read_state(run)
         if state not in ("running", "new"):
-            sys.stdout.write(f"this run has ended ({state}): the page follows it again once it is resumed\n")
+            sys.stdout.write(f"this run has ended ({state}): the page is updated again once it is resumed\n")
         sys.stdout.flush()
         if asked.open:
             _show(server.url, server.url)
@@ -91,8 +90,8 @@ def _write(names: list[str], out: str | None, should_open: bool, events: EventLi
         sys.stdout.write(f"{path}\n")
     else:
         found = [open_run(name) for name in names]
-        told = [{**place_facts(run), "state": read_state(run), "result": run.read_result() or None} for run in found]
-        events.lines({"path": str(path), "runs": told})
+        runs = [{**place_facts(run), "state": read_state(run), "result": run.read_result() or None} for run in found]
+        events.lines({"path": str(path), "runs": runs})
     if should_open:
         _show(path.resolve().as_uri(), str(path))
     return DONE

@@ -6,35 +6,27 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
-from loopwright.cli.exit_codes import DONE, NO_CHECKPOINT, failed, say_failure
+from loopwright.api import EventLines, Screen, lasted
+from loopwright.cli.exit_codes import DONE, NO_CHECKPOINT, failed, print_failure
 from loopwright.cli.help_text import columns
 from loopwright.cli.json_output import print_line, print_objects
-from loopwright.cli.parser import VerbParser, add_json
+from loopwright.cli.parser import VerbParser, add_json, add_run
 from loopwright.run_folder import find_run, runs_root
 from loopwright.run_folder.summaries import RunSummary, is_owned, list_runs
-from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import Screen, lasted
-
-# Abbreviations for a narrow terminal, applied in order: the metric's direction, the reason of the state, its name.
-_SHORTER: tuple[tuple[str, Callable[[str], str]], ...] = (
-    ("best", lambda cell: cell.partition(" (")[0]),
-    ("state", lambda cell: cell.partition(",")[0]),
-    ("best", lambda cell: cell.rpartition(" ")[2]),
-)
 
 
-def runs(words: list[str]) -> int:
+def runs(argv: list[str]) -> int:
     """List all runs, newest first."""
-    parser = VerbParser("runs", "List the runs so far, the newest first.", "--sort metric")
+    parser = VerbParser("runs", "List the runs, newest first.", "--sort metric")
     parser.add_argument(
-        "--sort", choices=("time", "metric"), default="time", help="by time, or task by task the best metric first"
+        "--sort", choices=("time", "metric"), default="time", help="by time, or by metric: task by task, best first"
     )
     add_json(parser)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     root = runs_root()
     found = list_runs(root)[::-1]
     if asked.sort == "metric":
@@ -46,38 +38,56 @@ def runs(words: list[str]) -> int:
         print_line(f"no runs yet in {root}")
         return DONE
     now = time.time()
-    rows = [_row(run, root, now) for run in found]
-    shown = list(rows[0])
-    widths = _widths(rows)
-    for name in ("age", "took", "task"):
-        if sum(widths[each] + 2 for each in shown) - 2 > columns():
-            shown.remove(name)
-    for name, shorten in _SHORTER:
-        if sum(widths[each] + 2 for each in shown) - 2 > columns():
-            rows = [{**row, name: shorten(row[name])} for row in rows]
-            widths = _widths(rows)
-    for row in ({name: name for name in shown}, *rows):
-        print_line("  ".join(f"{row[name]:<{widths[name]}}" for name in shown).rstrip())
+    rows = [_cells(run, root, now) for run in found]
+    shown, widths = _fitted(rows)
+    cells = [{name: row[name][widths[name].form] for name in shown} for row in rows]
+    for line in ({name: name for name in shown}, *cells):
+        print_line("  ".join(f"{line[name]:<{widths[name].columns}}" for name in shown).rstrip())
     if asked.sort == "metric" and "task" not in shown and len({run.task for run in found}) > 1:
-        print_line("(each task by itself: a metric of one cannot be held against that of another)")
+        print_line("(each task by itself: metrics of different tasks cannot be compared)")
     return DONE
 
 
-def _widths(rows: list[dict[str, str]]) -> dict[str, int]:
-    return {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+class _Width(NamedTuple):
+    """The width of a column, and which of its forms is shown."""
+
+    columns: int
+    form: int
 
 
-def _row(run: RunSummary, root: Path, now: float) -> dict[str, str]:
-    """Return the table row of a run; a run outside the root is named by its folder."""
+def _fitted(rows: list[dict[str, tuple[str, ...]]]) -> tuple[list[str], dict[str, _Width]]:
+    """Return the columns that fit into the terminal, and the form of each: some are dropped, then others shortened."""
+    shown, forms = list(rows[0]), dict.fromkeys(rows[0], 0)
+
+    def width(name: str) -> int:
+        return max(len(name), *(len(row[name][forms[name]]) for row in rows))
+
+    def is_too_wide() -> bool:
+        return sum(width(name) + 2 for name in shown) - 2 > columns()
+
+    for name in ("age", "took", "task"):
+        if is_too_wide():
+            shown.remove(name)
+    for name in ("best", "state", "best"):
+        if is_too_wide():
+            forms[name] += 1
+    return shown, {name: _Width(width(name), forms[name]) for name in shown}
+
+
+def _cells(run: RunSummary, root: Path, now: float) -> dict[str, tuple[str, ...]]:
+    """Return the cells of a run, each in ever shorter forms; a run outside the root is named by its folder."""
     is_here = run.path.name == run.id and run.path.parent == Path(os.path.normpath(root))
-    direction = "max" if run.is_more_better else "min"
+    best: tuple[str, ...] = ("", "", "")
+    if run.value is not None:
+        direction, value = "max" if run.is_more_better else "min", f"{run.value:.4f}"
+        best = (f"{run.metric} {value} ({direction})", f"{run.metric} {value}", value)
     return {
-        "run": run.id if is_here else str(run.path),
-        "task": run.task,
-        "state": run.state,
-        "best": "" if run.value is None else f"{run.metric} {run.value:.4f} ({direction})",
-        "took": "" if run.seconds is None else lasted(run.seconds),
-        "age": "" if run.created is None else _age(now - run.created),
+        "run": (run.id if is_here else str(run.path),),
+        "task": (run.task,),
+        "state": (run.state, run.state.name),
+        "best": best,
+        "took": ("" if run.seconds is None else lasted(run.seconds),),
+        "age": ("" if run.created is None else _age(now - run.created),),
     }
 
 
@@ -94,9 +104,9 @@ def _rank(run: RunSummary) -> tuple[bool, str, str, float]:
     return run.value is None, run.task, run.metric or "", -value if run.is_more_better else value
 
 
-def stop(words: list[str]) -> int:
+def stop(argv: list[str]) -> int:
     """Ask a run to stop gracefully."""
-    run = find_run(_one_run("stop", words).run)
+    run = find_run(_one_run("stop", argv).run)
     state = run.status["state"]
     if state == "running" and is_owned(run.path):
         run.ask_to_stop()
@@ -107,9 +117,9 @@ def stop(words: list[str]) -> int:
     return DONE
 
 
-def verify(words: list[str]) -> int:
+def verify(argv: list[str]) -> int:
     """Verify every byte of the checkpoints of a run, or of a folder that a `Trainer` saves to."""
-    asked = _one_run("verify", words)
+    asked = _one_run("verify", argv)
     folder = Path(asked.run) if any(Path(asked.run).glob("*/MANIFEST.json")) else find_run(asked.run).checkpoints
     from loopwright.checkpoint import verify_all  # late: torch is slow to import
 
@@ -118,20 +128,21 @@ def verify(words: list[str]) -> int:
     if asked.json and findings:
         print_objects(*({**asdict(finding), "is_valid": finding.problem is None} for finding in findings))
     elif asked.json:
-        told = failed("checkpoint.none", NO_CHECKPOINT, f"no checkpoint in {folder}", f"lw resume {asked.run}")
-        say_failure(told, EventLines(sys.stdout))
+        failure = failed("checkpoint.none", NO_CHECKPOINT, f"no checkpoint in {folder}", f"lw resume {asked.run}")
+        print_failure(failure, EventLines(sys.stdout))
     else:
         print_line("\n".join(map(str, findings)) or f"no checkpoint in {folder}")
     return DONE if findings and all(finding.problem is None for finding in findings) else NO_CHECKPOINT
 
 
-def _one_run(verb: str, words: list[str]) -> argparse.Namespace:
-    about = {
-        "stop": "End a run in order at its next update, saved.",
-        "verify": "Check every byte of a run's checkpoints, or of those that a Trainer saved in a folder.",
+def _one_run(verb: str, argv: list[str]) -> argparse.Namespace:
+    descriptions = {
+        "stop": "Stop a run gracefully after its next update; its state is saved.",
+        "verify": "Verify every byte of a run's checkpoints, or of those that a Trainer saved in a folder.",
     }
-    parser = VerbParser(verb, about[verb], "last")
-    parser.add_argument("run", help="folder, id, or last")
+    parser = VerbParser(verb, descriptions[verb], "last")
+    add_run(parser)
     if verb == "verify":
         add_json(parser)
-    return parser.parse_args(words)
+    asked: argparse.Namespace = parser.parse_args(argv)
+    return asked

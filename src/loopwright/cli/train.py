@@ -2,71 +2,105 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from loopwright.api import go_on
-from loopwright.cli.exit_codes import DONE, INPUT, OWN, code_of_run, is_first
+from loopwright.api import (
+    EventLines,
+    Outcome,
+    Screen,
+    Settings,
+    check_files,
+    check_settings,
+    config_of,
+    create_parser,
+    data_facts,
+    demo_settings,
+    ends_early,
+    get_task,
+    load_tasks,
+    resume_run,
+    settle,
+    start,
+    summaries,
+    task_names,
+    task_of,
+)
+from loopwright.cli.exit_codes import DONE, INPUT, code_of_run, is_first
 from loopwright.cli.help_text import hanging
-from loopwright.cli.json_output import telling, told_to_its_end
+from loopwright.cli.json_output import json_events, train_with_events
+from loopwright.cli.parser import VerbParser, add_json
 from loopwright.cli.seeds import train_seeds
 from loopwright.errors import InputError
-from loopwright.run_folder import find_run, runs_root
-from loopwright.runs.console.json_events import EventLines
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.early_signals import ends_early
-from loopwright.runs.kept_config import config_of
-from loopwright.runs.provenance import data_facts
-from loopwright.runs.settings import Settings, create_parser, settle, task_of
-from loopwright.runs.start import check_files, check_settings, start
-from loopwright.tasks import TASKS, get_task, load_tasks, summaries, task_names
-from loopwright.tasks.base import Task
+from loopwright.run_folder import find_run
 
-if TYPE_CHECKING:
-    from loopwright.runs.job import Outcome
-
-_ABOUT = {
-    "train": "Train a model. --check stops before the first update, --print_config shows all settings and stops.",
-    "check": "Do everything but the training: data, model, one update, a save. --files checks the data alone.",
-    "find-lr": "Train a few updates with a rising learning rate, show the loss over it, suggest one; leaves nothing "
-    "behind.\n--start 1e-7 --end 10 --num_updates 100 say where to look; --quiet prints the suggestion alone.",
+_DESCRIPTIONS = {
+    "train": "Train a model. --check stops before the first update, --print_config prints all settings and stops.",
+    "check": "Do everything except train: data, model, one update, a save. --files checks only the data.",
+    "find-lr": "Train a few updates with a rising learning rate, plot the loss over it, and suggest a rate; nothing is "
+    "kept.\n--start 1e-7 --end 10 --num_updates 100 set the range; --quiet prints only the suggestion.",
+    "resume": "Resume from the newest checkpoint of a run: a folder, an id, or last. Flags override its config.yaml.",
+    "demo": "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
+    "--variant fashion uses Fashion-MNIST from Debian's package, for classifying or filling in images.",
 }
-_QUIET = (
+_OUTPUT = (
     "--quiet prints errors and, at the end, the run folder; log.txt there has everything.\n"
-    "--plain prints whole lines on a terminal too, as a pipe gets them: none changes, none is broken.\n"
+    "--plain prints whole lines on a terminal too, as for a pipe: nothing is redrawn or wrapped.\n"
     "--json prints one JSON object per line for scripts, and nothing else: records of metrics.jsonl, errors, the end."
 )
 _FILES = (".yaml", ".yml", ".json")
-JSON = "--json"
 
 
-def train(words: list[str]) -> int:
+class TaskVerb(VerbParser):
+    """The parser of a verb that also takes the flags of a task: `parse_known_args` returns these."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(verb, "", "", add_help=False)
+        self.add_argument("-h", "--help", action="store_true")
+        for name in ("quiet", "plain"):
+            self.add_argument(f"--{name}", action="store_true")
+        add_json(self)
+
+
+def train(argv: list[str]) -> int:
     """Train a model; --check stops before the first update, --print_config before anything else."""
-    with telling(JSON in words) as events:
-        settings, asked = settings_of("train", words, events)
+    parser = _train_parser("train")
+    parser.add_argument("--check", action="store_true")
+    asked, rest = parser.parse_known_args(argv)
+    with json_events(asked.json) as events:
+        settings = settings_of("train", asked, rest, events)
         if settings is None:
-            return DONE if words else INPUT
-        screen = screen_of(asked["quiet"], asked["plain"], events)
-        if asked["check"] or asked["files"]:
-            return _checked(settings, asked, screen)
-        return _ended(settings, ["train", *words], screen, asked["quiet"])
+            return DONE if argv else INPUT
+        if asked.check or asked.files:
+            return _check(settings, asked, events)
+        return _train(settings, ["train", *argv], asked, events)
 
 
-def check(words: list[str]) -> int:
+def check(argv: list[str]) -> int:
     """Check data and model without training; --files checks only the data, without torch."""
-    with telling(JSON in words) as events:
-        settings, asked = settings_of("check", words, events)
+    asked, rest = _train_parser("check").parse_known_args(argv)
+    with json_events(asked.json) as events:
+        settings = settings_of("check", asked, rest, events)
         if settings is None:
-            return DONE if words else INPUT
-        return _checked(settings, asked, screen_of(asked["quiet"], asked["plain"], events))
+            return DONE if argv else INPUT
+        return _check(settings, asked, events)
 
 
-def _checked(settings: Settings, asked: dict[str, bool], screen: Screen) -> int:
-    if asked["files"]:
+def _train_parser(verb: str) -> TaskVerb:
+    parser = TaskVerb(verb)
+    parser.add_argument("--files", action="store_true")
+    parser.add_argument("--print_config", "--print-config", action="store_true")
+    return parser
+
+
+def _check(settings: Settings, asked: Namespace, events: EventLines | None) -> int:
+    screen = screen_of(asked, events)
+    if asked.files:
         plan = check_files(get_task(settings.args.task), settings, screen)
         screen.tell("check", task=settings.args.task, data=data_facts(plan))
     else:
@@ -75,101 +109,53 @@ def _checked(settings: Settings, asked: dict[str, bool], screen: Screen) -> int:
     return DONE
 
 
-def resume(words: list[str]) -> int:
+def resume(argv: list[str]) -> int:
     """Resume a run."""
-    if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(
-            "usage: lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]\n\n"
-            "Go on from the newest checkpoint of a run: a folder, an id, or last. Flags win over its config.yaml.\n"
-            f"{_QUIET}\n\n"
-            "example: lw resume last --epochs 5\n"
-        )
-        return DONE if words else INPUT
-    with telling(JSON in words) as events:
-        is_quiet, is_plain, words = _own(words)
-        if not words:
+    asked, rest = TaskVerb("resume").parse_known_args(argv)
+    if asked.help or not argv:
+        usage = "lw resume RUN [--quiet] [--plain] [--json] [--flags of its task]"
+        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['resume']}\n{_OUTPUT}\n\n")
+        sys.stdout.write("example: lw resume last --epochs 5\n")
+        return DONE if argv else INPUT
+    with json_events(asked.json) as events:
+        if not rest:
             raise InputError("args.value", "lw resume needs a run", fix="lw resume last")
-        screen, run = screen_of(is_quiet, is_plain, events), find_run(words[0])
-        return _code_of(lambda: go_on(run, words[1:], screen), screen, is_quiet)
+        screen, run = screen_of(asked, events), find_run(rest[0])
+        return _code_of(functools.partial(resume_run, run, rest[1:], screen), screen, asked.quiet)
 
 
-def demo(words: list[str]) -> int:
+def demo(argv: list[str]) -> int:
     """Train on data that comes with Python, or list the demos."""
-    is_quiet, is_plain, rest = _own(words)
-    if not rest and JSON in words:
-        raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {next(iter(TASKS))} --json")
-    if not rest:
-        for task in load_tasks()[0]:
-            if task.demo_note:
-                sys.stdout.write(hanging(f"  lw demo {task.name:<22} ", task.demo_note) + "\n")
+    parser = TaskVerb("demo")
+    parser.add_argument("--variant")
+    asked, rest = parser.parse_known_args(argv)
+    if asked.help:
+        usage = "lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--flags of the task]"
+        sys.stdout.write(f"usage: {usage}\n\n{_DESCRIPTIONS['demo']}\n{_OUTPUT}\n\n")
+        sys.stdout.write("example: lw demo text-classification\n")
         return DONE
-    if rest[0] in ("-h", "--help"):
-        sys.stdout.write(
-            "usage: lw demo [TASK] [--variant NAME] [--quiet] [--plain] [--json] [--flags of the task]\n\n"
-            "Train on data that comes with Python, without a network; without a TASK the demos are listed.\n"
-            "--variant fashion takes Fashion-MNIST of Debian's package, where images are classified or filled in.\n"
-            f"{_QUIET}\n\n"
-            "example: lw demo text-classification\n"
-        )
-        return DONE
-    with telling(JSON in words) as events:
-        screen = screen_of(is_quiet, is_plain, events)
-        settings = _demo_settings(get_task(rest[0]), rest[1:], screen)
-        return _ended(settings, ["demo", *words], screen, is_quiet)
+    with json_events(asked.json) as events:
+        if not rest and asked.json:
+            raise InputError("args.task", "lw demo needs a task", fix=f"lw demo {task_names()[0]} --json")
+        if not rest:
+            shown = [task for task in load_tasks()[0] if task.demo_note]
+            lines = [hanging(f"  lw demo {task.name:<22} ", task.demo_note) for task in shown]
+            sys.stdout.write("\n".join([*lines, ""]))
+            return DONE
+        settings = demo_settings(get_task(rest[0]), rest[1:], screen_of(asked, events), asked.variant)
+        return _train(settings, ["demo", *argv], asked, events)
 
 
-def _demo_settings(task: Task, rest: list[str], screen: Screen) -> Settings:
-    from loopwright.demos import find_minilm, write_demo
-
-    variant, rest = _variant(task, rest)
-    folder = runs_root() / "demo-data" / (task.name if variant is None else f"{task.name}-{variant}")
-    write_demo(task.name, folder, variant=variant)
-    flags = {"data": folder, **task.demo, **({} if variant is None else task.demo_variants[variant])}
-    minilm = find_minilm() if task.demo_model == "minilm" else None
-    if minilm is not None and minilm.folder is not None:
-        flags["model"] = minilm.folder
-    elif minilm is not None:
-        screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
-        flags = {name: value for name, value in flags.items() if name != "freeze"}
-    return settle(task, rest, base=flags)
-
-
-def _variant(task: Task, words: list[str]) -> tuple[str | None, list[str]]:
-    """Split the words into the requested variant of a demo and the rest; refuse an unknown variant."""
-    if "--variant" not in words:
-        return None, words
-    place = words.index("--variant")
-    name = words[place + 1] if place + 1 < len(words) else ""
-    if name not in task.demo_variants:
-        raise InputError(
-            "args.value",
-            f"the demo of {task.name} has no variant {name!r}",
-            saw=[f"its variants: {', '.join(task.demo_variants) or 'none'}"],
-            fix=f"lw demo {task.name}",
-        )
-    return name, [*words[:place], *words[place + 2 :]]
-
-
-def screen_of(is_quiet: bool, is_plain: bool, events: EventLines | None = None) -> Screen:
+def screen_of(asked: Namespace, events: EventLines | None = None) -> Screen:
     """Return the screen of a verb; only rank 0 prints."""
-    return Screen(is_main=is_first(), is_quiet=is_quiet, is_plain=is_plain, events=events)
+    return Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
 
 
-def _quiet_help(verb: str) -> str:
-    return "" if verb == "find-lr" else f"\n{_QUIET}"
-
-
-def _own(words: list[str]) -> tuple[bool, bool, list[str]]:
-    """Split off --quiet, --plain and --json; return whether the first two were given, and the rest."""
-    return "--quiet" in words, "--plain" in words, [word for word in words if word not in OWN]
-
-
-def _ended(settings: Settings, words: list[str], screen: Screen, is_quiet: bool) -> int:
+def _train(settings: Settings, command: list[str], asked: Namespace, events: EventLines | None) -> int:
     if settings.args.seeds > 1:
-        return train_seeds(
-            settings, words, lambda: screen_of(is_quiet, screen.is_plain, screen.events), screen.events, is_quiet
-        )
-    return _code_of(lambda: start(settings, screen, ["lw", *words]), screen, is_quiet)
+        return train_seeds(settings, command, functools.partial(screen_of, asked, events), events, asked.quiet)
+    screen = screen_of(asked, events)
+    return _code_of(functools.partial(start, settings, screen, ["lw", *command]), screen, asked.quiet)
 
 
 def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> int:
@@ -177,62 +163,62 @@ def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> in
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"  # otherwise the launcher ends them, wherever they wait
     with ends_early() if is_alone else nullcontext():
         if screen.events is not None:
-            return told_to_its_end(train, screen, screen.events)[0]
+            return train_with_events(train, screen, screen.events)[0]
         outcome = train()
     if is_quiet and is_first():
         sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
     return code_of_run(outcome)
 
 
-def settings_of(
-    verb: str, words: list[str], events: EventLines | None = None
-) -> tuple[Settings | None, dict[str, bool]]:
-    """Return the settings and the verb's own flags; None for the settings if only help or the config is printed."""
-    asked = {
-        name: f"--{name}" in words
-        for name in ("check", "files", "quiet", "plain", "json", "print_config", "print-config")
-    }
-    words = [word for word in words if word not in {f"--{name}" for name in asked}]
-    name, config, rest = _target(verb, words)
+def settings_of(verb: str, asked: Namespace, rest: list[str], events: EventLines | None = None) -> Settings | None:
+    """Return the settings of a verb; None if only its help or the settings are printed."""
+    name, config, flags = (None, None, []) if asked.help and not rest else _target(verb, rest)
     if name is None and events is not None:
-        example = f"lw {verb} {next(iter(TASKS))} --data FILE --json"
+        example = f"lw {verb} {task_names()[0]} --data FILE --json"
         raise InputError("args.task", f"lw {verb} needs a task", fix=example)
     if name is None:
-        sys.stdout.write(f"usage: lw {verb} TASK --data FILE [--flags]\n")
-        sys.stdout.write(f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n")
-        sys.stdout.write(f"\n{_ABOUT[verb]}{_quiet_help(verb)}\n\ntasks:\n")
-        for task_name, summary in summaries().items():
-            sys.stdout.write(hanging(f"  {task_name:<22} ", summary) + "\n")
-        sys.stdout.write(f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3\n")
-        sys.stdout.write(f"lw {verb} TASK --help lists the flags of a task, lw explain TASK its data.\n")
-        return None, asked
+        _print_help(verb)
+        return None
     task = get_task(name)
-    if "--help" in rest or "-h" in rest:
+    if asked.help:
         sys.stdout.write(create_parser(task).format_help())
-        return None, asked
-    settings = settle(task, rest, config)
-    if asked["print_config"] or asked["print-config"]:
-        if events is not None:
-            events.tell("config", values={"task": name, **settings.values()}, sources=settings.sources)
-        else:
-            sys.stdout.write("\n".join(settings.lines()) + "\n")
-        return None, asked
-    return settings, asked
+        return None
+    settings = settle(task, flags, config)
+    if not getattr(asked, "print_config", False):
+        return settings
+    if events is not None:
+        events.tell("config", values={"task": name, **settings.values()}, sources=settings.sources)
+    else:
+        sys.stdout.write("\n".join(settings.lines()) + "\n")
+    return None
 
 
-def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[str]]:
-    if not words or words[0] in ("-h", "--help"):
+def _print_help(verb: str) -> None:
+    lines = [
+        f"usage: lw {verb} TASK --data FILE [--flags]",
+        f"       lw {verb} cfg.yaml [--flags]   |   lw {verb} RUN [--flags]\n",
+        _DESCRIPTIONS[verb] + ("" if verb == "find-lr" else f"\n{_OUTPUT}") + "\n\ntasks:",
+        *(hanging(f"  {name:<22} ", summary) for name, summary in summaries().items()),
+        f"\nexample: lw {verb} text-classification --data reviews.csv --epochs 3",
+        f"lw {verb} TASK --help lists the flags of a task, lw explain TASK describes its data.\n",
+    ]
+    sys.stdout.write("\n".join(lines))
+
+
+def _target(verb: str, argv: list[str]) -> tuple[str | None, Path | None, list[str]]:
+    """Return the task that a verb is given, by its name, a settings file or a run, that file, and the flags."""
+    if not argv:
         return None, None, []
-    if words[0].startswith("-"):
-        if "--config" in words[:-1]:
-            return _task_in(Path(words[words.index("--config") + 1])), None, words
+    if argv[0].startswith("-"):
+        if "--config" in argv[:-1]:
+            return _task_in(Path(argv[argv.index("--config") + 1])), None, argv
         raise InputError(
             "args.task",
-            f"lw {verb} needs a task, a file of settings or a run before its flags",
-            saw=[f"got {words[0]}"],
-            fix=f"lw {verb} {next(iter(TASKS))} {' '.join(words[:4])}",
+            f"lw {verb} needs a task, a settings file or a run before its flags",
+            saw=[f"got {argv[0]}"],
+            fix=f"lw {verb} {task_names()[0]} {' '.join(argv[:4])}",
         )
-    first, rest = words[0], words[1:]
+    first, rest = argv[0], argv[1:]
     if first.endswith(_FILES) and Path(first).is_file():
         return _task_in(Path(first)), Path(first), rest
     if first not in task_names() and not first.endswith(_FILES):
@@ -243,7 +229,7 @@ def _target(verb: str, words: list[str]) -> tuple[str | None, Path | None, list[
         else:
             return str(run.metadata["task"]), config_of(run), rest
     if first.endswith(_FILES):
-        raise InputError("data.file", f"the file of settings {first} does not exist", fix="give its path")
+        raise InputError("data.file", f"the settings file {first} does not exist", fix="give its path")
     if rest and rest[0].endswith(_FILES) and Path(rest[0]).is_file():
         return first, Path(rest[0]), rest[1:]
     return first, None, rest
@@ -254,7 +240,7 @@ def _task_in(config: Path) -> str:
     if named is None:
         raise InputError(
             "args.task",
-            f"{config} does not say which task it is of",
-            fix=f"write a line such as task: {next(iter(TASKS))} into it, or lw train TASK {config}",
+            f"{config} does not name a task",
+            fix=f"add a line such as task: {task_names()[0]} to it, or lw train TASK {config}",
         )
     return named

@@ -307,7 +307,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             beside = Path(sys.argv[0]).with_suffix(".args")
             files += [beside] if beside.is_file() else []
         if flag:
-            named, line = _split_off(line, flag)
+            named, line = split_off(line, flag)
             files += [Path(name) for name in named]
         words = []
         for file in files:
@@ -320,7 +320,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         """Return the files of `--config`, and the line without them, unless `--config` is a user's own flag."""
         if self._option_string_actions[CONFIG_FLAG] is self._config_action:
-            return _split_off(line, CONFIG_FLAG)
+            return split_off(line, CONFIG_FLAG)
         return [], line
 
     def _parse_line(self, line: list[str], from_files: Mapping[str, Any]) -> tuple[argparse.Namespace, list[str]]:
@@ -458,8 +458,10 @@ def _braced(choices: Iterable[Any]) -> str:
     return "{" + ",".join(map(str, choices)) + "}"
 
 
-def _split_off(line: list[str], flag: str) -> tuple[list[str], list[str]]:
+def split_off(argv: Sequence[str], *flags: str) -> tuple[list[str], list[str]]:
+    """Return the values of these flags in a command line, and the command line without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, dest="values", action="append", default=[])
-    found, rest = parser.parse_known_args(line)
+    spellings = dict.fromkeys(spelling for flag in flags for spelling in (flag, f"--{flag[2:].replace('_', '-')}"))
+    parser.add_argument(*spellings, dest="values", action="append", default=[])
+    found, rest = parser.parse_known_args(list(argv))
     return found.values, rest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from loopwright.run_folder.config_file import is_cut_off
 from loopwright.run_folder.status import STATUS
 
 _SILENT_SECONDS: Final = 180.0  # a run has a heartbeat every few seconds; after this silence it is lost
-_SOURCE: Final = re.compile(r"^([A-Za-z_0-9]+): .*  # ([a-z]+)$")
-_GUARANTEES: Final = re.compile(r"^(?:Resume guarantee |resume +)(?=T\d)")
 _MOST_LOG_BYTES: Final = 1 << 20
 
 
@@ -34,7 +31,7 @@ class RunView:
         data: data.json.
         config: config.yaml.
         sources: the origin of each config value.
-        command: command.txt, by the word before the colon.
+        command: how the run was started, where, and with which versions.
         baselines: the trivial models, by name and metric.
         best: best.json of the checkpoints: the best one so far, and its metric.
         guarantee: the run's record of its resume guarantee.
@@ -152,8 +149,10 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
     _read_heartbeat(found)
     _read_config(found)
-    _read_command(found)
-    _read_log(found)
+    found.sources = _texts(found.about.get("sources"))
+    found.command = _texts(found.about.get("environment"))
+    for name in ("guarantee", "rehearsal", "model"):
+        setattr(found, name, str(found.about.get(name, "")))
     try:
         found.metrics.read()
     except OSError as error:
@@ -222,26 +221,8 @@ def _read_config(found: RunView) -> None:
         found.notes.append("config.yaml cannot be read and is left out")
         return
     found.config = content if isinstance(content, dict) else {}
-    matches = map(_SOURCE.match, text.splitlines())
-    found.sources = {match[1]: match[2] for match in matches if match is not None}
 
 
-def _read_command(found: RunView) -> None:
-    """Parse the "word: value" lines of command.txt; a diff of the code follows an empty line."""
-    head, _, difference = _text(found, found.folder.command).partition("\n\n")
-    for line in head.splitlines():
-        name, colon, value = line.partition(": ")
-        if colon:
-            found.command[name] = value
-    if difference.strip():
-        found.command["uncommitted changes"] = f"{len(difference.splitlines()):,} lines of diff in command.txt"
-
-
-def _read_log(found: RunView) -> None:
-    for line in _text(found, found.folder.log).splitlines():
-        if _GUARANTEES.match(line):
-            found.guarantee = _GUARANTEES.sub("", line)
-        elif line.startswith("check "):
-            found.rehearsal = line.removeprefix("check").strip()
-        elif line.startswith("model "):
-            found.model = line.removeprefix("model").strip()
+def _texts(recorded: Any) -> dict[str, str]:
+    """Return a mapping in run.json; empty for a run that recorded none."""
+    return {str(name): str(value) for name, value in recorded.items()} if isinstance(recorded, Mapping) else {}

@@ -23,6 +23,17 @@ _TAIL_BYTES = 1 << 16
 _ENDED = {"stopped": "stopped", "preempted": "interrupted", "failed": "failed", "running": "interrupted"}
 
 
+class RunState(str):
+    """The state of a run as text, such as "interrupted, resumable"; `name` is it without the detail."""
+
+    name: str
+
+    def __new__(cls, name: str, detail: str = "") -> RunState:  # noqa: D102
+        state = super().__new__(cls, f"{name}, {detail}" if detail else name)
+        state.name = name
+        return state
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """One run of a list."""
@@ -30,7 +41,7 @@ class RunSummary:
     id: str
     path: Path
     task: str = ""
-    state: str = ""  # in words: "done", "running", "interrupted, resumable", "damaged", "moved away"
+    state: RunState = RunState("")  # in words: "done", "running", "interrupted, resumable", "damaged", "moved away"
     metric: str | None = None  # the name of the deciding metric; None before the first evaluation
     value: float | None = None  # of the best model so far
     is_more_better: bool = True
@@ -70,14 +81,14 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
     known: dict[str, Any] = {"id": str(entry["id"]), "task": str(entry.get("task", "")), **_metric(entry, {}, {})}
     known["path"] = Path(os.path.normpath(path))
     if not path.is_dir():
-        return RunSummary(**known, state="moved away")
+        return RunSummary(**known, state=RunState("moved away"))
     try:
         metadata, status, result = run.metadata, run.status, run.read_result()
         best = read_json(run.checkpoints / "best.json", {})
     except (DamagedFileError, OSError):
-        return RunSummary(**known, state="damaged")
+        return RunSummary(**known, state=RunState("damaged"))
     if not metadata:
-        return RunSummary(**known, state="damaged: no run.json")
+        return RunSummary(**known, state=RunState("damaged: no run.json"))
     known |= {name: str(metadata[name]) for name in ("id", "task") if name in metadata}
     known |= _metric(entry, result, best)
     seconds = result.get("seconds")
@@ -89,17 +100,17 @@ def _summary(entry: Mapping[str, Any], path: Path) -> RunSummary:
     )
 
 
-def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _state(run: RunFolder, status: Mapping[str, Any], result: Mapping[str, Any]) -> RunState:
     state = str(status.get("state", "new"))
     if state == "running" and is_owned(run.path):
-        return "running"
+        return RunState("running")
     if state == "done":
-        return "done" if result else "trained, not evaluated"
+        return RunState("done") if result else RunState("trained", "not evaluated")
     if state == "stopped" and result.get("updates", -1) == status.get("update"):
-        return "done, stopped early"
+        return RunState("done", "stopped early")
     if state not in _ENDED:
-        return "not begun" if state == "new" else state
-    return f"{_ENDED[state]}, {'resumable' if status.get('last_checkpoint') else 'nothing saved'}"
+        return RunState("not begun" if state == "new" else state)
+    return RunState(_ENDED[state], "resumable" if status.get("last_checkpoint") else "nothing saved")
 
 
 def _metric(entry: Mapping[str, Any], result: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:

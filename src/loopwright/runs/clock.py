@@ -13,12 +13,13 @@ _LOGS_LOOKED_AT = 16
 
 
 @dataclass(frozen=True)
-class Course:
+class RunLength:
     """The length and schedule of a run.
 
     Attributes:
         updates: of the whole run.
         epochs: of the whole run.
+        limit: the updates, if the last epoch is not a whole one or only their number was given; else None.
         evaluates: whether there are evaluations.
         evaluate_every: updates between evaluations within an epoch; None for epoch ends only.
         update_seconds: of an update in the rehearsal; None without one.
@@ -30,6 +31,7 @@ class Course:
 
     updates: int
     epochs: int
+    limit: int | None = None
     evaluates: bool = True
     evaluate_every: int | None = None
     update_seconds: float | None = None
@@ -113,11 +115,11 @@ class Pace:
     """Measures the pace of a run.
 
     Args:
-        course: the length and schedule of the run.
+        length: of the run.
         spent: updated during the run.
     """
 
-    course: Course
+    length: RunLength
     spent: TimeSpent = field(default_factory=TimeSpent)
     _trained: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOGS_LOOKED_AT))
     _evaluations: list[float] = field(default_factory=list)
@@ -185,14 +187,14 @@ class Pace:
         if per_update is None:
             return None
         evaluations = self._evaluations[-_LOGS_LOOKED_AT:]
-        known = sum(evaluations) / len(evaluations) if evaluations else self.course.evaluation_seconds or 0.0
+        known = sum(evaluations) / len(evaluations) if evaluations else self.length.evaluation_seconds or 0.0
         now_evaluating = max(known - (time.monotonic() - self._resumed_at), 0.0) if self._is_paused else 0.0
-        rest = max(self.course.updates - update, 0) * per_update
-        return rest + now_evaluating + self.course.evaluations_after(update) * known
+        rest = max(self.length.updates - update, 0) * per_update
+        return rest + now_evaluating + self.length.evaluations_after(update) * known
 
     def _update_seconds(self) -> float | None:
         (first, began), (last, ended) = self._trained[0], self._trained[-1]
-        return (ended - began) / (last - first) if last > first else self.course.update_seconds
+        return (ended - began) / (last - first) if last > first else self.length.update_seconds
 
     def _count(self) -> None:
         """Count the time since the last call as training."""

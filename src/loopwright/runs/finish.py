@@ -17,8 +17,9 @@ from loopwright.protocols import TrainerLike
 from loopwright.results import TrainResult
 from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
-from loopwright.runs.console.end import say_summary
+from loopwright.runs.console.end import print_summary
 from loopwright.runs.console.screen import Screen, Waiting
+from loopwright.runs.job import RunJob
 from loopwright.runs.model_card import model_card
 from loopwright.runs.trainer import TaskTrainer
 from loopwright.runs.weights import load_weights
@@ -27,64 +28,60 @@ from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples, as_json, write_lines, write_table
 
 
-def finish(
-    job: Job,
-    run: RunFolder,
-    best: tuple[str, str],
-    trained: TrainResult,
-    floors: Mapping[str, Mapping[str, float]],
-    screen: Screen,
-    spent: TimeSpent | None = None,
-) -> None:
+def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     """Evaluate and write the best model, write the result, and print a summary; called once training is complete.
 
     Args:
-        job: of the run.
-        run: its folder.
-        best: the decisive metric, as named in the history, and "min" or "max".
+        run: the run.
         trained: the result of the training.
-        floors: the scores of the trivial baselines.
-        screen: prints the lines.
         spent: the time use so far; the last evaluation is added to it.
     """
-    spent = TimeSpent() if spent is None else spent
-    checkpoint = load_weights(job, run)
+    job, folder, screen = run.job, run.folder, run.screen
+    assert folder is not None
+    checkpoint = load_weights(job, folder)
     began = time.monotonic()
     with screen.waiting("evaluating the best model") as waiting:
-        metrics, intervals, examples = evaluate(job, job.eval_dataset, run.evaluation, screen.say, waiting)
+        metrics, intervals, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.say, waiting)
     result: dict[str, Any] = {
-        "task": job.task.name,
-        "metric": best[0].removeprefix("eval_"),
-        "direction": best[1],
+        "task": run.task.name,
+        "metric": run.best.short_name,
+        "direction": run.best.direction,
         "update": update_of(read_manifest(checkpoint)),
         **as_json(metrics),
         "intervals": {name: list(bounds) for name, bounds in intervals.items()},
-        "baselines": {name: dict(values) for name, values in floors.items()},
+        "baselines": {name: dict(values) for name, values in run.baselines.items()},
         "num_suspects": len(examples.suspects),
         "updates": trained.updates,
         "epochs": trained.epochs,
         "seconds": round(trained.seconds, 1),
         "stop_reason": trained.stop_reason,
+        **_test(run, folder),
     }
-    missing = job.data.missing_roles("test", job.task.schema(job.args)) if job.data.has("test") else []
-    if missing:
-        screen.say(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
-    elif job.data.has("test"):
-        dataset = job.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
-        with screen.waiting("evaluating on the test data") as waiting:
-            tested, spread, _ = evaluate(job, dataset, run.evaluation / "test", screen.say, waiting)
-        result |= {f"test_{name}": value for name, value in as_json(tested).items()}
-        result["test_intervals"] = {name: list(bounds) for name, bounds in spread.items()}
     spent.evaluation += time.monotonic() - began
     job.model = whole_model(job.model)
-    drawn: list[Path] = []
-    if not os.environ.get("RANK") or os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") in ("", "0"):
         job.model = merged(job.model)
-        drawn = _illustrate(job, run, examples, screen)
-        replace_folder(run.model, lambda folder: _write_model(job, folder, run, result))
-        run.write_result(result)
-        _write_report(run, screen)
-        say_summary(job, run, result, examples, drawn, spent, screen)
+        drawn = _illustrate(job, folder, examples, screen)
+        replace_folder(folder.model, lambda aside: _write_model(job, aside, folder, result))
+        folder.write_result(result)
+        _write_report(folder, screen)
+        print_summary(run, result, examples, drawn, spent)
+
+
+def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
+    """Return the results on the test data; empty without any, or if it cannot be scored."""
+    job, screen = run.job, run.screen
+    if not job.data.has("test"):
+        return {}
+    missing = job.data.missing_roles("test", run.task.schema(run.args))
+    if missing:
+        screen.say(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
+        return {}
+    dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
+    with screen.waiting("evaluating on the test data") as waiting:
+        metrics, intervals, _ = evaluate(job, dataset, folder.evaluation / "test", screen.say, waiting)
+    found = {f"test_{name}": value for name, value in as_json(metrics).items()}
+    return {**found, "test_intervals": {name: list(bounds) for name, bounds in intervals.items()}}
 
 
 def evaluate(
@@ -155,9 +152,9 @@ def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) ->
     try:
         return job.task.illustrate(job, run, examples.worst)
     except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         forget_frames(error)
-        screen.say(f"note: no pictures and samples at the end ({told})")
+        screen.say(f"note: no pictures and samples at the end ({reason})")
         return []
 
 

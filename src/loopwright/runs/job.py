@@ -1,45 +1,31 @@
-"""From settings to a finished run folder: the sequence of steps, for every task."""
+"""`RunJob`: a run between its settings and its trainer. It builds the model, and knows the arguments of the Trainer."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TerminateOnNaNCallback, TrackerCallback
+from loopwright.callbacks import EarlyStoppingCallback, ProfileCallback, TrackerCallback
 from loopwright.checkpoint import Checkpointing
 from loopwright.data.buckets import LengthGroupedSampler, chosen_lengths, may_be_graphs, sample_lengths, with_buckets
-from loopwright.engine.processes import gather_objects
 from loopwright.engine.seeding import seed_generators, use_deterministic_algorithms
 from loopwright.engine.trackers import resolve_trackers
-from loopwright.errors import ConfigError, InputError, Preempted
+from loopwright.errors import ConfigError, InputError
+from loopwright.lr_finder import print_nothing
 from loopwright.optimizers import create_optimizer
-from loopwright.progress import StopKind
-from loopwright.report import LiveReport
-from loopwright.results import LearningRateCurve, TrainResult
-from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
-from loopwright.runs.auto.batch_size import choose_batch
-from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
-from loopwright.runs.clock import Course, Pace, TimeSpent
-from loopwright.runs.console import start as start_block
-from loopwright.runs.console.progress import ReportProgress
+from loopwright.run_folder import RunFolder
+from loopwright.runs.clock import RunLength
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.finish import finish
-from loopwright.runs.provenance import place_facts, run_facts
-from loopwright.runs.rehearsal import Rehearsal, num_tokens, rehearse
+from loopwright.runs.console.start import print_model, print_notice
 from loopwright.runs.settings import Settings
-from loopwright.runs.timing import plan_time
 from loopwright.runs.trainer import LENGTH_FLAGS, TaskTrainer, loader_options
-from loopwright.runs.weights import newest_checkpoint
 from loopwright.schedulers import get_scheduler
 from loopwright.stepping.graphs import check_graphs
 from loopwright.tasks.adapters import add_adapters, freeze, set_dropout
@@ -49,49 +35,263 @@ from loopwright.tasks.data import RunData
 from loopwright.tasks.scoring import finite
 from loopwright.training.resume import stored_window
 
-_FLOORS = "baselines.json"
 _LENGTHS = "lengths.bin"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a run.
+class BestMetric(NamedTuple):
+    """The metric that selects the best model, as named in the history, and "min" or "max"."""
+
+    name: str
+    direction: str
+
+    @property
+    def short_name(self) -> str:
+        """The name in tables and results, without the prefix of evaluations."""
+        return self.name.removeprefix("eval_")
+
+
+@dataclass
+class RunJob:
+    """A run: what its steps share, from the settings to the end.
+
+    `build` creates the model, `measure` the trainer and the length; the steps themselves are in `train`, `trial`,
+    `auto` and `finish`.
 
     Attributes:
-        run: its folder.
-        state: "done", "stopped" (by a file, resumable) or "diverged".
-        result: the result of `train`.
+        task: the task.
+        settings: of the run.
+        data: checked.
+        screen: prints the lines.
+        folder: the run folder; None before there is one.
+        checkpoint: the one to resume from; None for a new run, or if none was saved.
+        job: what the task gets: model, processor and datasets.
+        trainer: with a fresh optimizer.
+        window: micro-batches of an update over all processes.
+        length: its updates, epochs, evaluations and saves.
+        baselines: the scores of the trivial baselines.
+        update_seconds, evaluation_seconds: as measured by the rehearsal; None without one.
+        notes: lines of the start block that run.json keeps for the report, by name.
     """
 
-    run: RunFolder
-    state: str
-    result: TrainResult | None
+    task: Task
+    settings: Settings
+    data: RunData
+    screen: Screen
+    folder: RunFolder | None = None
+    checkpoint: Path | None = None
+    job: Job = field(init=False)
+    trainer: TaskTrainer = field(init=False)
+    window: int = field(init=False)
+    length: RunLength = field(init=False)
+    best: BestMetric = field(init=False)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    update_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def args(self) -> Any:
+        """The task's own settings."""
+        return self.settings.args
+
+    @property
+    def training(self) -> Any:
+        """The training arguments."""
+        return self.settings.training
+
+    @property
+    def path(self) -> Path:
+        """The run folder, once there is one."""
+        assert self.folder is not None
+        return self.folder.path
+
+    # --- model and data -----------------------------------------------------------------------------------------
+
+    def build(self, origin: Origin | None = None) -> None:
+        """Build the model, by default the one that the settings name, load the datasets, and print the model."""
+        _check_followed(self.training)
+        prepare_torch(self.settings)
+        origin = given_origin(self.task, self.settings) if origin is None else origin
+        with self.data.watched(self.screen, "preparing the rows"):
+            self.job = build_job(self.task, self.data, self.settings, origin)
+            load_data(self.job)
+        print_model(self)
+
+    def score_baselines(self) -> None:
+        """Score the trivial baselines on the same training and validation rows as the run."""
+        limits = {"train": self.args.max_train_samples, "validation": self.args.max_eval_samples}
+        with self.data.watched(self.screen, "scoring the baselines"), self.data.limited(**limits):
+            self.baselines = {name: finite(values) for name, values in self.task.baselines(self.job).items()}
+
+    # --- trainer ------------------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """Create the trainer, and determine the length and the decisive metric."""
+        self.trainer = self.create_trainer()
+        stored = None if self.checkpoint is None else stored_window(self.checkpoint)
+        self.window = stored or self.training.gradient_accumulation_steps * self.trainer.num_processes
+        self.length = self.length_of()
+        self.best = self._best_metric()
+
+    def create_trainer(self, callbacks: Iterable[Any] = (), *, is_trial: bool = False) -> TaskTrainer:
+        """Return a trainer with a new optimizer; that of a trial prints nothing and leaves out the training data."""
+        report = print_nothing if is_trial else functools.partial(print_notice, self)
+        return TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
+
+    def length_of(self, num_updates: int | None = None) -> RunLength:
+        """Return the length of a run with this many updates; by default as the settings say.
+
+        Raises:
+            InputError: the data has no complete batch.
+        """
+        training = self.training
+        per_window = training.train_batch_size * self.window
+        num_samples = len(self.job.train_dataset)
+        per_epoch = num_samples // per_window if training.dataloader_drop_last else math.ceil(num_samples / per_window)
+        if per_epoch == 0:
+            raise InputError(
+                "data.split",
+                f"{num_samples} training rows are fewer than one batch of {per_window}, and the last batch is dropped",
+                fix="--no_dataloader_drop_last   or   a smaller --batch",
+            )
+        limit = training.max_steps if num_updates is None else num_updates
+        if limit > 0:
+            updates, epochs = limit, math.ceil(limit / per_epoch)
+        else:
+            epochs, updates = (math.ceil(training.num_train_epochs * each) for each in (1, per_epoch))
+        return RunLength(
+            updates,
+            epochs,
+            limit=updates if limit > 0 or updates != epochs * per_epoch else None,
+            per_epoch=per_epoch,
+            evaluates=training.eval_strategy != "no",
+            evaluate_every=steps_of(training.eval_steps, updates) if training.eval_strategy == "steps" else None,
+            save_every=steps_of(training.save_steps, updates) if training.save_strategy == "steps" else None,
+            saves_epochs=training.save_strategy == "epoch",
+            update_seconds=self.update_seconds,
+            evaluation_seconds=self.evaluation_seconds,
+        )
+
+    def _best_metric(self) -> BestMetric:
+        settings = self.settings
+        directions = {**self.task.create_scorer(self.job).directions, "loss": False}
+        asked = self.training.metric_for_best_model if settings.is_given("metric_for_best_model") else None
+        name = next(iter(directions)) if asked is None else asked.removeprefix("eval_")
+        if name not in directions:
+            raise InputError(
+                "args.metric",
+                f"--metric_for_best_model {asked}: the evaluation has no such metric",
+                saw=[f"it has {', '.join(directions)}"],
+                fix=f"--metric_for_best_model {next(iter(directions))}",
+            )
+        is_more_better = directions[name]
+        if settings.is_given("greater_is_better") and self.training.greater_is_better is not None:
+            is_more_better = self.training.greater_is_better
+        return BestMetric(f"eval_{name}", "max" if is_more_better else "min")
+
+    # --- arguments of the Trainer -------------------------------------------------------------------------------
+
+    def update_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `train` and `find_lr` that say what an update is."""
+        training = self.training
+        return {
+            "per_device_batch_size": training.train_batch_size,
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "gradient_clip_norm": training.max_grad_norm or None,
+            "collate_fn": self.job.collate_fn,
+            "seed": training.seed,
+            "mixed_precision": training.mixed_precision,
+        }
+
+    def loop_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `train` that say how updates and evaluations are run, as in the run itself."""
+        training = self.training
+        return {
+            **self.update_arguments(),
+            "train_dataloader_kwargs": self.loader_arguments(),
+            "eval_dataloader_kwargs": {**loader_options(training), "batch_size": training.eval_batch_size},
+            "step_mode": "compile" if training.torch_compile else training.step_mode,
+            "nan": training.nan,
+            "bad_samples": training.bad_samples,
+            "reduction": training.reduction,
+            "oom": "split" if training.auto_find_batch_size else self.args.oom,
+        }
+
+    def train_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `train` for the run itself."""
+        training, length = self.training, self.length
+        logs = steps_of(training.logging_steps, length.updates)
+        return {
+            **self.loop_arguments(),
+            "num_epochs": length.epochs,
+            "eval_dataset": self.job.eval_dataset if length.evaluates else None,
+            "max_num_train_steps": length.limit,
+            "create_scheduler_fn": functools.partial(_schedule, training=training, num_updates=length.updates),
+            "resume_from": "auto",
+            "checkpoints": Checkpointing(
+                self.path / "checkpoints",
+                every_updates=length.save_every,
+                every_epochs=1 if length.saves_epochs else None,
+                keep_last=training.save_total_limit or 3,
+                keep_best=(self.best.name, self.best.direction),
+                run_folder=self.path,
+                allow_changed_data=self.args.allow_changed_data,
+            ),
+            "log_every": logs if training.logging_strategy == "steps" else sys.maxsize,
+            "evaluate_every": length.evaluate_every,
+        }
+
+    def loader_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the training loader: workers, row order, and batch lengths."""
+        job, training, args, trainer = self.job, self.training, self.args, self.trainer
+        options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
+        longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
+        lengths = chosen_lengths(
+            training.length_buckets,
+            longest,
+            may_graph=may_be_graphs(training, trainer.device, trainer.num_processes),
+            most=4 if hasattr(args, "max_target_length") else 12,  # each pair of lengths is a graph there
+        )
+        options["collate_fn"] = with_buckets(job.collate_fn, lengths)
+        if training.length_buckets not in ("auto", "off") and not hasattr(job.collate_fn, "bucket_lengths"):
+            given = f"length_buckets={training.length_buckets!r}"
+            raise ConfigError(f"{given} has no effect for {job.task.name}: leave it out", flag="length_buckets")
+        if training.train_sampling_strategy == "sequential":
+            options["shuffle"] = False
+        elif training.train_sampling_strategy == "group_by_length":
+            cache = self.path / _LENGTHS if trainer.is_first and self.folder is not None else None
+            name = training.length_column_name
+            found = sample_lengths(job.train_dataset, name, function=num_tokens, cache=cache, watch=iter)
+            options["sampler"] = LengthGroupedSampler(found, training.train_batch_size)
+        return options
+
+    def callbacks(self) -> list[Any]:
+        """Return the callbacks that the settings and the task ask for."""
+        args, training = self.args, self.training
+        found: list[Any] = []
+        assert self.folder is not None
+        if args.early_stopping_patience is not None:
+            threshold = args.early_stopping_threshold
+            is_more_better = self.best.direction == "max"
+            patience = args.early_stopping_patience
+            found.append(EarlyStoppingCallback(patience, threshold, self.best.name, is_more_better))
+        if training.report_to:
+            project = {} if training.project == type(training).project else {"project": training.project}
+            name, values = training.run_name or self.folder.id, {**vars(args), **training.to_dict()}
+            found.append(TrackerCallback(training.report_to, self.path / "trackers", name, values, **project))
+        if args.profile is not None:
+            found.append(ProfileCallback(args.profile, self.path / "profile"))
+        return [*found, *self.task.callbacks(self.job, self.folder)]
 
 
-@dataclass(frozen=True)
-class Length:
-    """The length of a run: updates, epochs, the limit passed to the core, if any; updates per epoch."""
-
-    updates: int
-    epochs: int
-    limit: int | None
-    per_epoch: int
-
-
-# --------------------------------------------------------------------------------------------------- preparing
-
-
-def check_followed(training: Any) -> None:
-    """Refuse settings without effect, and trackers and graphs that are unavailable.
-
-    Raises:
-        ConfigError: it names the first.
-    """
+def _check_followed(training: Any) -> None:
+    """Refuse settings without effect, and trackers and graphs that are unavailable."""
     resolve_trackers(training.report_to)
     check_graphs(training.step_mode, training.device)
     for name, (values, instead) in NOT_FOLLOWED.items():
         if getattr(training, name) not in values:
-            raise ConfigError(f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}")
+            what = f"{name}={getattr(training, name)!r} is not supported by the tasks: {instead}"
+            raise ConfigError(what, flag=name)
 
 
 def prepare_torch(settings: Settings) -> None:
@@ -152,66 +352,6 @@ def load_data(job: Job) -> None:
     job.eval_dataset = task.create_dataset(job, data.rows("validation"), is_labelled=True, limit=args.max_eval_samples)
 
 
-def _floors(job: Job) -> dict[str, dict[str, float]]:
-    """Score the trivial baselines on the same training and validation rows as the run."""
-    with job.data.limited(train=job.args.max_train_samples, validation=job.args.max_eval_samples):
-        return {name: finite(values) for name, values in job.task.baselines(job).items()}
-
-
-def window_of(training: Any, num_processes: int, newest: Path | None) -> int:
-    """Return the micro-batches of an update over all processes, unchanged since the run began."""
-    stored = None if newest is None else stored_window(newest)
-    return stored or training.gradient_accumulation_steps * num_processes
-
-
-def measure(job: Job, window: int, num_updates: int | None = None) -> Length:
-    """Return the length of the run.
-
-    Args:
-        job: of the run.
-        window: micro-batches of an update, over all processes.
-        num_updates: overrides the settings.
-    """
-    training = job.training
-    num_updates = training.max_steps if num_updates is None else num_updates
-    per_window = training.train_batch_size * window
-    num_samples = len(job.train_dataset)
-    per_epoch = num_samples // per_window if training.dataloader_drop_last else math.ceil(num_samples / per_window)
-    if per_epoch == 0:
-        raise InputError(
-            "data.split",
-            f"{num_samples} training rows are fewer than one batch of {per_window}, and the last batch is dropped",
-            fix="--no_dataloader_drop_last   or   a smaller --batch",
-        )
-    if num_updates > 0:
-        return Length(num_updates, math.ceil(num_updates / per_epoch), num_updates, per_epoch)
-    updates = math.ceil(training.num_train_epochs * per_epoch)
-    epochs = math.ceil(training.num_train_epochs)
-    return Length(updates, epochs, None if updates == epochs * per_epoch else updates, per_epoch)
-
-
-def best_metric(job: Job, settings: Settings) -> tuple[str, str]:
-    """Return the metric that selects the best model, as named in the history, and "min" or "max".
-
-    Raises:
-        InputError: the task does not have the requested metric.
-    """
-    directions = {**job.task.create_scorer(job).directions, "loss": False}
-    asked = settings.training.metric_for_best_model if settings.is_given("metric_for_best_model") else None
-    name = next(iter(directions)) if asked is None else asked.removeprefix("eval_")
-    if name not in directions:
-        raise InputError(
-            "args.metric",
-            f"--metric_for_best_model {asked}: the evaluation has no such metric",
-            saw=[f"it has {', '.join(directions)}"],
-            fix=f"--metric_for_best_model {next(iter(directions))}",
-        )
-    is_more_better = directions[name]
-    if settings.is_given("greater_is_better") and settings.training.greater_is_better is not None:
-        is_more_better = settings.training.greater_is_better
-    return f"eval_{name}", "max" if is_more_better else "min"
-
-
 def make_optimizer(job: Job) -> Any:
     """Return the configured optimizer over the trainable weights."""
     training = job.training
@@ -230,285 +370,18 @@ def steps_of(value: float | None, num_updates: int) -> int:
     return max(1, math.ceil((value or 0) * num_updates) if (value or 0) < 1 else int(value or 0))
 
 
-# ----------------------------------------------------------------------------------------------------- running
+def num_tokens(sample: Any) -> int:
+    """Return the tokens of a sample; with several texts, such as choices, the longest length times their number.
 
-
-def train(
-    task: Task, settings: Settings, data: RunData, screen: Screen, run: RunFolder | None, make_run: Any
-) -> Outcome:
-    """Train in a new run folder, or resume in an existing one.
-
-    Args:
-        task: the task.
-        settings: of the run.
-        data: checked.
-        screen: prints the lines.
-        run: the folder of the run to resume; None for a new run.
-        make_run: called without arguments to create the folder of a new run, when everything is ready.
+    Raises:
+        ConfigError: it has no tokens.
     """
-    check_followed(settings.training)
-    prepare_torch(settings)
-    with screen.waiting("verifying the newest checkpoint", is_one_step=True):
-        newest = None if run is None else newest_checkpoint(run)
-    if newest is not None:
-        _check_not_auto(settings)
-    if run is not None and newest is not None:
-        origin = Origin(str(run.model), is_run=True, module=settings.module)
-    else:
-        origin = given_origin(task, settings)
-    with data.watched(screen, "preparing the rows"):
-        job = build_job(task, data, settings, origin)
-        load_data(job)
-    start_block.say_model(job, screen)
-    with data.watched(screen, "working out the floors"):
-        floors = _floors(job) if run is None or newest is None else read_json(run.path / _FLOORS, {})
-    if newest is None:
-        choose_batch(job, settings, make_optimizer, screen)
-    trainer = _make_trainer(job, screen)
-    window = window_of(settings.training, trainer.num_processes, newest)
-    length = measure(job, window)
-    best = best_metric(job, settings)
-    course = _course(job, length)
-    start_block.say_device(job, trainer, screen)
-    is_planned = settings.is_planned_by_time(run is not None)
-    if not is_planned:
-        start_block.say_batch(job, course, screen, trainer.num_processes, window)
-    start_block.say_floors(floors, screen)
-    is_new = run is None
-    folder: RunFolder = gather_objects(make_run() if run is None and trainer.is_first else run)[0]
-    with _removed_on_failure(folder, is_new and trainer.is_first):
-        if trainer.is_first and (newest is None or not is_planned):
-            settings.write(folder)
-        if trainer.is_first and newest is None:
-            write_json(folder.path / _FLOORS, floors)
-            folder.model.mkdir(exist_ok=True)
-            task.save_skeleton(job, folder.model)
-        found = None
-        if settings.args.rehearsal and newest is None:
-            found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
-            course = _course(job, length, found)
-            trainer = _make_trainer(job, screen)
-        if "learning_rate" in settings.args.auto:
-            options = _training_options(job, trainer, folder)
-            choose_rate(job, settings, make_optimizer, options, folder if trainer.is_first else None, screen)
-            trainer = _make_trainer(job, screen)
-        if is_planned:
-            course = _plan(job, settings, trainer, window, folder, screen, found, newest)
-            length = measure(job, window)
-            if trainer.is_first:
-                settings.write(folder)
-            trainer = _make_trainer(job, screen)
-    screen.attach(folder)
-    if newest is None and not is_planned:
-        start_block.say_time(course, screen)
-    start_block.say_run(folder, screen)
-    if trainer.is_first:
-        metric, direction = best[0].removeprefix("eval_"), best[1]
-        note_in_index(folder, task=task.name, state="running", metric=metric, direction=direction)
-    batch = settings.training.train_batch_size * window
-    facts = run_facts(job, course, best, batch, trainer.num_processes, floors)
-    screen.add("start", **place_facts(folder), **facts)
-    return _run(job, trainer, length, course, best, folder, floors, screen)
-
-
-def rehearse_only(task: Task, settings: Settings, data: RunData, folder: RunFolder, screen: Screen) -> None:
-    """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
-    job = _new_job(task, settings, data, screen)
-    trainer = TaskTrainer(job)
-    best = best_metric(job, settings)
-    window = window_of(settings.training, trainer.num_processes, None)
-    length = measure(job, window)
-    start_block.say_device(job, trainer, screen)
-    is_planned = settings.is_planned_by_time(is_begun=False)
-    if not is_planned:
-        start_block.say_batch(job, _course(job, length), screen, trainer.num_processes, window)
-    floors = _floors(job)
-    start_block.say_floors(floors, screen)
-    found = rehearse(job, make_optimizer, folder, screen, settings.training.save_total_limit or 3)
-    course = _course(job, length, found)
-    if is_planned:
-        course = _plan(job, settings, trainer, window, folder, screen, found, None)
-    else:
-        start_block.say_time(course, screen)
-    facts = run_facts(job, course, best, settings.training.train_batch_size * window, trainer.num_processes, floors)
-    screen.tell("check", **facts, rehearsal=asdict(found))
-
-
-def find_rate_only(task: Task, settings: Settings, data: RunData, screen: Screen, search: Search) -> LearningRateCurve:
-    """Find a learning rate without writing anything; called by `lw find-lr`."""
-    job = _new_job(task, settings, data, screen)
-    trainer = TaskTrainer(job)
-    measure(job, window_of(settings.training, trainer.num_processes, None))
-    start_block.say_device(job, trainer, screen)
-    return find_rate(job, make_optimizer, _training_options(job, trainer, None), screen, search)
-
-
-def _new_job(task: Task, settings: Settings, data: RunData, screen: Screen) -> Job:
-    """Return a throwaway job with its data loaded and its batch size chosen."""
-    check_followed(settings.training)
-    prepare_torch(settings)
-    with data.watched(screen, "preparing the rows"):
-        job = build_job(task, data, settings, given_origin(task, settings))
-        load_data(job)
-    start_block.say_model(job, screen)
-    choose_batch(job, settings, make_optimizer, screen)
-    return job
-
-
-def _check_not_auto(settings: Settings) -> None:
-    """Refuse "auto" for a run that has already begun with a value."""
-    for name in settings.args.auto:
-        raise InputError(
-            "args.value",
-            f"--{name} auto: the run has begun with {getattr(settings.training, name):g}",
-            fix=f"--{name} NUMBER   or   leave it out to keep {getattr(settings.training, name):g}",
-        )
-
-
-def _plan(
-    job: Job,
-    settings: Settings,
-    trainer: TaskTrainer,
-    window: int,
-    run: RunFolder,
-    screen: Screen,
-    rehearsed: Rehearsal | None,
-    newest: Path | None,
-) -> Course:
-    """Set the number of updates that fit into `--time`, print it, and return the course of the run."""
-
-    def course_of(num_updates: int) -> Course:
-        return _course(job, measure(job, window, num_updates), rehearsed)
-
-    options = _training_options(job, trainer, run)
-    course = plan_time(job, settings, make_optimizer, options, run, screen, rehearsed, newest, course_of)
-    start_block.say_batch(job, course, screen, trainer.num_processes, window)
-    return course
-
-
-def _run(
-    job: Job,
-    trainer: TaskTrainer,
-    length: Length,
-    course: Course,
-    best: tuple[str, str],
-    run: RunFolder,
-    floors: Mapping[str, Mapping[str, float]],
-    screen: Screen,
-) -> Outcome:
-    training, args = job.training, job.args
-    watch = TerminateOnNaNCallback()
-    live = LiveReport(run.path) if trainer.is_first else None
-    pace = Pace(course, TimeSpent(start=time.monotonic() - screen.began))
-    decisive = best[0].removeprefix("eval_")
-    callbacks: list[Any] = [watch, ReportProgress(screen, pace, decisive, training.logging_first_step, live)]
-    if args.early_stopping_patience is not None:
-        callbacks.append(
-            EarlyStoppingCallback(
-                args.early_stopping_patience, args.early_stopping_threshold, best[0], best[1] == "max"
-            )
-        )
-    if training.report_to:
-        callbacks.append(_tracking(job, run))
-    trainer.around_saves = pace.saving
-    trainer.on_record = None if screen.events is None else screen.events.hear
-    if args.profile is not None:
-        callbacks.append(ProfileCallback(args.profile, run.path / "profile"))
-    trainer.callback_handler.add_callbacks([*callbacks, *job.task.callbacks(job, run)])
-    evaluates = training.eval_strategy != "no"
-    with job.data.watched(screen, "measuring the lengths of the rows"):
-        options = _training_options(job, trainer, run)
-    state = "failed"
-    try:
-        result = trainer.train(
-            job.train_dataset,
-            num_epochs=length.epochs,
-            eval_dataset=job.eval_dataset if evaluates else None,
-            per_device_batch_size=training.train_batch_size,
-            max_num_train_steps=length.limit,
-            gradient_accumulation_steps=training.gradient_accumulation_steps,
-            gradient_clip_norm=training.max_grad_norm or None,
-            create_scheduler_fn=functools.partial(_schedule, training=training, num_updates=length.updates),
-            train_dataloader_kwargs=options,
-            eval_dataloader_kwargs={**loader_options(training), "batch_size": training.eval_batch_size},
-            collate_fn=job.collate_fn,
-            resume_from="auto",
-            seed=training.seed,
-            mixed_precision=training.mixed_precision,
-            step_mode="compile" if training.torch_compile else training.step_mode,
-            checkpoints=_checkpointing(job, length, best, run),
-            log_every=steps_of(training.logging_steps, length.updates)
-            if training.logging_strategy == "steps"
-            else sys.maxsize,
-            evaluate_every=steps_of(training.eval_steps, length.updates) if training.eval_strategy == "steps" else None,
-            nan=training.nan,
-            bad_samples=training.bad_samples,
-            reduction=training.reduction,
-            oom="split" if training.auto_find_batch_size else args.oom,
-        )
-        pace.end_saves()
-        # Only rank 0 checks for the stop file; the other ranks learn of it here.
-        kind = getattr(gather_objects(result.stop_reason)[0], "kind", None)
-        state = "stopped" if kind is StopKind.FILE else "done"
-        if watch.triggered or kind is StopKind.NOT_FINITE:
-            state = "diverged"
-        if state == "done":
-            finish(job, run, best, result, floors, screen, pace.spent)
-    except (KeyboardInterrupt, Preempted) as interruption:
-        told = start_block.say_saved(run, pace.end_saves(), screen)
-        interruption.__notes__ = [told]  # like add_note, which needs Python 3.11
-        raise
-    finally:
-        screen.close_line()
-        if trainer.is_first:
-            told = run.read_result().get("metrics", {}).get(best[0].removeprefix("eval_"))
-            ended = state if state != "failed" else run.status.get("state", state)
-            note_in_index(run, state=ended, value=told)
-    return Outcome(run, state, result)
-
-
-def _make_trainer(job: Job, screen: Screen) -> TaskTrainer:
-    return TaskTrainer(job, make_optimizer(job), report=functools.partial(start_block.print_notice, screen))
-
-
-def _course(job: Job, length: Length, rehearsed: Rehearsal | None = None) -> Course:
-    training = job.training
-    return Course(
-        length.updates,
-        length.epochs,
-        evaluates=training.eval_strategy != "no",
-        evaluate_every=steps_of(training.eval_steps, length.updates) if training.eval_strategy == "steps" else None,
-        update_seconds=None if rehearsed is None else rehearsed.update_seconds,
-        evaluation_seconds=None if rehearsed is None else rehearsed.evaluation_seconds,
-        per_epoch=length.per_epoch,
-        save_every=steps_of(training.save_steps, length.updates) if training.save_strategy == "steps" else None,
-        saves_epochs=training.save_strategy == "epoch",
-    )
-
-
-def _training_options(job: Job, trainer: TaskTrainer, run: RunFolder | None) -> dict[str, Any]:
-    """Return the arguments of the training loader: workers, row order, and batch lengths."""
-    training, args = job.training, job.args
-    options = {**loader_options(training), "drop_last": training.dataloader_drop_last}
-    longest = next((getattr(args, name) for name in LENGTH_FLAGS if getattr(args, name, None)), None)
-    lengths = chosen_lengths(
-        training.length_buckets,
-        longest,
-        may_graph=may_be_graphs(training, trainer.device, trainer.num_processes),
-        most=4 if hasattr(args, "max_target_length") else 12,  # each pair of lengths is a graph there
-    )
-    options["collate_fn"] = with_buckets(job.collate_fn, lengths)
-    if training.length_buckets not in ("auto", "off") and not hasattr(job.collate_fn, "bucket_lengths"):
-        raise ConfigError(f"length_buckets={training.length_buckets!r} has no effect for {job.task.name}: leave it out")
-    if training.train_sampling_strategy == "sequential":
-        options["shuffle"] = False
-    elif training.train_sampling_strategy == "group_by_length":
-        cache = run.path / _LENGTHS if trainer.is_first and run is not None else None
-        found = sample_lengths(
-            job.train_dataset, training.length_column_name, function=num_tokens, cache=cache, watch=iter
-        )
-        options["sampler"] = LengthGroupedSampler(found, training.train_batch_size)
-    return options
+    if "input_ids" not in sample:
+        what = "train_sampling_strategy='group_by_length' is for texts: leave it out"
+        raise ConfigError(what, flag="train_sampling_strategy")
+    ids = sample["input_ids"]
+    is_several = len(ids) > 0 and isinstance(ids[0], (list, tuple))
+    return len(ids) * max(map(len, ids)) if is_several else len(ids)
 
 
 def _schedule(optimizer: Any, *, training: Any, num_updates: int) -> Any:
@@ -519,41 +392,3 @@ def _schedule(optimizer: Any, *, training: Any, num_updates: int) -> Any:
         num_training_steps=num_updates,
         scheduler_specific_kwargs=training.lr_scheduler_kwargs,
     )
-
-
-def _tracking(job: Job, run: RunFolder) -> TrackerCallback:
-    training = job.training
-    project = {} if training.project == type(training).project else {"project": training.project}
-    return TrackerCallback(
-        training.report_to,
-        run.path / "trackers",
-        training.run_name or run.id,
-        {**vars(job.args), **training.to_dict()},
-        **project,
-    )
-
-
-def _checkpointing(job: Job, length: Length, best: tuple[str, str], run: RunFolder) -> Checkpointing:
-    training = job.training
-    return Checkpointing(
-        run.checkpoints,
-        every_updates=steps_of(training.save_steps, length.updates) if training.save_strategy == "steps" else None,
-        every_epochs=1 if training.save_strategy == "epoch" else None,
-        keep_last=training.save_total_limit or 3,
-        keep_best=best,
-        run_folder=run.path,
-        allow_changed_data=job.args.allow_changed_data,
-    )
-
-
-@contextlib.contextmanager
-def _removed_on_failure(run: RunFolder, is_ours: bool) -> Iterator[None]:
-    """Remove the folder of a run that did not reach its first update."""
-    try:
-        yield
-    except BaseException:
-        if is_ours:
-            shutil.rmtree(run.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                runs_root().rmdir()  # if empty: this was the first run
-        raise

@@ -1,15 +1,26 @@
-"""The facts about a run in its JSON events before the first update: data, model, length. No torch."""
+"""Where a run comes from: its command, machine and versions, and the facts of its JSON events. No torch."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Mapping
-from typing import Any
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from loopwright.run_folder import RunFolder
-from loopwright.runs.clock import Course
+from loopwright.run_folder import RunFolder, write_atomically
 from loopwright.sources import DataPlan
-from loopwright.tasks.base import Job
+
+if TYPE_CHECKING:
+    from loopwright.runs.job import RunJob
+
+_PACKAGES = ("loopwright", "torch", "accelerate", "transformers", "tokenizers", "numpy", "peft", "datasets")
+_CHANGES = "uncommitted changes"
 
 
 def data_facts(plan: DataPlan) -> dict[str, Any]:
@@ -22,43 +33,29 @@ def data_facts(plan: DataPlan) -> dict[str, Any]:
     }
 
 
-def run_facts(
-    job: Job,
-    course: Course,
-    best: tuple[str, str],
-    batch: int,
-    num_processes: int,
-    floors: Mapping[str, Mapping[str, float]],
-) -> dict[str, Any]:
-    """Return the facts about a run; called once its length is known.
-
-    Args:
-        job: of the run.
-        course: its length and schedule.
-        best: the decisive metric, as named in the history, and "min" or "max".
-        batch: samples of an update.
-        num_processes: the world size.
-        floors: the scores of the trivial baselines.
-    """
+def run_facts(run: RunJob) -> dict[str, Any]:
+    """Return the facts about a run; called once its length is known."""
+    job, length = run.job, run.length
     parameters = list(job.model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
     return {
-        "task": job.task.name,
+        "task": run.task.name,
         "data": data_facts(job.plan),
         "model": {
-            "name": job.args.model,
+            "name": run.args.model,
             "parameters": sum(one.numel() for one in parameters),
-            "trained": sum(one.numel() for one in parameters if one.requires_grad),
+            "trained": sum(one.numel() for one in trained),
         },
-        "updates": course.updates,
-        "epochs": course.epochs,
-        "evaluations": course.evaluations_after(0) - 1,
-        "batch": batch,
-        "processes": num_processes,
-        "learning_rate": job.training.learning_rate,
-        "metric": best[0].removeprefix("eval_"),
-        "direction": best[1],
-        "baselines": {name: dict(values) for name, values in floors.items()},
-        "expected_seconds": course.expected_seconds(),
+        "updates": length.updates,
+        "epochs": length.epochs,
+        "evaluations": length.evaluations_after(0) - 1,
+        "batch": run.training.train_batch_size * run.window,
+        "processes": run.trainer.num_processes,
+        "learning_rate": run.training.learning_rate,
+        "metric": run.best.short_name,
+        "direction": run.best.direction,
+        "baselines": {name: dict(values) for name, values in run.baselines.items()},
+        "expected_seconds": length.expected_seconds(),
     }
 
 
@@ -79,3 +76,43 @@ def path_facts(run: RunFolder) -> dict[str, str]:
         "checkpoints": run.checkpoints,
     }
     return {name: os.path.normpath(path) for name, path in paths.items() if path is not None and path.exists()}
+
+
+def command_facts(command: Sequence[str] | None) -> dict[str, str]:
+    """Return how a run was started, where, and with which versions, as run.json keeps it.
+
+    Args:
+        command: the command line; None for a user's script.
+    """
+    facts = {
+        "command": shlex.join(command if command is not None else sys.argv),
+        "folder": str(Path.cwd()),
+        "python": f"{platform.python_version()} on {platform.platform()}",
+    }
+    for name in _PACKAGES:
+        try:
+            facts[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _git("rev-parse", "HEAD")
+    return facts if commit is None else {**facts, "git commit": commit.strip()}
+
+
+def write_command(run: RunFolder, command: Sequence[str] | None) -> None:
+    """Write command.txt, and the same facts to run.json; called when a run is created."""
+    facts = command_facts(command)
+    difference = (_git("diff", "HEAD") or "") if "git commit" in facts else ""
+    lines = [f"{name}: {value}" for name, value in facts.items()]
+    write_atomically(run.command, "\n".join([*lines, *(["", difference] if difference else [])]) + "\n")
+    if difference.strip():
+        facts[_CHANGES] = f"{len(difference.splitlines()):,} lines of diff in command.txt"
+    run.record(environment=facts)
+
+
+def _git(*argv: str) -> str | None:
+    """Return the output of git; None if it fails or is not installed."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    done = subprocess.run([git, *argv], capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout if done.returncode == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import shlex
@@ -12,12 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.run_folder import RunFolder
+from loopwright.config.parser import split_off
+from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder, check_new_folder
 from loopwright.runs.console.screen import Screen, metric_text
 from loopwright.runs.provenance import place_facts
 from loopwright.runs.settings import Settings
+from loopwright.runs.start import Outcome, check_files, start
+from loopwright.sources import DataPlan
+from loopwright.tasks import get_task
 
 _NONE = "-"
+RESUMABLE = ("preempted", "stopped", "failed")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,20 @@ class SeedRun:
         """The metrics of its best model."""
         return dict(self.result.get("metrics", {}))
 
+    @property
+    def line(self) -> str:
+        """A line about the finished run."""
+        score = self.score()
+        shown = "" if score is None else f"{self.result['metric']} {score}   "
+        return f"seed {self.seed}  {self.state}   {shown}{os.path.normpath(self.run.path)}"
+
+    def score(self) -> str | None:
+        """Return the decisive metric with its interval, as text; None without one."""
+        result = self.result
+        value = self.metrics.get(result.get("metric", ""))
+        bounds = result.get("intervals", {}).get(result.get("metric"))
+        return None if value is None else metric_text(value, None if bounds is None else tuple(bounds))
+
 
 def seeds_of(settings: Settings) -> list[int]:
     """Return the seeds that the settings ask for, in order."""
@@ -67,6 +88,62 @@ def with_seed(settings: Settings, seed: int) -> Settings:
 def folder_of(folder: str | Path, seed: int) -> Path:
     """Return the run's subfolder in the shared folder."""
     return Path(folder) / f"seed-{seed}"
+
+
+class Seeds:
+    """Trains the same settings with consecutive seeds, each in a separate run; data is read and split once.
+
+    Args:
+        settings: shared by all runs; `seeds` is the number of runs, `seed` the first seed.
+        command: the command line; None for a user's script.
+
+    Attributes:
+        seeds: all seeds.
+
+    Raises:
+        InputError: a named folder holds other files or a run of one of the seeds; or the launcher may restart lost
+            processes, which works for a single run only.
+    """
+
+    def __init__(self, settings: Settings, command: Sequence[str] | None = None) -> None:
+        self._settings = settings
+        self._command = command
+        self._plan: DataPlan | None = None
+        self._updates: int | None = None
+        self.seeds = seeds_of(settings)
+        if len(self.seeds) > 1 and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+            raise InputError(
+                "args.value",
+                f"--seeds {len(self.seeds)}: only a single run can be resumed after a restart of its processes",
+                fix="leave out --max-restarts   or   train with one --seed after the other",
+            )
+        if settings.is_given("output_dir"):
+            for seed in self.seeds:
+                folder = with_seed(settings, seed).training.output_dir
+                check_new_folder(folder, "output_dir=" if command is None else "--output_dir ")
+
+    def commands_of_rest(self, begun: Sequence[SeedRun]) -> list[str]:
+        """Return the commands that finish the work: resume the interrupted runs, train the missing seeds."""
+        resumed = [f"lw resume {name_of(each.run)}" for each in begun if each.state in RESUMABLE]
+        left = [seed for seed in self.seeds if seed not in {each.seed for each in begun}]
+        folder = str(self._settings.training.output_dir) if self._settings.is_given("output_dir") else None
+        return [*resumed, *([command_of_rest((self._command or [])[1:], left, folder)] if left else [])]
+
+    def train(self, seed: int, screen: Screen) -> Outcome:
+        """Train with one of the seeds, and free its memory."""
+        one = with_seed(self._settings, seed)
+        if self._updates is not None:  # the number that fits into the given time, as found by the first run
+            one.args.time, one.training.max_steps, one.sources["max_steps"] = None, self._updates, "auto"
+        word = f"seed{seed}" if len(self.seeds) > 1 else None
+        if word is not None:
+            screen.say(f"seed {seed} ({self.seeds.index(seed) + 1} of {len(self.seeds)})")
+        self._plan = check_files(get_task(one.args.task), one, screen, self._plan)
+        try:
+            return start(one, screen, self._command, known=self._plan, word=word)
+        finally:
+            if one.args.time is not None and one.training.max_steps > 0:
+                self._updates = one.training.max_steps
+            gc.collect()  # models have reference cycles; free their memory for the next run
 
 
 def spread_of(runs: Sequence[SeedRun]) -> dict[str, dict[str, float | int | None]]:
@@ -105,26 +182,13 @@ def name_of(run: RunFolder) -> str:
     return shlex.quote(run.id if run.path.name == run.id else os.path.normpath(run.path))
 
 
-def line_of(each: SeedRun) -> str:
-    """Return a line about a finished run."""
-    result = each.result
-    metric = result.get("metric", "")
-    told = ""
-    if metric in each.metrics:
-        bounds = result.get("intervals", {}).get(metric)
-        told = f"{metric} {metric_text(each.metrics[metric], None if bounds is None else tuple(bounds))}   "
-    return f"seed {each.seed}  {each.state}   {told}{os.path.normpath(each.run.path)}"
-
-
-def say_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:
+def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen) -> None:
     """Print a comparison of the runs and the next commands; called once the last run has ended."""
     decisive = next((each.result["metric"] for each in runs if each.result), None)
     rows = [["seed", *([decisive] if decisive else []), "state", "run"]]
     for each in runs:
-        value = each.metrics.get(decisive) if decisive else None
-        bounds = each.result.get("intervals", {}).get(decisive)
-        shown = _NONE if value is None else metric_text(value, None if bounds is None else tuple(bounds))
-        rows.append([str(each.seed), *([shown] if decisive else []), each.state, os.path.normpath(each.run.path)])
+        score = [each.score() or _NONE] if decisive else []
+        rows.append([str(each.seed), *score, each.state, os.path.normpath(each.run.path)])
     screen.say()
     screen.block("seeds", *_aligned(rows), wraps=False)
     spread = spread_of(runs)
@@ -170,26 +234,17 @@ def next_commands(runs: Sequence[SeedRun]) -> list[str]:
     return [*commands, *([f"lw report {name_of(best.run)} --open"] if best is not None else [])]
 
 
-def command_of_rest(words: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
+def command_of_rest(argv: Sequence[str], seeds: Sequence[int], folder: str | None) -> str:
     """Return the command that trains with the remaining seeds.
 
     Args:
-        words: the original command, without `lw`.
+        argv: the original command, without `lw`.
         seeds: the remaining ones, at least one.
         folder: the folder shared by all runs, if one was named.
     """
+    kept = split_off(argv, "--seed", "--seeds")[1]
     added = ["--seed", str(seeds[0]), "--seeds", str(len(seeds))]
-    replaced = {"--seed", "--seeds"}
     if folder is not None and len(seeds) == 1:  # then it is the run's own folder
+        kept = split_off(kept, "--out", "--output_dir")[1]
         added += ["--out", str(folder_of(folder, seeds[0]))]
-        replaced |= {"--out", "--output_dir"}
-    kept: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        flag, equals, _ = word.partition("=")
-        if f"--{flag.removeprefix('--').replace('-', '_')}" not in replaced or not flag.startswith("--"):
-            kept.append(word)
-        elif not equals:
-            left = left[1:]
     return f"lw {shlex.join([*kept, *added])}"

@@ -154,15 +154,23 @@ class TaskParser(HfArgumentParser):
         self.auto |= dict.fromkeys(auto.values(), "file" if place else "flag")
         return fields, unknown
 
-    def set_preset(self, values: Mapping[str, Any]) -> None:
-        """Set values that rank like flags, but below those of the command line; None means not given."""
-        given = {name: value for name, value in values.items() if value is not None}
-        try:
-            self.preset, unknown = self.read_values(given, "")
-        except ConfigError as error:
-            self.fail(error)
-        if unknown:
-            self.fail(self.unknown_name(next(iter(unknown))))
+    def set_preset(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+        """Set values that count as flags, but rank below the command line; None means not given.
+
+        Args:
+            values: by name.
+            base: values that `values` override; a time replaces a number of updates or epochs among them.
+        """
+        for layer in (base, values):
+            given = {name: value for name, value in layer.items() if value is not None}
+            try:
+                fields, unknown = self.read_values(given, "")
+            except ConfigError as error:
+                self.fail(error)
+            if unknown:
+                self.fail(self.unknown_name(next(iter(unknown))))
+            dropped = LENGTHS if "time" in fields else ()
+            self.preset = {**{name: self.preset[name] for name in self.preset if name not in dropped}, **fields}
 
     def split_config_files(self, line: list[str]) -> tuple[list[str], list[str]]:
         """Keep the files of `--config`, and refuse a truncated one."""
@@ -288,7 +296,7 @@ def settle(
     is_named = isinstance(given, Mapping)
     line = [*(["--config", str(config)] if config is not None else []), *([] if is_named else given)]
     try:
-        parser.set_preset(given if isinstance(given, Mapping) else base or {})
+        parser.set_preset(given if isinstance(given, Mapping) else {}, base or {})
         args, training = parser.parse_args_into_dataclasses(line, look_for_args_file=False)
     except ConfigError as error:
         raise parser.as_typed(error) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,12 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.engine.memory import SavedBytes, forget_frames, free_bytes, is_out_of_memory
 from loopwright.engine.nested import iter_tensors
 from loopwright.errors import InputError
-from loopwright.lr_finder import print_nothing
 from loopwright.protocols import TrainerLike
 from loopwright.quantities import size
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.rehearsal import longest_rows, put_back
+from loopwright.runs.job import RunJob
 from loopwright.runs.settings import Settings
 from loopwright.runs.trainer import TaskTrainer, loader_options
-from loopwright.tasks.base import Job
+from loopwright.runs.trial import longest_rows, put_back
 
 BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -32,22 +29,17 @@ _UPDATES = 2  # the optimizer allocates its state in the first one
 _MICRO_BATCHES = 2  # if an update has several: from the second one on, gradients are held
 
 
-def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], Any], screen: Screen) -> None:
+def choose_batch(run: RunJob) -> None:
     """Set the micro-batch and the accumulation of a new run; called before its length is measured.
 
     With `--batch auto`, powers of two are tried on the longest rows, two updates each, and the largest that fits wins.
     All state is then restored bit by bit. The number of samples in an update does not change.
 
-    Args:
-        job: with its datasets; its `training` gets the numbers, and so does config.yaml.
-        settings: of the run.
-        make_optimizer: makes an optimizer for the job.
-        screen: prints the result.
-
     Raises:
         InputError: there are several processes, or the samples of an update cannot be divided evenly.
         MemoryLimitError: not even one sample fits.
     """
+    job, settings = run.job, run.settings
     args, training = job.args, job.training
     if args.effective_batch is None and BATCH not in args.auto:
         return
@@ -75,7 +67,7 @@ def choose_batch(job: Job, settings: Settings, make_optimizer: Callable[[Job], A
         raise InputError("args.value", f"--batch auto: {reason}", fix=f"--batch {effective}")
     if BATCH not in args.auto:
         args.auto.append(BATCH)
-    largest = _largest(job, make_optimizer, effective, screen)
+    largest = _largest(run, effective)
     settings.choose(BATCH, largest)
     _accumulate(settings, largest, effective, 1)
 
@@ -113,8 +105,9 @@ class _Need:
     held: int
 
 
-def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, screen: Screen) -> int:
+def _largest(run: RunJob, effective: int) -> int:
     """Return the largest micro-batch that fits, and print it; raise MemoryLimitError if one sample does not fit."""
+    job, screen = run.job, run.screen
     started, best, needed, reason = time.monotonic(), 0, _Need(0, 0), ""
     candidates = _candidates(effective, len(job.train_dataset))
     with screen.waiting("finding a batch size", len(candidates)) as waiting:
@@ -125,7 +118,7 @@ def _largest(job: Job, make_optimizer: Callable[[Job], Any], effective: int, scr
             if best and device.type != "cuda" and 2 * needed.num_bytes > room:
                 reason = f"{rows} would need about {size(2 * needed.num_bytes)} of {size(room)}"
                 break
-            found = _tried(job, make_optimizer, rows, min(effective // rows, _MICRO_BATCHES))
+            found = _tried(run, rows, min(effective // rows, _MICRO_BATCHES))
             if found is None:
                 reason = f"{rows} do not fit"
                 break
@@ -176,17 +169,16 @@ class _FirstForward(TrainerCallback):
         self._stack.close()
 
 
-def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_batches: int) -> _Need | None:
+def _tried(run: RunJob, rows: int, num_micro_batches: int) -> _Need | None:
     """Train two updates on this many long rows; return the memory needed, or None if it does not fit.
 
     Raises:
         MemoryLimitError: one row does not fit.
     """
-    training = job.training
+    job = run.job
     saved, stack = SavedBytes(job.model.parameters()), ExitStack()
     is_on_gpu = TaskTrainer(job).device.type == "cuda"
-    callbacks = [] if is_on_gpu else [_FirstForward(saved, stack)]
-    trainer = TaskTrainer(job, make_optimizer(job), callbacks, report=print_nothing, is_rehearsal=True)
+    trainer = run.create_trainer([] if is_on_gpu else [_FirstForward(saved, stack)], is_trial=True)
     device = trainer.device
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -195,15 +187,14 @@ def _tried(job: Job, make_optimizer: Callable[[Job], Any], rows: int, num_micro_
             with stack:
                 trainer.train(
                     Subset(job.train_dataset, longest_rows(job.train_dataset, rows) * num_micro_batches * _UPDATES),
+                    **{
+                        **run.update_arguments(),
+                        "per_device_batch_size": rows,
+                        "gradient_accumulation_steps": num_micro_batches,
+                    },
                     num_epochs=1,
-                    per_device_batch_size=rows,
                     max_num_train_steps=_UPDATES,
-                    gradient_accumulation_steps=num_micro_batches,
-                    gradient_clip_norm=training.max_grad_norm or None,
-                    train_dataloader_kwargs=loader_options(training, has_workers=False),
-                    collate_fn=job.collate_fn,
-                    seed=training.seed,
-                    mixed_precision=training.mixed_precision,
+                    train_dataloader_kwargs=loader_options(run.training, has_workers=False),
                     step_mode="eager",
                 )
         except (RuntimeError, MemoryError) as error:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from loopwright.lr_finder import create_curve
 from loopwright.results import LearningRateCurve
 from loopwright.run_folder import RunFolder, write_json
-from loopwright.runs.console.screen import Screen
-from loopwright.runs.settings import Settings
-from loopwright.runs.trainer import TaskTrainer
-from loopwright.tasks.base import Job
+from loopwright.runs.job import RunJob
 
 RATES_FILE = "lr_find.json"
 _ROWS, _COLUMNS = 10, 60
@@ -34,69 +30,44 @@ class Search:
     num_updates: int = 100
 
 
-def find_rate(
-    job: Job,
-    make_optimizer: Callable[[Job], Any],
-    loader_options: Mapping[str, Any],
-    screen: Screen,
-    search: Search,
-) -> LearningRateCurve:
-    """Return the learning-rate curve of a job with datasets, and leave the job unchanged."""
-    training = job.training
-    optimizer = make_optimizer(job)
+def find_rate(run: RunJob, search: Search) -> LearningRateCurve:
+    """Return the learning-rate curve of a run, and leave its job unchanged."""
+    job, training = run.job, run.training
+    trainer = run.create_trainer(is_trial=True)
     # The first group may learn slower than the rest, such as a backbone.
-    slower = float(optimizer.param_groups[0]["lr"]) / training.learning_rate if training.learning_rate > 0 else 1.0
-    trainer = TaskTrainer(job, optimizer, is_rehearsal=True)
-    with screen.waiting("finding a learning rate", search.num_updates) as waiting:
+    rate = float(trainer.optimizer.param_groups[0]["lr"])
+    slower = rate / training.learning_rate if training.learning_rate > 0 else 1.0
+    with run.screen.waiting("finding a learning rate", search.num_updates) as waiting:
         curve = trainer.find_lr(
             job.train_dataset,
-            per_device_batch_size=training.train_batch_size,
+            **run.update_arguments(),
             start=search.start * slower,
             end=search.end * slower,
             num_updates=search.num_updates,
-            gradient_accumulation_steps=training.gradient_accumulation_steps,
-            gradient_clip_norm=training.max_grad_norm or None,
-            train_dataloader_kwargs=dict(loader_options),
-            collate_fn=job.collate_fn,
-            seed=training.seed,
-            mixed_precision=training.mixed_precision,
+            train_dataloader_kwargs=run.loader_arguments(),
             bad_samples=training.bad_samples,
             reduction=training.reduction,
-            oom=job.args.oom,
+            oom=run.args.oom,
             on_update=waiting.to,
         )
     return create_curve([rate / slower for rate in curve.rates], curve.losses, curve.stop_reason)
 
 
-def choose_rate(
-    job: Job,
-    settings: Settings,
-    make_optimizer: Callable[[Job], Any],
-    loader_options: Mapping[str, Any],
-    run: RunFolder | None,
-    screen: Screen,
-) -> None:
+def choose_rate(run: RunJob) -> None:
     """Find the learning rate of a run with `--lr auto`, print it, and write it down.
 
     If the loss falls at no rate, the task's default is kept.
-
-    Args:
-        job: with its datasets.
-        settings: of the run; they get the rate.
-        make_optimizer: makes an optimizer for the job.
-        loader_options: the arguments of the training loader.
-        run: the run folder; None on processes that write no files.
-        screen: prints the result.
     """
-    curve = find_rate(job, make_optimizer, loader_options, screen, Search())
+    settings = run.settings
+    curve = find_rate(run, Search())
     chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
     settings.choose("learning_rate", chosen)
     origin = "that of the task" if curve.suggestion is None else "found"
     first, *others = sentences(curve)
-    screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
-    if run is not None:
-        write_curve(curve, chosen, run)
-        settings.write(run)
+    run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
+    if run.folder is not None and run.trainer.is_first:
+        write_curve(curve, chosen, run.folder)
+        settings.write(run.folder)
 
 
 def rounded(rate: float) -> float:
@@ -118,6 +89,12 @@ def sentences(curve: LearningRateCurve) -> list[str]:
     else:
         found = f"in {seen} the loss falls fastest at {curve.steepest:.2g} and is lowest at {curve.lowest:.2g}"
     return [found, *([f"ended there since {curve.stop_reason}"] if curve.stop_reason else [])]
+
+
+def rate_lines(curve: LearningRateCurve) -> tuple[list[str], float | None]:
+    """Return a plot of the curve with the result in words, and the suggested rate, if any."""
+    suggestion = None if curve.suggestion is None else rounded(curve.suggestion)
+    return [*plot_lines(curve), "", *sentences(curve)], suggestion
 
 
 def plot_lines(curve: LearningRateCurve) -> list[str]:

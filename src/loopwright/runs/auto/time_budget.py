@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loopwright.durations import seconds_of
 from loopwright.errors import InputError
-from loopwright.runs.clock import Course
+from loopwright.runs.clock import RunLength
 
 
 def flag_text(seconds: float) -> str:
@@ -18,7 +18,7 @@ def flag_text(seconds: float) -> str:
     return "".join(f"{value}{unit}" for unit, value in parts.items() if value)
 
 
-def told_seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     """Return a time as text: 0.48 s, 12 s, 6 min, 2 h 5 min."""
     if seconds < 9.95:
         return f"{seconds:.2g} s"
@@ -66,24 +66,24 @@ class Estimate:
         return self.updates + self.evaluations + self.saves + self.others
 
 
-def estimate(costs: Costs, course: Course, position: int = 0) -> Estimate:
+def estimate(costs: Costs, length: RunLength, position: int = 0) -> Estimate:
     """Return the estimated duration of a run from update `position` on."""
     return Estimate(
-        updates=(course.updates - position) * costs.update,
-        evaluations=course.evaluations_after(position) * costs.evaluation
-        + course.epochs_after(position) * costs.training_evaluation,
-        saves=course.saves_after(position) * costs.save,
+        updates=(length.updates - position) * costs.update,
+        evaluations=length.evaluations_after(position) * costs.evaluation
+        + length.epochs_after(position) * costs.training_evaluation,
+        saves=length.saves_after(position) * costs.save,
         others=costs.start + costs.warm_up + costs.end,
     )
 
 
-def planned_updates(seconds: float, costs: Costs, course_of: Callable[[int], Course], position: int = 0) -> int:
+def planned_updates(seconds: float, costs: Costs, length_of: Callable[[int], RunLength], position: int = 0) -> int:
     """Return the largest number of updates with which a run stays within its time.
 
     Args:
         seconds: the time limit.
         costs: of its parts.
-        course_of: returns the course of a run with this many updates.
+        length_of: returns the length of a run with this many updates.
         position: the number of updates already done.
 
     Returns:
@@ -92,43 +92,43 @@ def planned_updates(seconds: float, costs: Costs, course_of: Callable[[int], Cou
     fits, too_many = position, position + 2 + int(seconds / costs.update)
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if estimate(costs, course_of(middle), position).total <= seconds:
+        if estimate(costs, length_of(middle), position).total <= seconds:
             fits = middle
         else:
             too_many = middle
     return fits
 
 
-def check_fits(given: str, costs: Costs, course: Course, position: int) -> None:
-    """Refuse a time that is too short for a single update; called with the course of one.
+def check_fits(given: str, costs: Costs, length: RunLength, position: int) -> None:
+    """Refuse a time that is too short for a single update; called with the length of one.
 
     Raises:
         InputError: with the cost of each part and a sufficient time.
     """
-    needed = estimate(costs, course, position)
+    needed = estimate(costs, length, position)
     if needed.total <= seconds_of(given):
         return
-    evaluations = course.evaluations_after(position)
+    evaluations = length.evaluations_after(position)
     raise InputError(
         "args.value",
-        f"--time {given} is too short: with a single update the run takes about {told_seconds(needed.total)}",
+        f"--time {given} is too short: with a single update the run takes about {seconds_text(needed.total)}",
         saw=[
-            f"{told_seconds(costs.start)} have passed before the first update; it takes {told_seconds(costs.update)}",
-            f"{evaluations} evaluation{'s' if evaluations > 1 else ''} take {told_seconds(needed.evaluations)}, "
-            f"saves {told_seconds(needed.saves)}",
+            f"{seconds_text(costs.start)} have passed before the first update; it takes {seconds_text(costs.update)}",
+            f"{evaluations} evaluation{'s' if evaluations > 1 else ''} take {seconds_text(needed.evaluations)}, "
+            f"saves {seconds_text(needed.saves)}",
         ],
         fix=f"--time {flag_text(2 * needed.total)} or more   or   fewer rows to evaluate: --max_eval_samples N",
     )
 
 
-def told_plan(given: str, costs: Costs, course: Course, position: int) -> str:
+def plan_text(given: str, costs: Costs, length: RunLength, position: int) -> str:
     """Return the plan as a line of the start block."""
-    found = estimate(costs, course, position)
-    steps = f"{course.updates:,} step{'s' if course.updates > 1 else ''}"
+    found = estimate(costs, length, position)
+    steps = f"{length.updates:,} step{'s' if length.updates > 1 else ''}"
     if position:
-        steps = f"{course.updates - position:,} more of {steps}"
+        steps = f"{length.updates - position:,} more of {steps}"
     return (
-        f"{given}: {steps} ({course.epoch_at(course.updates):,.1f} epochs) at {told_seconds(costs.update)}, "
-        f"evaluations {told_seconds(found.evaluations)}, saves {told_seconds(found.saves)}, "
-        f"start and end {told_seconds(found.others)}"
+        f"{given}: {steps} ({length.epoch_at(length.updates):,.1f} epochs) at {seconds_text(costs.update)}, "
+        f"evaluations {seconds_text(found.evaluations)}, saves {seconds_text(found.saves)}, "
+        f"start and end {seconds_text(found.others)}"
     )

@@ -7,42 +7,40 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.report import summary_of
-from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import TimeSpent
-from loopwright.runs.console.screen import Screen, clock, lasted, metrics_text, visible
+from loopwright.runs.console.screen import clock, lasted, metrics_text, visible
 from loopwright.tasks.base import Job
 from loopwright.tasks.scoring import Examples
+
+if TYPE_CHECKING:
+    from loopwright.runs.job import RunJob
 
 _TEXT_ROLES = ("text", "question", "source", "sentence", "context", "image")
 _MOST_CHARACTERS = 60
 _MOST_WORDS = 6
 
 
-def say_summary(
-    job: Job,
-    run: RunFolder,
-    result: Mapping[str, Any],
-    examples: Examples,
-    drawn: Sequence[Path],
-    spent: TimeSpent,
-    screen: Screen,
+def print_summary(
+    run: RunJob, result: Mapping[str, Any], examples: Examples, drawn: Sequence[Path], spent: TimeSpent
 ) -> None:
     """Print the summary of a run; called once everything is written."""
-    place = os.path.normpath(run.path)
+    folder, screen = run.folder, run.screen
+    assert folder is not None
+    place = os.path.normpath(folder.path)
     total = time.monotonic() - screen.began
     trained = lasted(result["seconds"])
     screen.block("done in", f"{trained} of training; this command took {clock(total)} ({spent.text(total)})")
     metric = result["metric"]
     intervals = {name: tuple(bounds) for name, bounds in result["intervals"].items()}
-    floors = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
-    beside = f"   ({', '.join(floors)})" if floors else ""
+    baselines = [f"{name} {values[metric]:.4f}" for name, values in result["baselines"].items() if metric in values]
+    beside = f"   ({', '.join(baselines)})" if baselines else ""
     screen.block(
         "best", f"step {result['update']}  {metrics_text(_first(result['metrics'], metric), intervals)}{beside}"
     )
-    screen.block("", summary_of(run.path))
+    screen.block("", summary_of(folder.path))
     if "test_metrics" in result:
         spread = {name: tuple(bounds) for name, bounds in result["test_intervals"].items()}
         screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread))
@@ -55,12 +53,12 @@ def say_summary(
         screen.block("", f"{what} mislabelled (model sure, label disagrees): {place}/eval/suspects.csv")
     screen.block("files", f"{place}/model   {place}/report.html")
     if drawn:
-        screen.block("", ", ".join(str(path.relative_to(run.path)) for path in drawn))
-    name = shlex.quote(run.id if run.path.name == run.id else place)
+        screen.block("", ", ".join(str(path.relative_to(folder.path)) for path in drawn))
+    name = shlex.quote(folder.id if folder.path.name == folder.id else place)
     longer = f"--epochs {2 * max(int(result['epochs']), 1)}"
-    if job.training.max_steps > 0:  # overrides the epochs
-        longer = f"--max_steps {2 * job.training.max_steps}"
-    commands = (f"report {name} --open", f"predict {name} {_input(job)}", f"resume {name} {longer}")
+    if run.training.max_steps > 0:  # overrides the epochs
+        longer = f"--max_steps {2 * run.training.max_steps}"
+    commands = (f"report {name} --open", f"predict {name} {_input(run.job)}", f"resume {name} {longer}")
     screen.block("next", *(f"lw {command}" for command in commands), wraps=False)
     screen.add("end", next=[f"lw {command}" for command in commands])
 

@@ -13,10 +13,11 @@ from loopwright.quantities import size
 from loopwright.report import LiveReport
 from loopwright.runs.clock import Pace
 from loopwright.runs.console.evaluation_table import EvalTable
-from loopwright.runs.console.screen import Screen, clock, eval_metrics, metrics_text
+from loopwright.runs.console.screen import clock, eval_metrics, metrics_text
 from loopwright.runs.console.status_line import bar_of, fitted
 
 if TYPE_CHECKING:
+    from loopwright.runs.job import RunJob
     from loopwright.runs.trainer import TaskTrainer
 
 _MUCH_WAITING = 0.2  # share of the time
@@ -29,25 +30,22 @@ class ReportProgress(TrainerCallback):
     An update costs only a counter. The displayed values come from the logs, so the loop never waits for the device.
 
     Args:
-        screen: prints the lines.
+        run: the run.
         pace: of the run.
-        decisive: the metric that selects the best evaluation, as named in tables.
-        logs_first: log the first update too.
         live: refreshes report.html; None on processes that write no files.
     """
 
     asks_alike = True
     graph_safe = True
 
-    def __init__(
-        self, screen: Screen, pace: Pace, decisive: str, logs_first: bool = False, live: LiveReport | None = None
-    ) -> None:
-        self._screen = screen
+    def __init__(self, run: RunJob, pace: Pace, live: LiveReport | None = None) -> None:
+        self._screen = run.screen
         self._pace = pace
-        self._course = pace.course
-        self._table = EvalTable(decisive)
+        self._length = pace.length
+        self._table = EvalTable(run.best.short_name)
         self._live = live
-        self._logs_first = logs_first
+        self._logs_first = run.training.logging_first_step
+        self._has_line = not run.training.disable_tqdm
         self._line: Any = None
         self._latest: dict[str, Any] = {}
         self._speed: dict[str, float] = {}
@@ -61,8 +59,8 @@ class ReportProgress(TrainerCallback):
         self._pace.begin(update)
         if update > 0:
             self._say_resumed(cast("TaskTrainer", trainer))
-        if not trainer.job.training.disable_tqdm:  # type: ignore[attr-defined] # a TaskTrainer
-            self._line = self._screen.open_line(self._compose, self._course.updates, update)
+        if self._has_line:
+            self._line = self._screen.open_line(self._compose, self._length.updates, update)
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Count an update; request a log of the first one if wanted."""
@@ -75,7 +73,7 @@ class ReportProgress(TrainerCallback):
         """Print position, speed and time left."""
         self._latest, self._speed = logs, dict(trainer.speed)
         self._pace.log(logs["update"], self._speed.get("data_wait", 0.0))
-        share = 100 * logs["update"] / max(self._course.updates, 1)
+        share = 100 * logs["update"] / max(self._length.updates, 1)
         line = f"{share:3.0f}%  {' · '.join(text for _, text in self._parts(logs['update']) if text)}"
         if self._line is None:
             self._screen.say(line)
@@ -109,7 +107,7 @@ class ReportProgress(TrainerCallback):
         update = trainer.progress.update
         shown, whole = self._table.lines(
             update,
-            self._course.epoch_at(update),
+            self._length.epoch_at(update),
             eval_metrics(history.latest()),
             getattr(trainer, "intervals", {}),
             seconds,
@@ -150,7 +148,7 @@ class ReportProgress(TrainerCallback):
         if progress.stage >= TRAINED:
             due = "the evaluation" if progress.stage < EVALUATED else "the end"
         self._screen.say_wrapped(
-            f"resumed at step {progress.update:,} of {self._course.updates:,} · {data} · "
+            f"resumed at step {progress.update:,} of {self._length.updates:,} · {data} · "
             f"settings unchanged or named above · {due} of epoch {progress.epoch + 1} is next"
         )
 
@@ -166,7 +164,7 @@ class ReportProgress(TrainerCallback):
         """Compose the live line for the width of the terminal; without a limit there is a separate bar."""
         if columns is None:
             return fitted(self._parts(update), _NO_LIMIT)
-        share = update / max(self._course.updates, 1)
+        share = update / max(self._length.updates, 1)
         head = f"{100 * share:3.0f}% "
         parts = self._parts(update)
         text = fitted(parts, columns - len(head))
@@ -177,7 +175,7 @@ class ReportProgress(TrainerCallback):
     def _parts(self, update: int) -> list[tuple[int, str]]:
         logs, speed = self._latest, self._speed
         waiting, left = speed.get("data_wait"), self._pace.seconds_left(update)
-        parts = [(9, f"step {update:,}/{self._course.updates:,}"), (3, f"epoch {self._course.epoch_at(update):.2f}")]
+        parts = [(9, f"step {update:,}/{self._length.updates:,}"), (3, f"epoch {self._length.epoch_at(update):.2f}")]
         if logs:
             parts += [(8, f"loss {logs['loss']:.4g}"), (4, f"lr {logs['lr']:.2g}")]
         if "tokens_per_second" in speed:

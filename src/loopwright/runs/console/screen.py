@@ -317,6 +317,11 @@ def metric_text(value: float, interval: tuple[float, float] | None) -> str:
     return f"{value:.4f}" if interval is None else f"{value:.4f} ±{(interval[1] - interval[0]) / 2:.3f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def clock(seconds: float) -> str:
     """Return seconds as minutes and seconds, with hours if needed."""
     whole = int(seconds)

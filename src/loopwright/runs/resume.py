@@ -1,0 +1,104 @@
+"""Resume a run in its folder: settings, data, and whether there is anything left to do. No torch before that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.data import ReadingProgress, describe
+from loopwright.runs.kept_config import config_of
+from loopwright.runs.settings import Settings, settle
+from loopwright.runs.start import DATA_FLAGS, Outcome
+from loopwright.sources import DataPlan, check_unchanged
+from loopwright.tasks import get_task
+from loopwright.tasks.base import Task
+from loopwright.tasks.data import RunData
+
+
+def resume_run(
+    folder: RunFolder, changes: Sequence[str] | Mapping[str, Any], screen: Screen, module: Any = None
+) -> Outcome:
+    """Resume a run in its folder; called by `resume` and the command line.
+
+    Args:
+        folder: the run folder.
+        changes: flags, or values by name, that override the run's settings.
+        screen: prints the lines.
+        module: the model that the run was given in Python.
+    """
+    task = get_task(str(folder.metadata["task"]))
+    config = config_of(folder)
+    settings = replace(settle(task, changes, config), module=module)
+    _check_changes(settings, folder)
+    screen.attach(folder)
+    shown = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
+    screen.say(f"resume {folder.id}  {' '.join(shown)}")
+    if config != folder.config:
+        copy = config.parent.relative_to(folder.path)
+        screen.say(f"note: config.yaml was truncated; it is restored from {copy}")
+        write_atomically(folder.config, config.read_bytes())
+    if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
+        screen.say(f"note: --max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
+    with ReadingProgress(screen) as progress:
+        plan = _same_plan(task, settings, folder, progress)
+    status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
+    is_done = status["state"] == "done" and status["update"] == updates
+    if is_done and not _is_changed(settings, task, folder):
+        steps = settings.training.max_steps
+        longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
+        screen.say(f"already done: result.json has the metrics; {longer} trains on")
+        return Outcome(folder, "done", None)
+    screen.block("data", *describe(plan, settings.args))
+    from loopwright.runs.job import RunJob
+    from loopwright.runs.train import train
+
+    return train(RunJob(task, settings, RunData(plan), screen, folder))
+
+
+def _check_changes(settings: Settings, folder: RunFolder) -> None:
+    if "output_dir" in settings.given:
+        again = f"lw train {folder.path} --output_dir ..."
+        raise InputError("args.value", "a run is resumed in its own folder", fix=again, flag="--output_dir")
+    if settings.args.seeds > 1:
+        again = f"lw train {folder.path} --seeds {settings.args.seeds}"
+        fix = f"leave out --seeds   or   {again}"
+        raise InputError("args.value", "a resumed run has a single seed", fix=fix, flag="--seeds")
+
+
+def _is_changed(settings: Settings, task: Task, folder: RunFolder) -> bool:
+    """Whether the settings differ from the run's; epochs are ignored if max_steps sets the length."""
+    then, now = settle(task, config=folder.config).values(), settings.values()
+    epochs = {"num_train_epochs": None} if settings.training.max_steps > 0 else {}
+    return {**then, **epochs} != {**now, **epochs}
+
+
+def _same_plan(task: Task, settings: Settings, folder: RunFolder, progress: ReadingProgress) -> DataPlan:
+    """Return the run's plan if its data is unchanged, or a new plan of the changed data if that is allowed."""
+    plan = DataPlan.read(folder.data)
+    is_changed_allowed = settings.args.allow_changed_data
+    if not settings.given & set(DATA_FLAGS) and not is_changed_allowed:
+        check_unchanged(plan, progress)
+        return plan
+    fresh = task.preflight(settings.args, progress)
+    is_same = [file.sha256 for file in fresh.files] == [file.sha256 for file in plan.files]
+    if not is_same and not is_changed_allowed:
+        raise InputError(
+            "resume.data",
+            "the given data is not the data that the run began with",
+            saw=[f"then: {file.path} {file.sha256[:12]}" for file in plan.files]
+            + [f"now:  {file.path} {file.sha256[:12]}" for file in fresh.files],
+            fix="give the same files, or --allow_changed_data",
+        )
+    if fresh.labels != plan.labels:
+        raise InputError(
+            "resume.data",
+            "the labels of the data differ from those of the model",
+            saw=[f"then: {plan.labels}", f"now:  {fresh.labels}"],
+            fix="put the data back, or start a new run",
+        )
+    write_atomically(folder.data, fresh.to_json())
+    return fresh

@@ -1,0 +1,186 @@
+"""Train a run: everything before its first update, the training, and its end; also the parts of it that only try."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from loopwright.callbacks import TerminateOnNaNCallback
+from loopwright.engine.processes import gather_objects
+from loopwright.errors import InputError, Preempted
+from loopwright.progress import StopKind
+from loopwright.report import LiveReport
+from loopwright.results import LearningRateCurve
+from loopwright.run_folder import RunFolder, note_in_index, read_json, runs_root, write_json
+from loopwright.runs.auto.batch_size import choose_batch
+from loopwright.runs.auto.learning_rate import Search, choose_rate, find_rate
+from loopwright.runs.clock import Pace, TimeSpent
+from loopwright.runs.console import start as start_block
+from loopwright.runs.console.progress import ReportProgress
+from loopwright.runs.finish import finish
+from loopwright.runs.job import RunJob
+from loopwright.runs.provenance import place_facts, run_facts
+from loopwright.runs.start import Outcome
+from loopwright.runs.trial import plan_time, rehearse
+from loopwright.runs.weights import newest_checkpoint
+from loopwright.tasks.base import Origin
+
+_BASELINES = "baselines.json"
+
+
+def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> Outcome:
+    """Train in a new run folder, or resume in an existing one.
+
+    Args:
+        run: with the folder of the run to resume, or without one.
+        create_folder: creates the folder of a new run; called when everything else is ready.
+    """
+    folder = _prepare(run, create_folder)
+    pace = Pace(run.length, TimeSpent(start=time.monotonic() - run.screen.began))
+    watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
+    live = LiveReport(folder.path) if trainer.is_first else None
+    trainer.around_saves = pace.saving
+    trainer.on_record = None if screen.events is None else screen.events.hear
+    trainer.callback_handler.add_callbacks([watch, ReportProgress(run, pace, live), *run.callbacks()])
+    with run.data.watched(screen, "measuring the lengths of the rows"):
+        arguments = run.train_arguments()
+    state = "failed"
+    try:
+        result = trainer.train(run.job.train_dataset, **arguments)
+        pace.end_saves()
+        # Only rank 0 checks for the stop file; the other ranks learn of it here.
+        kind = getattr(gather_objects(result.stop_reason)[0], "kind", None)
+        state = "stopped" if kind is StopKind.FILE else "done"
+        if watch.triggered or kind is StopKind.NOT_FINITE:
+            state = "diverged"
+        if state == "done":
+            finish(run, result, pace.spent)
+    except (KeyboardInterrupt, Preempted) as interruption:
+        interruption.__notes__ = [start_block.print_saved(folder, pace.end_saves(), screen)]  # add_note needs 3.11
+        raise
+    finally:
+        screen.close_line()
+        if trainer.is_first:
+            value = folder.read_result().get("metrics", {}).get(run.best.short_name)
+            ended = state if state != "failed" else folder.status.get("state", state)
+            note_in_index(folder, state=ended, value=value)
+    return Outcome(folder, state, result)
+
+
+def _prepare(run: RunJob, create_folder: Callable[[], RunFolder] | None) -> RunFolder:
+    """Do everything before the first update, print the start block, and return the run folder."""
+    settings, screen, is_new = run.settings, run.screen, run.folder is None
+    origin = None
+    if run.folder is not None:
+        with screen.waiting("verifying the newest checkpoint", is_one_step=True):
+            run.checkpoint = newest_checkpoint(run.folder)
+    if run.folder is not None and run.checkpoint is not None:
+        _check_not_auto(run)
+        origin = Origin(str(run.folder.model), is_run=True, module=settings.module)
+    is_planned = settings.is_planned_by_time(not is_new)
+    _build(run, origin, is_planned)
+    folder: RunFolder = gather_objects(create_folder() if create_folder and run.trainer.is_first else run.folder)[0]
+    run.folder = folder
+    with _removed_on_failure(folder, is_new and run.trainer.is_first):
+        _write_start(run, is_planned)
+        if settings.args.rehearsal and run.checkpoint is None:
+            rehearse(run)
+            run.measure()
+        if "learning_rate" in settings.args.auto:
+            choose_rate(run)
+            run.trainer = run.create_trainer()
+        if is_planned:
+            plan_time(run)
+            start_block.print_batch(run)
+            if run.trainer.is_first:
+                settings.write(folder)
+            run.trainer = run.create_trainer()
+    screen.attach(folder)
+    if run.checkpoint is None and not is_planned:
+        start_block.print_time(run.length, screen)
+    screen.block("run", f"{folder.id} -> {os.path.normpath(folder.path)}")
+    if run.trainer.is_first:
+        best = run.best
+        folder.record(**run.notes)
+        note_in_index(folder, task=run.task.name, state="running", metric=best.short_name, direction=best.direction)
+    screen.add("start", **place_facts(folder), **run_facts(run))
+    return folder
+
+
+def _build(run: RunJob, origin: Origin | None, is_planned: bool) -> None:
+    """Build the model and the trainer, and print the start block up to the baselines."""
+    run.build(origin)
+    if run.folder is None or run.checkpoint is None:
+        run.score_baselines()
+        choose_batch(run)
+    else:
+        run.baselines = read_json(run.folder.path / _BASELINES, {})
+    run.measure()
+    start_block.print_device(run)
+    if not is_planned:
+        start_block.print_batch(run)
+    start_block.print_baselines(run)
+
+
+def _write_start(run: RunJob, is_planned: bool) -> None:
+    """Write settings, baselines and model config; those of a run that has begun stay as they are."""
+    folder, is_begun = run.folder, run.checkpoint is not None
+    if folder is None or not run.trainer.is_first:
+        return
+    if not is_begun or not is_planned:
+        run.settings.write(folder)
+    if not is_begun:
+        write_json(folder.path / _BASELINES, run.baselines)
+        folder.model.mkdir(exist_ok=True)
+        run.task.save_skeleton(run.job, folder.model)
+
+
+def rehearse_only(run: RunJob) -> None:
+    """Do everything up to the first update, then stop; called by `check` with a temporary folder."""
+    is_planned = run.settings.is_planned_by_time(is_begun=False)
+    _build(run, None, is_planned)
+    found = rehearse(run)
+    run.measure()
+    if is_planned:
+        plan_time(run)
+        start_block.print_batch(run)
+    else:
+        start_block.print_time(run.length, run.screen)
+    run.screen.tell("check", **run_facts(run), rehearsal=asdict(found))
+
+
+def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:
+    """Find a learning rate without writing anything; called by `lw find-lr`."""
+    run.build()
+    choose_batch(run)
+    run.measure()
+    start_block.print_device(run)
+    return find_rate(run, search)
+
+
+def _check_not_auto(run: RunJob) -> None:
+    """Refuse "auto" for a run that has already begun with a value."""
+    for name in run.args.auto:
+        value = f"{getattr(run.training, name):g}"
+        raise InputError(
+            "args.value",
+            f"--{name} auto: the run began with {value}",
+            fix=f"--{name} NUMBER   or   leave it out to keep {value}",
+        )
+
+
+@contextlib.contextmanager
+def _removed_on_failure(run: RunFolder, is_ours: bool) -> Iterator[None]:
+    """Remove the folder of a run that did not reach its first update."""
+    try:
+        yield
+    except BaseException:
+        if is_ours:
+            shutil.rmtree(run.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                runs_root().rmdir()  # if empty: this was the first run
+        raise

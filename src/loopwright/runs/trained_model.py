@@ -1,0 +1,152 @@
+"""The best model of a run: load, evaluate, predict, export. torch is imported only when the model is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopwright.errors import InputError
+from loopwright.run_folder import RunFolder, write_atomically
+from loopwright.runs.console.screen import Screen
+from loopwright.runs.data import ReadingProgress, by_role, describe, plan_of_file
+from loopwright.runs.kept_config import config_of
+from loopwright.runs.settings import settle
+from loopwright.sources import DataPlan, check_unchanged
+from loopwright.tasks import get_task
+from loopwright.tasks.base import Origin, Task
+from loopwright.tasks.data import RunData
+
+if TYPE_CHECKING:
+    from loopwright.tasks.base import Job
+
+
+def task_of_run(folder: RunFolder) -> Task:
+    """Return the task of a run."""
+    return get_task(str(folder.metadata["task"]))
+
+
+def load_run(
+    folder: RunFolder, plan: DataPlan | None = None, changes: Mapping[str, Any] | None = None, module: Any = None
+) -> Job:
+    """Return a job with the best weights of a run, on its device; its data is not opened.
+
+    Args:
+        folder: the run folder.
+        plan: the plan of other data; None for the run's own.
+        changes: settings that override the run's.
+        module: the model that the run was given in Python.
+    """
+    from loopwright.runs.job import build_job, prepare_torch
+    from loopwright.runs.weights import load_weights
+
+    task = task_of_run(folder)
+    settings = settle(task, changes or {}, config_of(folder))
+    prepare_torch(settings)
+    is_finished = folder.is_finished
+    if is_finished:
+        settings.args.lora, settings.args.freeze = False, None  # the adapters are in the weights
+    data = RunData(DataPlan.read(folder.data) if plan is None else plan)
+    job = build_job(task, data, settings, Origin(str(folder.model), is_run=True, module=module))
+    if not is_finished:
+        load_weights(job, folder)
+    job.model.to(settings.training.device)
+    return job
+
+
+def evaluate_run(
+    folder: RunFolder,
+    data: str | Path | None,
+    screen: Screen,
+    allow_changed_data: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    module: Any = None,
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Evaluate the best model of a run; return the metrics and their intervals.
+
+    Args:
+        folder: the run folder.
+        data: a file; None for the run's validation data, limited as in the run.
+        screen: prints the progress.
+        allow_changed_data: evaluate even if the run's own data has changed.
+        changes: settings that override the run's.
+        module: the model that the run was given in Python.
+    """
+    own = DataPlan.read(folder.data)
+    task = task_of_run(folder)
+    settings = settle(task, changes or {}, config_of(folder))
+    limit = settings.args.max_eval_samples
+    if data is None:
+        if not allow_changed_data:
+            with ReadingProgress(screen) as progress:
+                check_unchanged(own, progress)
+        plan, place = own, folder.evaluation
+    else:
+        plan = plan_of_file(task, task.schema(settings.args), settings, own, validation_file=data)
+        place = folder.evaluation / Path(data).stem
+        if "max_eval_samples" not in settings.given:
+            limit = None
+    screen.block("data", *describe(plan))
+    num_seen = 0 if data is None else own.num_trained_on(plan)
+    if num_seen:
+        screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
+    job = load_run(folder, plan, changes, module)
+    from loopwright.runs.finish import evaluate
+
+    rows = job.data.rows("validation")
+    if limit is not None and limit < len(rows):
+        screen.say(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
+    dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
+    with screen.waiting("evaluating") as waiting:
+        metrics, intervals, _ = evaluate(job, dataset, place, screen.say, waiting)
+    return metrics, intervals
+
+
+def predict_run(
+    folder: RunFolder,
+    inputs: str | Path | Sequence[Any],
+    changes: Mapping[str, Any] | None = None,
+    module: Any = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield a prediction for each row of a data file, or for each text or row.
+
+    Args:
+        folder: the run folder.
+        inputs: a file, texts, or rows as dicts by role or column.
+        changes: settings that override the run's.
+        module: the model that the run was given in Python.
+    """
+    task = task_of_run(folder)
+    plan = DataPlan.read(folder.data)
+    rows: Any
+    if isinstance(inputs, (str, Path)):
+        settings = settle(task, changes or {}, config_of(folder))
+        schema = task.schema(settings.args).for_prediction()
+        rows = plan_of_file(task, schema, settings, plan, test_file=inputs).rows("test")
+    elif all(isinstance(each, str) for each in inputs):
+        rows = task.rows_of_texts(plan, [str(each) for each in inputs])
+    else:
+        rows = [by_role(plan, each) for each in inputs if not isinstance(each, str)]
+    job = load_run(folder, changes=changes, module=module)
+    job.model.eval()
+    yield from task.predict_rows(job, rows)
+
+
+def export_run(folder: RunFolder, target: Path) -> Path:
+    """Export the best model of a run to a new folder."""
+    if target.exists() and any(target.iterdir()):
+        raise InputError("args.value", f"--to {target} is not empty", fix=f"--to {target / folder.id}")
+    job = load_run(folder)
+    from loopwright.runs.model_card import card_so_far
+    from loopwright.tasks.adapters import merged
+
+    job.model = merged(job.model)
+    target.mkdir(parents=True, exist_ok=True)
+    job.task.save(job, target)
+    card = folder.model / "README.md"
+    if folder.is_finished and card.is_file():
+        shutil.copy(card, target / "README.md")
+    else:
+        write_atomically(target / "README.md", card_so_far(job, folder))
+    return target
