@@ -162,10 +162,9 @@ def cli_page() -> str:
         "| verb | |",
         "|---|---|",
     ]
-    for verb, (_, text) in VERBS.items():
-        words, _, about = re.sub(r"  +", "\t", text).rpartition("\t")
-        usage = f"lw {verb} {words.strip()}".strip().replace("|", "or")
-        lines.append(f"| [`{usage}`](#{verb}) | {about.strip()} |")
+    for verb, (_, arguments, text) in VERBS.items():
+        usage = f"lw {verb} {arguments}".strip().replace("|", "or")
+        lines.append(f"| [`{usage}`](#{verb}) | {text} |")
     for verb in VERBS:
         lines += ["", f"## {verb}", ""]
         text = help_of(verb, "--help")

@@ -62,13 +62,13 @@ MOST_LINES = {
 }
 
 # Functions whose body is longer than MOST_BODY_LINES, with its length.
-LONG_BODIES = {"runs/job.py:_run": 69, "runs/job.py:train": 63}
+LONG_BODIES: dict[str, int] = {}
 
 # ------------------------------------------------------------------------------------------------- other limits
 
 MOST_FRAMES_OF_CORE = 8
 MOST_FRAMES_OF_HF = 12
-MOST_FRAMES_OF_LW_TRAIN = 17
+MOST_FRAMES_OF_LW_TRAIN = 14
 
 MOST_PRIVATE_METHODS = 13
 MOST_METHODS = 37
@@ -80,7 +80,7 @@ FULL_FOLDERS: dict[str, int] = {}  # "." is the top level
 MOST_GERUNDS = 21
 
 # First-level packages and modules that `cli` imports, at import time or later.
-CLI_IMPORTS = {"api", "checkpoint", "demos", "errors", "report", "run_folder", "runs", "sources", "tasks", "version"}
+CLI_IMPORTS = {"api", "checkpoint", "config", "errors", "report", "run_folder"}
 
 # How much there must at least be to look at. These only go up.
 LEAST_MODULES = 300
@@ -104,7 +104,7 @@ class Family(NamedTuple):
 
 # By "module:Class" of a class that is in the MRO of each of them. Entries are deleted and numbers go down, never up.
 EXPECTED_DEEPER = {
-    "loopwright.errors:LoopwrightError": Family(8, 3, "exceptions: people catch one kind, or all of ours"),
+    "loopwright.errors:LoopwrightError": Family(6, 3, "exceptions: people catch one kind, or all of ours"),
     "loopwright.trainer:Trainer": Family(3, 3, "a subclass of Trainer, as people write them"),
     "loopwright.hf.seq2seq:Seq2SeqTrainer": Family(1, 3, "transformers has it as a subclass of its Trainer"),
     "loopwright.hf.callbacks:EarlyStoppingCallback": Family(1, 3, "transformers' bases: a callback with a state"),

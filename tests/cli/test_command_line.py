@@ -258,11 +258,11 @@ def test_each_end_has_its_code(capsys, monkeypatch, error, code, told):
     [
         ("ENOSPC", "fix: make room, and resume\n"),
         ("EDQUOT", "fix: make room within your quota"),
-        ("EROFS", "fix: let the file system be written to"),
-        ("EACCES", "fix: give yourself the permission"),
-        ("EIO", "fix: look for faults of the disk"),
-        ("EMFILE", "fix: raise the number of open files"),
-        ("ENOTDIR", "fix: make sure that the folder is there"),
+        ("EROFS", "fix: make the file system writable"),
+        ("EACCES", "fix: get write permission"),
+        ("EIO", "fix: check the disk"),
+        ("EMFILE", "fix: raise the limit of open files"),
+        ("ENOTDIR", "fix: make sure that the folder exists"),
     ],
     ids=["space", "quota", "read-only", "permission", "faults", "open-files", "other"],
 )

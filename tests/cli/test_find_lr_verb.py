@@ -72,7 +72,7 @@ def test_a_rate_that_is_left_to_the_run_is_found_kept_and_gives_the_run_that_a_t
 
 def test_a_run_that_has_begun_refuses_to_look_for_its_rate(capsys, finished):
     code, _, err = run(capsys, "resume", finished.path, "--lr", "auto", "--epochs", "3")
-    assert code == 2 and "--learning_rate auto: the run has begun with 0.002" in err
+    assert code == 2 and "error[args.value]: --learning_rate auto: " in err and "to keep 0.002" in err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from loopwright.cli.exit_codes import guarded
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder, write_json
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.console.start import say_saved
+from loopwright.runs.console.start import print_saved
 from tasks.squares import write_squares
 
 COMMAND = [sys.executable, "-m", "loopwright"]
@@ -112,12 +112,12 @@ def test_the_checkpoints_of_a_trainer_are_verified_by_the_folder_that_it_saves_t
 def test_a_run_that_is_ended_at_once_says_which_state_there_is_and_that_it_can_go_on(capsys, finished, tmp_path):
     run = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
     name, path = run.status["last_checkpoint"], os.path.normpath(run.path)
-    assert say_saved(run, 0.5, Screen()) == f"saved checkpoints/{name} (0.5 s)   go on with: lw resume {path}"
+    assert print_saved(run, 0.5, Screen()) == f"saved checkpoints/{name} (0.5 s)   continue with: lw resume {path}"
     write_json(run.path / "status.json", {**run.status, "update": run.status["update"] + 1, "last_checkpoint": None})
-    told = f"not saved again: the last state is checkpoints/{name}   go on with: lw resume {path}"
-    assert say_saved(run, 0.5, Screen()) == told
+    told = f"not saved again: the last state is checkpoints/{name}   continue with: lw resume {path}"
+    assert print_saved(run, 0.5, Screen()) == told
     shutil.rmtree(run.checkpoints)
-    assert say_saved(run, 0.5, Screen()) == f"nothing was saved yet   begin again with: lw resume {path}"
+    assert print_saved(run, 0.5, Screen()) == f"nothing was saved yet   start again with: lw resume {path}"
     capsys.readouterr()
     assert main(["resume", path, "--max_steps", "1", "--quiet"]) == 0
     assert capsys.readouterr() == (f"{path}\n", "")
@@ -146,8 +146,8 @@ def test_a_run_by_updates_is_made_longer_by_updates_and_says_so_when_asked_for_e
     assert "lw resume run --max_steps 4\n" in train(capsys, reviews, "--max_steps", "2", "--out", "run")
     assert main(["resume", "run", "--epochs", "3"]) == 0
     out = capsys.readouterr().out
-    assert "--max_steps 2 decides how long the run is, not --epochs" in out
-    assert "already done" in out and "--max_steps 4 goes on" in out
+    assert "--max_steps 2 sets the length of the run, not --epochs" in out
+    assert "already done" in out and "--max_steps 4 trains on" in out
 
 
 def test_a_finished_run_is_not_evaluated_again(capsys, finished, tmp_path):
@@ -155,7 +155,7 @@ def test_a_finished_run_is_not_evaluated_again(capsys, finished, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*") if path.is_file() and path.name != "log.txt"}
     assert main(["resume", str(copied)]) == 0
     out = capsys.readouterr().out
-    assert "already done" in out and "--epochs 4 goes on" in out and len(out.splitlines()) == 2
+    assert "already done" in out and "--epochs 4 trains on" in out and len(out.splitlines()) == 2
     after = {path: path.stat().st_mtime_ns for path in copied.rglob("*") if path.is_file() and path.name != "log.txt"}
     assert after == before
 

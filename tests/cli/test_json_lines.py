@@ -17,9 +17,9 @@ import pytest
 
 from cli.streams import SignalsOn, parsed
 from loopwright.cli import main
-from loopwright.cli.json_output import telling
+from loopwright.cli.json_output import json_events
 from loopwright.cli.launch import work
-from loopwright.runs import job
+from loopwright.runs import train as runs_train
 from loopwright.runs.console.json_events import EventLines
 from tasks.reviews import read_lines
 from tasks.squares import write_squares
@@ -140,7 +140,7 @@ def test_a_signal_ends_a_run_in_order_and_the_last_line_says_how_to_go_on(monkey
 
 
 def test_a_signal_after_the_last_update_is_told_in_the_last_line_too(capsys, monkeypatch, reviews):
-    monkeypatch.setattr(job, "finish", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(runs_train, "finish", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     line = ["train", "text-classification", "--data", reviews, "--out", "run", "--max_steps", "2", *FLAGS]
     code, events = told(capsys, *line)
     assert (code, events[-1]["state"], events[-1]["next"]) == (75, "preempted", ["lw resume run"])
@@ -191,7 +191,7 @@ def test_an_evaluation_of_rows_that_were_trained_on_warns_before_it_answers(caps
 
 
 def test_what_others_print_and_warn_of_does_not_come_between_the_lines(capsys):
-    with telling(True) as events:
+    with json_events(True) as events:
         print("a library speaks")
         with warnings.catch_warnings():
             warnings.simplefilter("always")  # the tests raise them
@@ -212,9 +212,9 @@ def test_what_others_print_and_warn_of_does_not_come_between_the_lines(capsys):
 def test_what_c_libraries_and_other_processes_print_does_not_come_between_the_lines():
     script = """
 import os, subprocess
-from loopwright.cli.json_output import telling
+from loopwright.cli.json_output import json_events
 print("before")
-with telling(True) as events:
+with json_events(True) as events:
     os.write(1, b"C\\n")
     subprocess.run(["echo", "worker"], check=True)
     events.tell("value", number=1)

@@ -15,21 +15,22 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 def measure(results) -> None:
     from loopwright.run_folder import RunFolder
     from loopwright.runs.console.screen import Screen
-    from loopwright.runs.job import build_job, load_data, make_optimizer
+    from loopwright.runs.job import RunJob
     from loopwright.runs.settings import settle
-    from loopwright.runs.timing import time_run
+    from loopwright.runs.trial import time_run
     from loopwright.tasks import get_task
     from loopwright.tasks.base import Origin
     from loopwright.tasks.data import RunData
 
     folder, task = Path(os.environ["FOLDER"]), get_task("text-classification")
     settings = settle(task, ["--data", str(folder / "reviews.csv"), "--batch", "8", "--threads", "1", "--time", "2s"])
-    job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
-    load_data(job)
     screen = Screen(is_quiet=True)
     if os.environ["RANK"] == "1":
         screen.began -= 1000  # as if this process had begun long before
-    results["costs"] = asdict(time_run(job, make_optimizer, {}, RunFolder(folder), screen, None))
+    job = RunJob(task, settings, RunData(task.preflight(settings.args)), screen, RunFolder(folder))
+    job.build(Origin(None))
+    job.measure()
+    results["costs"] = asdict(time_run(job))
 
 
 def test_two_processes_stop_timing_together_and_take_what_the_first_has_measured(tmp_path):
@@ -39,4 +40,4 @@ def test_two_processes_stop_timing_together_and_take_what_the_first_has_measured
     first, second = run(measure, tmp_path, FOLDER=str(tmp_path))
     assert first["costs"] == second["costs"]
     assert 0 < first["costs"]["start"] < 1000 and first["costs"]["update"] > 0
-    assert not (tmp_path / ".timing").exists()
+    assert not (tmp_path / ".trial").exists()

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from loopwright.api import evaluation_flags, prediction_flags
-from loopwright.cli import _ALIASES, VERBS, main
+from loopwright.cli import VERBS, main
+from loopwright.cli.main import ALIASES
 from loopwright.errors import InputError
 from loopwright.runs.settings import settle
 from loopwright.sources import CODES
@@ -74,7 +75,7 @@ def problem_of(command: str) -> str | None:
     verb, *rest = words or [""]
     if verb in ("--help", "--version", "VERB"):
         return None
-    verb = _ALIASES.get(verb, verb)
+    verb = ALIASES.get(verb, verb)
     if verb not in VERBS:
         return f"{verb!r} is not a verb"
     if "--help" in rest:

@@ -106,7 +106,6 @@ def make_run(
 ) -> Path:
     """Write a whole run folder, and return it."""
     path.mkdir(parents=True, exist_ok=True)
-    write_json(path / "run.json", {"id": path.name, "task": task, "created": "2027-01-15T07:59:58+00:00"})
     write_json(path / "status.json", {"state": state, "update": 40, "epoch": 1, "last_checkpoint": "step-0000000040"})
     write_lines(path / "metrics.jsonl", records() if metrics is None else metrics)
     write_json(path / "data.json", data_plan(task, labels))
@@ -117,12 +116,21 @@ def make_run(
     }
     lines = [f"{name}: {json.dumps(value)}  # {source}\n" for name, (value, source) in settings.items()]
     (path / "config.yaml").write_text("".join(lines), encoding="utf-8")
-    command = "command: loopwright train x --data d.csv\nfolder: /gone\ntorch: 2.9\ngit commit: abc\n\n-old\n+new\n"
-    (path / "command.txt").write_text(command, encoding="utf-8")
-    log = (
-        "model   tiny  1 M parameters\ncheck   1 step: bit for bit the same\nResume guarantee T0, bit-exact: as ever\n"
-    )
-    (path / "log.txt").write_text(log, encoding="utf-8")
+    recorded = {
+        "sources": {name: source for name, (_, source) in settings.items()},
+        "environment": {
+            "command": "loopwright train x --data d.csv",
+            "folder": "/gone",
+            "torch": "2.9",
+            "git commit": "abc",
+            "uncommitted changes": "2 lines of diff in command.txt",
+        },
+        "model": "tiny  1 M parameters",
+        "rehearsal": "1 step: bit for bit the same",
+        "guarantee": "T0, bit-exact: as ever",
+    }
+    created = {"id": path.name, "task": task, "created": "2027-01-15T07:59:58+00:00"}
+    write_json(path / "run.json", {**created, **recorded})
     if result is not None:
         write_json(path / "result.json", result)
     if predictions is not None:

@@ -81,7 +81,7 @@ def test_what_cannot_work_is_refused_with_a_fix(run, capsys, words, told):
 
 
 def test_every_verb_about_a_run_is_a_function_or_a_method_of_one():
-    verbs = [verb for verb, (_, text) in VERBS.items() if text.startswith(("RUN", "[RUN"))]
+    verbs = [verb for verb, (_, arguments, _) in VERBS.items() if arguments.startswith(("RUN", "[RUN"))]
     assert len(verbs) >= 9
     assert [verb for verb in verbs if not callable(getattr(Run, verb, None))] == []
 

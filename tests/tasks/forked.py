@@ -13,7 +13,7 @@ from pathlib import Path
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "loopwright.runs.job",
+        "loopwright.runs.train",
         "transformers.models.gpt2.modeling_gpt2",
         "transformers.models.modernbert.modeling_modernbert",
         "transformers.models.t5.modeling_t5",

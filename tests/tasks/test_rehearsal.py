@@ -10,10 +10,10 @@ import torch
 from loopwright.data.images import ImageDataset
 from loopwright.errors import CheckpointError
 from loopwright.run_folder import RunFolder
-from loopwright.runs import rehearsal
+from loopwright.runs import trial
 from loopwright.runs.auto.learning_rate import Search, find_rate
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.job import build_job, load_data, make_optimizer
+from loopwright.runs.job import RunJob
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
@@ -22,22 +22,30 @@ from tasks.conftest import FLAGS
 
 
 @pytest.fixture
-def job(reviews):
-    """Return a job that is ready to train."""
+def run(reviews, tmp_path):
+    """Return a run that is ready to train."""
     task = get_task("text-classification")
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
     settings = settle(task, {**flags, "data": reviews})
-    made = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
-    load_data(made)
-    return made
+    data = RunData(task.preflight(settings.args))
+    run = RunJob(task, settings, data, Screen(is_quiet=True), RunFolder(tmp_path))
+    run.build(Origin(None))
+    run.measure()
+    return run
 
 
-def test_weights_generators_and_modes_are_put_back_bit_by_bit(job, tmp_path):
+@pytest.fixture
+def job(run):
+    """Return what the task gets."""
+    return run.job
+
+
+def test_weights_generators_and_modes_are_put_back_bit_by_bit(run, job, tmp_path):
     before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     torch.rand(3)
     generator = torch.get_rng_state()
     job.model.eval()
-    found = rehearsal.rehearse(job, make_optimizer, RunFolder(tmp_path), Screen(is_quiet=True), 3)
+    found = trial.rehearse(run)
     assert all(torch.equal(tensor, before[name]) for name, tensor in job.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(module.training for module in job.model.modules())
@@ -48,35 +56,35 @@ def test_weights_generators_and_modes_are_put_back_bit_by_bit(job, tmp_path):
     assert found.update_seconds > 0 and found.evaluation_seconds > 0
 
 
-def test_the_way_workers_are_started_does_not_matter_to_a_rehearsal_without_any(job, tmp_path):
+def test_the_way_workers_are_started_does_not_matter_to_a_rehearsal_without_any(run, job):
     job.training.dataloader_num_workers, job.training.dataloader_multiprocessing_context = 1, "spawn"
-    assert rehearsal.rehearse(job, make_optimizer, RunFolder(tmp_path), Screen(is_quiet=True), 3).loss > 0
+    assert trial.rehearse(run).loss > 0
 
 
-def test_a_checkpoint_that_reads_back_differently_is_found(job, tmp_path, monkeypatch):
-    genuine = rehearsal.read
+def test_a_checkpoint_that_reads_back_differently_is_found(run, monkeypatch):
+    genuine = trial.read
 
     def damaged(path):
         checkpoint = genuine(path)
         next(iter(checkpoint.model.values())).add_(1)
         return checkpoint
 
-    monkeypatch.setattr(rehearsal, "read", damaged)
+    monkeypatch.setattr(trial, "read", damaged)
     with pytest.raises(CheckpointError, match="loaded something else"):
-        rehearsal.rehearse(job, make_optimizer, RunFolder(tmp_path), Screen(is_quiet=True), 3)
+        trial.rehearse(run)
 
 
 def test_the_longest_rows_are_rehearsed(job):
-    chosen = rehearsal.longest_rows(job.train_dataset, 4)
+    chosen = trial.longest_rows(job.train_dataset, 4)
     lengths = [len(job.train_dataset[index]["input_ids"]) for index in range(len(job.train_dataset))]
     assert sorted((lengths[index] for index in chosen), reverse=True) == sorted(lengths, reverse=True)[:4]
 
 
 def test_as_many_texts_are_rehearsed_as_are_asked_for():
     dataset = [{"input_ids": [1] * (index % 7 + 1)} for index in range(700)]
-    assert len(set(rehearsal.longest_rows(dataset, 600))) == 600
-    assert len(rehearsal.longest_rows(dataset, 701)) == 700
-    assert rehearsal.longest_rows(dataset, 2) == [6, 13]
+    assert len(set(trial.longest_rows(dataset, 600))) == 600
+    assert len(trial.longest_rows(dataset, 701)) == 700
+    assert trial.longest_rows(dataset, 2) == [6, 13]
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken off"])
@@ -85,7 +93,7 @@ def test_there_is_one_way_to_put_a_job_back_and_it_puts_back_everything(job, is_
     frozen = next(iter(job.model.children())).eval()
     modes = [module.training for module in job.model.modules()]
     generator = torch.get_rng_state()
-    with pytest.raises(KeyError) if is_broken else nullcontext(), rehearsal.put_back(job, torch.device("cpu")):
+    with pytest.raises(KeyError) if is_broken else nullcontext(), trial.put_back(job, torch.device("cpu")):
         torch.rand(3)
         job.model.train()
         with torch.no_grad():
@@ -105,11 +113,11 @@ def test_no_image_is_decoded_to_choose_what_is_rehearsed():
         raise AssertionError(f"{row} was decoded")
 
     dataset = ImageDataset(range(1000), refuse, None, lambda scene, row: {})
-    assert rehearsal.longest_rows(dataset, 3) == [0, 1, 2]
-    assert rehearsal.longest_rows(dataset, 1001) == list(range(1000))
+    assert trial.longest_rows(dataset, 3) == [0, 1, 2]
+    assert trial.longest_rows(dataset, 1001) == list(range(1000))
 
 
-def test_finding_a_learning_rate_does_not_evaluate_the_training_data(job, monkeypatch):
+def test_finding_a_learning_rate_does_not_evaluate_the_training_data(run, job, monkeypatch):
     kind, seen = type(job.task), []
     whole = kind.compute_loss
 
@@ -121,6 +129,6 @@ def test_finding_a_learning_rate_does_not_evaluate_the_training_data(job, monkey
     job.args.eval_on_train = True
     num_updates = 2 * len(job.train_dataset) // job.training.train_batch_size
     search = Search(start=1e-6, end=1e-5, num_updates=num_updates)
-    curve = find_rate(job, make_optimizer, {"num_workers": 0}, Screen(is_quiet=True), search)
+    curve = find_rate(run, search)
     assert len(curve.rates) == num_updates
     assert seen == [True] * num_updates

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from loopwright.run_folder import RunFolder
-from loopwright.runs.clock import Course, Pace, TimeSpent
+from loopwright.runs.clock import Pace, RunLength, TimeSpent
 from loopwright.runs.console import screen
 from loopwright.runs.console import status_line as live_line
 from loopwright.runs.console.end import in_words
@@ -277,27 +277,27 @@ def test_a_mistake_is_told_on_one_line(sample, words):
 
 
 def test_the_course_counts_every_evaluation_that_is_to_come():
-    by_epoch = Course(100, 4, update_seconds=0.5, evaluation_seconds=2.0)
+    by_epoch = RunLength(100, 4, update_seconds=0.5, evaluation_seconds=2.0)
     assert [by_epoch.evaluations_after(update) for update in (0, 24, 25, 99, 100)] == [5, 5, 4, 2, 1]
     assert by_epoch.expected_seconds() == 100 * 0.5 + 5 * 2.0
-    assert Course(100, 4, evaluates=False).evaluations_after(0) == 1
-    assert Course(100, 4, evaluate_every=30).evaluations_after(0) == 1 + 4 + 3
-    both = Course(100, 4, evaluate_every=5)  # the ends of epochs are among them
+    assert RunLength(100, 4, evaluates=False).evaluations_after(0) == 1
+    assert RunLength(100, 4, evaluate_every=30).evaluations_after(0) == 1 + 4 + 3
+    both = RunLength(100, 4, evaluate_every=5)  # the ends of epochs are among them
     assert [both.evaluations_after(update) for update in (0, 24, 25, 99, 100)] == [21, 17, 16, 2, 1]
-    assert Course(50, 3, evaluate_every=25).evaluations_after(0) == 1 + 3 + 2 - 1  # the last one is the end's
-    assert Course(100, 4).expected_seconds() is None and by_epoch.epoch_at(30) == 1.2
+    assert RunLength(50, 3, evaluate_every=25).evaluations_after(0) == 1 + 3 + 2 - 1  # the last one is the end's
+    assert RunLength(100, 4).expected_seconds() is None and by_epoch.epoch_at(30) == 1.2
 
 
 def test_a_run_that_ends_inside_an_epoch_counts_whole_epochs_up_to_there():
-    course = Course(7, 3, evaluate_every=7, per_epoch=3)  # 3 + 3 + 1 updates
-    assert [course.epoch_at(update) for update in (3, 6)] == [1.0, 2.0] and course.epoch_at(7) == 7 / 3
-    assert [course.evaluations_after(update) for update in (0, 2, 3, 6, 7)] == [4, 4, 3, 2, 1]
+    length = RunLength(7, 3, evaluate_every=7, per_epoch=3)  # 3 + 3 + 1 updates
+    assert [length.epoch_at(update) for update in (3, 6)] == [1.0, 2.0] and length.epoch_at(7) == 7 / 3
+    assert [length.evaluations_after(update) for update in (0, 2, 3, 6, 7)] == [4, 4, 3, 2, 1]
 
 
 def test_the_time_left_is_that_of_updates_and_evaluations_as_they_were_measured(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Pace(Course(100, 2, update_seconds=9.0, evaluation_seconds=7.0), TimeSpent(start=3.0))
+    pace = Pace(RunLength(100, 2, update_seconds=9.0, evaluation_seconds=7.0), TimeSpent(start=3.0))
     pace.begin(0)
     assert pace.seconds_left(0) == 100 * 9.0 + 3 * 7.0
     now += 20.0

@@ -14,10 +14,10 @@ from loopwright.callbacks import TrainerCallback
 from loopwright.cli import main
 from loopwright.errors import InputError
 from loopwright.run_folder import RunFolder
-from loopwright.runs import timing
+from loopwright.runs import trial
 from loopwright.runs.auto.time_budget import Costs
 from loopwright.runs.console.screen import Screen
-from loopwright.runs.job import build_job, load_data, make_optimizer
+from loopwright.runs.job import RunJob
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 from loopwright.tasks.base import Origin
@@ -32,14 +32,14 @@ COSTS = Costs(start=1.2, warm_up=0.3, update=0.25, evaluation=0.7, training_eval
 @pytest.fixture
 def steady(monkeypatch):
     """Let a run be timed as it is, and then take as long as these costs say, whatever this machine does."""
-    genuine = timing.time_run
+    genuine = trial.time_run
 
     def time_run(*args):
         found = genuine(*args)
         assert min(found.start, found.update, found.evaluation, found.save) > 0
         return COSTS
 
-    monkeypatch.setattr(timing, "time_run", time_run)
+    monkeypatch.setattr(trial, "time_run", time_run)
 
 
 class Interrupt(TrainerCallback):
@@ -63,12 +63,15 @@ def test_timing_puts_everything_back_bit_by_bit_and_leaves_no_file(reviews, tmp_
     task = get_task("text-classification")
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
     settings = settle(task, {**flags, "data": reviews, "time": "4s", "eval_on_train": True})
-    job = build_job(task, RunData(task.preflight(settings.args)), settings, Origin(None))
-    load_data(job)
+    data = RunData(task.preflight(settings.args))
+    run = RunJob(task, settings, data, Screen(is_quiet=True), RunFolder(tmp_path))
+    run.build(Origin(None))
+    run.measure()
+    job = run.job
     job.model.eval()
     before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     generator = torch.get_rng_state()
-    found = timing.time_run(job, make_optimizer, {}, RunFolder(tmp_path), Screen(is_quiet=True), None)
+    found = trial.time_run(run)
     assert all(torch.equal(tensor, before[name]) for name, tensor in job.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(module.training for module in job.model.modules())
@@ -106,7 +109,7 @@ def test_a_run_with_a_time_that_is_interrupted_goes_on_to_the_same_end_bit_for_b
     def refuse(*args):
         raise AssertionError("the clock was read again")
 
-    monkeypatch.setattr(timing, "time_run", refuse)
+    monkeypatch.setattr(trial, "time_run", refuse)
     resumed = part.resume(quiet=True)
     assert resumed.result["updates"] == 12
     assert weights_of(resumed) == weights_of(whole) and resumed.metrics == whole.metrics
@@ -133,13 +136,13 @@ def test_check_says_what_would_be_planned_and_leaves_nothing(reviews, tmp_path, 
 
 
 def test_a_signal_while_updates_are_timed_leaves_no_run_and_nothing_to_resume(reviews, tmp_path, monkeypatch, capsys):
-    genuine = timing._Watch.on_update_end
+    genuine = trial._EnoughUpdates.on_update_end
 
     def end(watch, trainer, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
         genuine(watch, trainer, **kwargs)
 
-    monkeypatch.setattr(timing._Watch, "on_update_end", end)
+    monkeypatch.setattr(trial._EnoughUpdates, "on_update_end", end)
     flags = {name: value for name, value in FLAGS.items() if name != "quiet"}
     words = [
         "train",

@@ -14,11 +14,11 @@ from loopwright.runs.auto.time_budget import (
     check_fits,
     estimate,
     flag_text,
+    plan_text,
     planned_updates,
-    told_plan,
-    told_seconds,
+    seconds_text,
 )
-from loopwright.runs.clock import Course
+from loopwright.runs.clock import RunLength
 from loopwright.runs.settings import settle
 from loopwright.tasks import get_task
 
@@ -74,7 +74,7 @@ def test_what_is_not_a_time_is_refused_with_what_was_expected_and_the_nearest_on
 
 
 def test_times_are_reported_in_the_unit_that_reads_best():
-    told = [told_seconds(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
+    told = [seconds_text(seconds) for seconds in (0.4812, 9.96, 48.2, 99.6, 360, 3600, 7500)]
     assert told == ["0.48 s", "10 s", "48 s", "2 min", "6 min", "1 h", "2 h 5 min"]
 
 
@@ -176,10 +176,10 @@ COSTS = st.builds(
 )
 
 
-def course_of(num_updates, per_epoch=7, every=None, save_every=None):
+def length_of(num_updates, per_epoch=7, every=None, save_every=None):
     """Return the course of a run with epochs of some updates; a fraction is one of all updates."""
     interval = None if every is None else max(1, math.ceil(every * num_updates) if every < 1 else int(every))
-    return Course(
+    return RunLength(
         num_updates,
         math.ceil(num_updates / per_epoch),
         evaluate_every=interval,
@@ -201,7 +201,7 @@ def test_the_plan_is_never_over_the_time_and_with_one_more_update_it_would_be(
     seconds, costs, per_epoch, every, save_every, position
 ):
     def of(num_updates):
-        return course_of(num_updates, per_epoch, every, save_every)
+        return length_of(num_updates, per_epoch, every, save_every)
 
     planned = planned_updates(seconds, costs, of, position)
     assert planned >= position
@@ -212,28 +212,28 @@ def test_the_plan_is_never_over_the_time_and_with_one_more_update_it_would_be(
 def test_the_plan_of_a_run_is_the_one_worked_out_by_hand():
     costs = Costs(start=10, warm_up=2, update=0.5, evaluation=4, training_evaluation=3, save=1, end=3)
     # 21 updates are 3 epochs: 4 evaluations (one of the best model), 3 on the training data, 3 saves and the last one.
-    found = estimate(costs, course_of(21))
+    found = estimate(costs, length_of(21))
     assert (found.updates, found.evaluations, found.saves, found.others) == (10.5, 4 * 4 + 3 * 3, 4, 15)
-    assert planned_updates(found.total, costs, course_of) == 21
-    assert planned_updates(found.total + 8, costs, course_of) == 21  # the next epoch needs 8.5 s more
-    assert planned_updates(found.total + 8.5, costs, course_of) == 22
+    assert planned_updates(found.total, costs, length_of) == 21
+    assert planned_updates(found.total + 8, costs, length_of) == 21  # the next epoch needs 8.5 s more
+    assert planned_updates(found.total + 8.5, costs, length_of) == 22
     # From update 14 on one epoch is left.
-    rest = estimate(costs, course_of(21), position=14)
+    rest = estimate(costs, length_of(21), position=14)
     assert (rest.updates, rest.evaluations, rest.saves) == (3.5, 2 * 4 + 3, 2)
 
 
 def test_the_plan_is_reported_on_one_line():
     costs = Costs(start=50, warm_up=2, update=0.48, evaluation=120, training_evaluation=0, save=15, end=8)
     line = "2h: 14,200 steps (2.8 epochs) at 0.48 s, evaluations 8 min, saves 60 s, start and end 60 s"
-    assert told_plan("2h", costs, course_of(14200, 5000), 0) == line
-    assert told_plan("2h", costs, course_of(14200, 5000), 200).startswith("2h: 14,000 more of 14,200 steps")
+    assert plan_text("2h", costs, length_of(14200, 5000), 0) == line
+    assert plan_text("2h", costs, length_of(14200, 5000), 200).startswith("2h: 14,000 more of 14,200 steps")
 
 
 def test_a_time_too_short_for_one_update_is_refused_with_the_estimate():
     costs = Costs(start=6, warm_up=1, update=2, evaluation=5, training_evaluation=0, save=1, end=1)
-    check_fits("22s", costs, course_of(1), 0)
+    check_fits("22s", costs, length_of(1), 0)
     with pytest.raises(InputError) as refused:
-        check_fits("21s", costs, course_of(1), 0)
+        check_fits("21s", costs, length_of(1), 0)
     assert refused.value.what == "--time 21s is too short: with a single update the run takes about 22 s"
     assert refused.value.saw == (
         "6 s have passed before the first update; it takes 2 s",

@@ -37,7 +37,7 @@ class VerbParser(argparse.ArgumentParser):
         asked, unknown = self.parse_known_args(args, namespace)
         missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
         if missing:
-            names = ", ".join(["a run" if action.dest == "run" else _name(action) for action in missing])
+            names = ", ".join(map(_name, missing))
             raise InputError("args.value", f"{self.prog} needs {names}", fix=self._help_hint)
         if unknown:
             self._refuse(unknown[0].partition("=")[0])
@@ -70,7 +70,8 @@ class VerbParser(argparse.ArgumentParser):
 
 
 def _name(action: argparse.Action) -> str:
-    return action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+    name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+    return "a run" if name == "run" else name
 
 
 def add_run(parser: VerbParser) -> None:

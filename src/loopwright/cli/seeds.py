@@ -25,7 +25,7 @@ from loopwright.cli.json_output import train_with_events
 
 def train_seeds(
     settings: Settings,
-    argv: Sequence[str],
+    command: Sequence[str],
     open_screen: Callable[[], Screen],
     events: EventLines | None,
     is_quiet: bool,
@@ -36,12 +36,12 @@ def train_seeds(
 
     Args:
         settings: shared by all runs.
-        argv: the command line, without `lw`.
+        command: the command line.
         open_screen: returns a new screen for a run.
         events: the stream of `--json`.
         is_quiet: print only the folders of the runs.
     """
-    several = Seeds(settings, ["lw", *argv])
+    several = Seeds(settings, command)
     begun: list[SeedRun] = []
     worst = DONE
     with ends_early():

@@ -6,8 +6,7 @@ import functools
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from loopwright.api import (
@@ -69,16 +68,14 @@ class TaskVerb(VerbParser):
 
 def train(argv: list[str]) -> int:
     """Train a model; --check stops before the first update, --print_config before anything else."""
-    parser = _train_parser("train")
-    parser.add_argument("--check", action="store_true")
-    asked, rest = parser.parse_known_args(argv)
+    asked, rest = _train_parser("train").parse_known_args(argv)
     with json_events(asked.json) as events:
         settings = settings_of("train", asked, rest, events)
         if settings is None:
             return DONE if argv else INPUT
         if asked.check or asked.files:
             return _check(settings, asked, events)
-        return _train(settings, ["train", *argv], asked, events)
+        return _code_of(settings, ["lw", "train", *argv], asked, events)
 
 
 def check(argv: list[str]) -> int:
@@ -93,7 +90,8 @@ def check(argv: list[str]) -> int:
 
 def _train_parser(verb: str) -> TaskVerb:
     parser = TaskVerb(verb)
-    parser.add_argument("--files", action="store_true")
+    for name in ("check", "files"):
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--print_config", "--print-config", action="store_true")
     return parser
 
@@ -121,7 +119,10 @@ def resume(argv: list[str]) -> int:
         if not rest:
             raise InputError("args.value", "lw resume needs a run", fix="lw resume last")
         screen, run = screen_of(asked, events), find_run(rest[0])
-        return _code_of(functools.partial(resume_run, run, rest[1:], screen), screen, asked.quiet)
+        with _ended_by_signals():
+            if events is not None:
+                return train_with_events(functools.partial(resume_run, run, rest[1:], screen), screen, events)[0]
+            return _code_of_outcome(resume_run(run, rest[1:], screen), asked)
 
 
 def demo(argv: list[str]) -> int:
@@ -143,7 +144,7 @@ def demo(argv: list[str]) -> int:
             sys.stdout.write("\n".join([*lines, ""]))
             return DONE
         settings = demo_settings(get_task(rest[0]), rest[1:], screen_of(asked, events), asked.variant)
-        return _train(settings, ["demo", *argv], asked, events)
+        return _code_of(settings, ["lw", "demo", *argv], asked, events)
 
 
 def screen_of(asked: Namespace, events: EventLines | None = None) -> Screen:
@@ -151,21 +152,24 @@ def screen_of(asked: Namespace, events: EventLines | None = None) -> Screen:
     return Screen(is_main=is_first(), is_quiet=asked.quiet, is_plain=asked.plain, events=events)
 
 
-def _train(settings: Settings, command: list[str], asked: Namespace, events: EventLines | None) -> int:
-    if settings.args.seeds > 1:
-        return train_seeds(settings, command, functools.partial(screen_of, asked, events), events, asked.quiet)
-    screen = screen_of(asked, events)
-    return _code_of(functools.partial(start, settings, screen, ["lw", *command]), screen, asked.quiet)
-
-
-def _code_of(train: Callable[[], Outcome], screen: Screen, is_quiet: bool) -> int:
+def _code_of(settings: Settings, command: list[str], asked: Namespace, events: EventLines | None) -> int:
     """Train, and return the exit code; a quiet run prints only its folder."""
-    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"  # otherwise the launcher ends them, wherever they wait
-    with ends_early() if is_alone else nullcontext():
-        if screen.events is not None:
-            return train_with_events(train, screen, screen.events)[0]
-        outcome = train()
-    if is_quiet and is_first():
+    screen = screen_of(asked, events)
+    with _ended_by_signals():
+        if settings.args.seeds > 1:
+            return train_seeds(settings, command, functools.partial(screen_of, asked, events), events, asked.quiet)
+        if events is not None:
+            return train_with_events(functools.partial(start, settings, screen, command), screen, events)[0]
+        return _code_of_outcome(start(settings, screen, command), asked)
+
+
+def _ended_by_signals() -> AbstractContextManager[None]:
+    """Return a block that SIGTERM ends; a launcher ends its processes itself, wherever they wait."""
+    return ends_early() if os.environ.get("WORLD_SIZE", "1") == "1" else nullcontext()
+
+
+def _code_of_outcome(outcome: Outcome, asked: Namespace) -> int:
+    if asked.quiet and is_first():
         sys.stdout.write(f"{os.path.normpath(outcome.run.path)}\n")
     return code_of_run(outcome)
 

@@ -148,19 +148,17 @@ class _Stopwatch(TrainerCallback):
         self.save = time.monotonic() - began
 
 
-class _EnoughUpdates(_Stopwatch):
+class _EnoughUpdates(TrainerCallback):
     """Ends the timing with an evaluation and a save once it has seen enough updates.
 
     Args:
-        num_eval_batches: the length of the evaluation.
+        watch: times the updates.
         budget: the seconds of the whole run.
         on_update: called after each update with the number done.
     """
 
-    asks_alike = False  # clocks differ
-
-    def __init__(self, num_eval_batches: int, budget: float, on_update: Callable[[int], None]) -> None:
-        super().__init__(num_eval_batches)
+    def __init__(self, watch: _Stopwatch, budget: float, on_update: Callable[[int], None]) -> None:
+        self._watch = watch
         self._least_seconds = min(_LEAST_SECONDS, _MOST_SHARE * budget)
         self._seconds = _timed_seconds(budget)
         self._give_up_seconds = _GIVE_UP_SHARE * budget
@@ -171,7 +169,7 @@ class _EnoughUpdates(_Stopwatch):
     @property
     def update_seconds(self) -> float:
         """The mean over the timed updates, since rows differ in length."""
-        laps = self.updates or self._warm_ups  # there are none if a non-finite loss ended the run
+        laps = self._watch.updates or self._warm_ups  # there are none if a non-finite loss ended the run
         return max(sum(laps) / max(len(laps), 1), 1e-6)
 
     @property
@@ -181,13 +179,13 @@ class _EnoughUpdates(_Stopwatch):
 
     def on_update_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Record the duration of an update; after enough of them, request an evaluation and stop."""
-        super().on_update_end(trainer, **kwargs)
+        updates = self._watch.updates
         num_graphs = trainer.num_graphs  # type: ignore[attr-defined] # a TaskTrainer
         if len(self._warm_ups) < _NOT_COUNTED or num_graphs != self._num_graphs:
             self._num_graphs = num_graphs
-            self._warm_ups.append(self.updates.pop())
+            self._warm_ups.append(updates.pop())
         self._on_update(trainer.progress.update)
-        count, counted = len(self.updates), sum(self.updates)
+        count, counted = len(updates), sum(updates)
         is_enough = count >= _LEAST_COUNTED and counted >= (self._least_seconds if count >= _MANY else self._seconds)
         has_no_time = count > 0 and counted + sum(self._warm_ups) >= self._give_up_seconds
         if is_enough or has_no_time:
@@ -201,12 +199,12 @@ def _timed_seconds(budget: float) -> float:
 
 
 @contextmanager
-def _trial(run: RunJob, watch: _Stopwatch) -> Iterator[tuple[TaskTrainer, Path]]:
+def _trial(run: RunJob, watch: _Stopwatch, *callbacks: TrainerCallback) -> Iterator[tuple[TaskTrainer, Path]]:
     """Yield a trainer that the stopwatch times, and a folder for a checkpoint; then restore and remove everything."""
     folder = run.path / ".trial"
     remove = world_process_zero_only(shutil.rmtree)
     remove(folder, ignore_errors=True)  # stale, from a process killed during a trial
-    trainer = run.create_trainer([watch], is_trial=True)
+    trainer = run.create_trainer([watch, *callbacks], is_trial=True)
     trainer.around_saves = watch.saving
     with put_back(run.job, trainer.device):
         try:
@@ -376,8 +374,9 @@ def time_run(run: RunJob) -> Costs:
         affordable = min(int(_timed_seconds(budget) / run.evaluation_seconds * num_batches), _MANY)
     num_timed: int = gather_objects(min(num_batches, max(affordable, _EVAL_BATCHES)))[0]
     with run.screen.waiting("timing updates") as waiting:
-        watch = _EnoughUpdates(num_timed, budget, waiting.to)
-        with _trial(run, watch) as (trainer, folder):
+        watch = _Stopwatch(num_timed)
+        updates = _EnoughUpdates(watch, budget, waiting.to)
+        with _trial(run, watch, updates) as (trainer, folder):
             trainer.train(
                 job.train_dataset,
                 **run.loop_arguments(),
@@ -391,8 +390,8 @@ def time_run(run: RunJob) -> Costs:
     test_rows = len(job.data.rows("test")) if job.data.has("test") else 0
     mine = Costs(
         start=time.monotonic() - run.screen.began,
-        warm_up=watch.warm_up_seconds,
-        update=watch.update_seconds,
+        warm_up=updates.warm_up_seconds,
+        update=updates.update_seconds,
         evaluation=evaluation,
         training_evaluation=len(job.train_dataset) * per_row if job.args.eval_on_train else 0.0,
         save=watch.save,
