@@ -126,8 +126,9 @@ EXPECTED_DEEPER = {
 NAMES_OF_OTHER_LIBRARIES = {
     "data/workers.py _poll": "multiprocessing's queue",
     "engine/buffers.py _version": "torch's counter of changes to a tensor",
-    "engine/joint_failure.py _exit": "a function of os",
     "engine/nested.py _fields": "of a named tuple",
+    "lr_finder.py _buffers": "of a torch module",
+    "lr_finder.py _parameters": "of a torch module",
     "schedulers/placeholders.py _fields": "of a named tuple",
     "sources/hub.py _fingerprint": "of a dataset of datasets",
     "sources/plan.py _fields": "of a named tuple",

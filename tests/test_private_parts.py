@@ -34,7 +34,7 @@ USES = {
         *("_timeout", "_utils", "_worker_pids_set", "_worker_result_queue", "_workers", "_workers_status"),
     },
     "engine/buffers.py": {"_foreach_copy_", "_version"},
-    "engine/compiling.py": {"_compiled_call_impl", "_dynamo"},
+    "engine/compilation.py": {"_compiled_call_impl", "_dynamo"},
     "engine/engine.py": {
         *("_BatchNorm", "_is_accelerate_prepared", "_orig_mod", "_original_forward", "_reset_state"),
         *("_optimizer_original_step_method", "_optimizer_patched_step_method"),
@@ -46,7 +46,8 @@ USES = {
     "engine/sharding.py": {"_foreach_mul_", "_no_split_modules", "_orig_mod", "_utils"},
     "hf/classifiers.py": {"_compiled_call_impl"},
     "hf/loss.py": {"_orig_mod"},
-    "metrics/generation.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
+    "lr_finder.py": {"_buffers", "_parameters"},
+    "metrics/texts.py": {"_compute_score_from_stats", "_extract_corpus_statistics"},
     "runs/settings.py": {"_actions", "_option_string_actions"},
     "sources/hub.py": {"_fingerprint"},
     "stepping/graphs.py": {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
@@ -178,6 +179,14 @@ def _():
     before = tensor._version
     tensor.add_(1)
     assert tensor._version == before + 1
+
+
+@part("_buffers", "_parameters")
+def _():
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("absent", None)
+    assert module._parameters["weight"] is module.weight and list(module._parameters) == ["weight", "bias"]
+    assert module._buffers["running_mean"] is module.running_mean and module._buffers["absent"] is None
 
 
 @part("_BatchNorm", "_DropoutNd")

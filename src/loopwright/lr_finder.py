@@ -280,6 +280,7 @@ def _kept_module(module: nn.Module) -> Callable[[], None]:
     They may be on another device by then, or split over processes.
     """
     mode = module.training
+    # The public iterators leave out entries that are None.
     parameters = {name: _copy(value) for name, value in module._parameters.items()}
     buffers = {name: _copy(value) for name, value in module._buffers.items()}
 
