@@ -170,7 +170,7 @@ EMPTY, BOX, IMAGES = objects([], [], []), [[0, 0, 1, 1]], np.zeros((1, 3, 4, 4))
 @pytest.mark.parametrize(
     ("name", "options", "columns", "expected"),
     [
-        bad("predictions of squad must be texts, got 1", "squad", [1], ["a"]),
+        bad("predictions must be texts, got 1", "squad", [1], ["a"]),
         bad("sample 0 of squad has no answer: use squad_v2", "squad", ["a"], [[]]),
         bad("must be the answers to a question, as texts", "squad", ["a"], [[1]]),
         bad("must be a list with one entry per sample, got 'a'", "squad", "a", ["a"]),
@@ -180,11 +180,11 @@ EMPTY, BOX, IMAGES = objects([], [], []), [[0, 0, 1, 1]], np.zeros((1, 3, 4, 4))
         bad("is a sequence of tags, got 'O'", "entities", ["O"], ["O"]),
         bad("index 1, but there are 1 labels", "entities", [[1]], [[0]], {"labels": ["O"]}),
         bad("take the argmax first", "token_accuracy", np.zeros((1, 3, 5)), np.zeros((1, 3))),
-        bad("references of rouge must be texts, got []", "rouge", ["a"], [[]]),
-        bad("predictions of chrf must be texts, got ['a']", "chrf", [["a"]], ["a"]),
+        bad("references must be texts, got []", "rouge", ["a"], [[]]),
+        bad("predictions must be texts, got ['a']", "chrf", [["a"]], ["a"]),
         bad("indices into rows of 2 similarities, got 2", "retrieval", [[1.0, 2.0]], [2]),
         bad("must be one row of numbers per sample", "retrieval", [1.0], [0]),
-        bad("must be indices into the rows", "retrieval", [[1.0]], [0.5]),
+        bad("references must be whole numbers", "retrieval", [[1.0]], [0.5]),
         bad("rows of different lengths", "retrieval", [[1.0], [1.0, 2.0]], [0, 0]),
         bad("the same shape, got (1, 1) and (1, 2)", "cosine_spearman", first=[[1]], second=[[1, 2]], scores=[1.0]),
         bad("num_bytes must be whole numbers", "bits_per_byte", sums=[1.0], counts=[1], num_bytes=[0.5]),
@@ -193,7 +193,7 @@ EMPTY, BOX, IMAGES = objects([], [], []), [[0, 0, 1, 1]], np.zeros((1, 3, 4, 4))
         bad("must have 1 columns", "multilabel", [[1, 0]], [[1, 0]], {"labels": ["a"]}),
         bad("must be labels, got 0.5", "confusion_matrix", [0.5], [1]),
         bad("are classes in rows of 2, got 2", "top_k_accuracy", [[1.0, 2.0]], [2]),
-        bad("must be classes, got", "top_k_accuracy", [[1.0, 2.0]], [0.5]),
+        bad("references must be whole numbers", "top_k_accuracy", [[1.0, 2.0]], [0.5]),
         bad("must be one row of numbers per sample", "top_k_accuracy", [1, 0], [1, 0]),
         bad("resize them, then take the argmax", "mean_iou", np.zeros((1, 3, 2, 2)), np.zeros((1, 2, 2))),
         bad("is the class of each pixel, got the type", "mean_iou", [[[0.5]]], [[[1]]]),
@@ -210,7 +210,7 @@ EMPTY, BOX, IMAGES = objects([], [], []), [[0, 0, 1, 1]], np.zeros((1, 3, 4, 4))
             positions=[7]),
         bad("the reference of image 7 has the classes [1], expected from 0 to 0", "coco_ap", [EMPTY],
             [objects(BOX, [1])], {"labels": ["cat"]}, positions=[7]),
-        bad("positions of coco_ap must be whole numbers", "coco_ap", [EMPTY], [EMPTY], positions=["a"]),
+        bad("positions must be whole numbers", "coco_ap", [EMPTY], [EMPTY], positions=["a"]),
     ],
 )  # fmt: skip
 def test_unusable_samples_are_refused_and_not_counted(name, options, columns, expected):

@@ -8,7 +8,7 @@ same bits for every batch size, order and number of processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -36,6 +36,7 @@ class Metric(ABC):
         name: the name in the registry, and usually the key of the result.
         greater_is_better: the direction in which the metric improves.
         columns: the names of `add_batch`'s arguments.
+        forms: the function that reads each column; `as_column` if it has none.
         options: the options of this metric and their values.
         options_apply_early: whether options apply when samples are added. They then belong to `load`, or to a
             `compute` that gets all the samples.
@@ -44,6 +45,7 @@ class Metric(ABC):
     name: ClassVar[str]
     greater_is_better: bool = True
     columns: tuple[str, ...] = ("predictions", "references")
+    forms: ClassVar[Mapping[str, Callable[[str, Any], Column]]] = MappingProxyType({})
     defaults: ClassVar[Options] = MappingProxyType({})
     options_apply_early: ClassVar[bool] = False
 
@@ -105,7 +107,7 @@ class Metric(ABC):
 
     def column(self, name: str, values: Any) -> Column:
         """Return a column as an array whose first dimension is the samples; called by `as_columns`."""
-        return as_column(name, values)
+        return self.forms.get(name, as_column)(name, values)
 
     def _known(self, options: Options) -> dict[str, Any]:
         """Return the options, validated; called with those given to the constructor or to `compute`."""
@@ -257,7 +259,7 @@ class Combined(Metric):
 
     def column(self, name: str, values: Any) -> Column:
         """Return a column in the form of the part that takes several values per sample, if there is one."""
-        wider = [part for part in self.parts if type(part).column is not Metric.column]
+        wider = [part for part in self.parts if part.forms or type(part).column is not Metric.column]
         return (wider or self.parts)[0].column(name, values)
 
     @property
@@ -314,11 +316,11 @@ def as_column(name: str, values: Any) -> Column:
     return array.reshape(-1)
 
 
-def as_integers(metric: str, name: str, values: Any, what: str) -> Counts:
-    """Return the values as one integer per sample; `what` says what they must be, for the error."""
+def as_integers(name: str, values: Any) -> Counts:
+    """Return the values as one integer per sample."""
     array = as_column(name, values)
     if len(array) and array.dtype.kind not in "iu":
-        raise DataError(f"{name} of {metric} must be {what}, got an array of type {array.dtype}")
+        raise DataError(f"{name} must be whole numbers, got an array of type {array.dtype}")
     return array.astype(np.int64)
 
 

@@ -244,11 +244,9 @@ class MultiLabel(CountingMetric):
     """
 
     name = "multilabel"
+    forms: ClassVar = {"predictions": as_matrix, "references": as_matrix}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"threshold": None, "labels": None})
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_matrix(name, values)
 
     def count(self, columns: Columns) -> Counts:
         """Return whether all labels are right, 1, and three counts per label: right, predicted, referred to."""

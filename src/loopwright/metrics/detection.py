@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, Columns, Metric, Options, as_integers, as_items, extra_module, without_torch
+from loopwright.metrics.base import Columns, Metric, Options, as_integers, as_items, extra_module, without_torch
 from loopwright.metrics.sums import Numbers
 
 IOU_TYPES = ("bbox", "segm")
@@ -68,6 +68,7 @@ class CocoAP(Metric):
     name = "coco_ap"
     options_apply_early = True
     columns = ("predictions", "references", "positions")
+    forms: ClassVar = {"predictions": as_items, "references": as_items, "positions": as_integers}
     defaults: ClassVar[Options] = MappingProxyType({"iou_types": ("bbox",), "labels": None})
 
     def __init__(self, **options: Any) -> None:
@@ -85,9 +86,6 @@ class CocoAP(Metric):
             if not types or any(each not in IOU_TYPES for each in types):
                 raise ConfigError(f"iou_types of {self.name} are {' or '.join(IOU_TYPES)}, got {given!r}")
         return known
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_integers(self.name, name, values, "whole numbers") if name == "positions" else as_items(name, values)
 
     def update(self, columns: Columns) -> None:
         """Keep the objects of each image, unless its position has been seen."""

@@ -47,6 +47,7 @@ class TopKAccuracy(ShareMetric):
     """
 
     name = "top_k_accuracy"
+    forms: ClassVar = {"predictions": as_matrix, "references": as_integers}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5)})
 
@@ -57,19 +58,13 @@ class TopKAccuracy(ShareMetric):
     def _known(self, options: Options) -> dict[str, Any]:
         return as_ks(self.name, super()._known(options))
 
-    def column(self, name: str, values: Any) -> Column:
-        if name == "predictions":
-            return as_matrix(name, values)
-        return as_integers(self.name, name, values, "classes")
-
     def hits(self, columns: Columns) -> list[Column]:
         scores, classes = columns["predictions"], columns["references"]
         num_classes = scores.shape[1]
         is_wrong = (classes < 0) | (classes >= num_classes)
         if is_wrong.any():
-            raise DataError(
-                f"references of {self.name} are classes in rows of {num_classes}, got {classes[is_wrong][0]}"
-            )
+            wrong = classes[is_wrong][0]
+            raise DataError(f"references of {self.name} are classes in rows of {num_classes}, got {wrong}")
         own = scores[np.arange(len(classes)), classes][:, None]
         is_before = ~(scores <= own) | ((scores == own) & (np.arange(num_classes) < classes[:, None]))
         ranks = is_before.sum(axis=1)
@@ -88,14 +83,12 @@ class MeanIoU(CountingMetric):
     """
 
     name = "mean_iou"
+    forms: ClassVar = {"predictions": as_items, "references": as_items}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": 255})
 
     def create_state(self) -> Totals:
         return Totals(num_dimensions=2)  # pixels by reference and prediction
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_items(name, values)
 
     def update(self, columns: Columns) -> None:
         for matrix in self._matrices(columns):
@@ -123,20 +116,18 @@ class MeanIoU(CountingMetric):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per class; call it before `compute`, which resets the metric."""
-        rows = []
-        for index, (right, predicted, referred) in enumerate(_sums_of(self._state.sums).reshape(-1, 3).tolist()):
-            union = predicted + referred - right
-            names = self.options["labels"]
-            rows.append(
-                {
-                    "label": index if names is None else names[index],
-                    "iou": right / union if union else None,
-                    "accuracy": right / referred if referred else None,
-                    "num_references": referred,
-                    "num_predictions": predicted,
-                }
-            )
-        return rows
+        sums = _sums_of(self._state.sums).reshape(-1, 3).tolist()
+        labels = range(len(sums)) if self.options["labels"] is None else self.options["labels"]
+        return [
+            {
+                "label": label,
+                "iou": right / (predicted + referred - right) if predicted + referred else None,
+                "accuracy": right / referred if referred else None,
+                "num_references": referred,
+                "num_predictions": predicted,
+            }
+            for label, (right, predicted, referred) in zip(labels, sums, strict=False)
+        ]
 
     def confusion_matrix(self) -> list[list[int]]:
         """Return pixel counts, a row per true class, a column per predicted one; call it before `compute`."""
@@ -186,6 +177,7 @@ class ReconstructionError(MeanLoss):
     name = "reconstruction_error"
     options_apply_early = True
     columns = ("predictions", "references", "masks")
+    forms: ClassVar = dict.fromkeys(columns, as_items)
     terms = ("sums", "counts", "baseline_sums")
     defaults: ClassVar[Options] = MappingProxyType({"mean_image": None})
 
@@ -195,9 +187,6 @@ class ReconstructionError(MeanLoss):
             # As lists: options are compared when metrics are merged.
             known["mean_image"] = np.asarray(without_torch(known["mean_image"]), dtype=np.float64).tolist()
         return known
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_items(name, values)
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return each sample's sum of squares, the mean image's sum, and the number of hidden pixels."""
@@ -233,9 +222,8 @@ class ReconstructionError(MeanLoss):
         try:
             return np.broadcast_to(mean, image.shape)
         except ValueError:
-            raise DataError(
-                f"the mean_image of {self.name} has the shape {mean.shape}, images have {image.shape}"
-            ) from None
+            shapes = f"the shape {mean.shape}, images have {image.shape}"
+            raise DataError(f"the mean_image of {self.name} has {shapes}") from None
 
 
 def _sums_of(matrix: Counts) -> Counts:

@@ -38,6 +38,36 @@ def answer_scores(prediction: str, answers: list[str]) -> tuple[float, float]:
     return float(predicted in expected), max(_word_f1(predicted.split(), each.split()) for each in expected)
 
 
+def as_predictions(name: str, values: Any) -> Column:
+    """Return the predicted texts; rows in the form of `evaluate` have them as "prediction_text"."""
+    rows = as_items(name, values)
+    for index, row in enumerate(rows):
+        rows[index] = row.get("prediction_text") if isinstance(row, Mapping) else row
+        if not isinstance(rows[index], str):
+            raise DataError(f"{name} must be texts, got {row!r:.80}")
+    return rows
+
+
+def as_answers(name: str, values: Any) -> Column:
+    """Return the answers to each question as a list of texts."""
+    rows = as_items(name, values)
+    for index, row in enumerate(rows):
+        given: Any = row.get("answers", row) if isinstance(row, Mapping) else row
+        given = given.get("text") if isinstance(given, Mapping) else given
+        rows[index] = [given] if isinstance(given, str) or not hasattr(given, "__iter__") else list(given)
+        if not all(isinstance(each, str) for each in rows[index]):
+            raise DataError(f"{name} must be the answers to a question, as texts, got {row!r:.80}")
+    return rows
+
+
+def as_scores(name: str, values: Any) -> Numbers:
+    """Return the scores as doubles."""
+    scores = as_column(name, values)
+    if scores.dtype.kind not in "biuf" or np.isnan(scores.astype(np.float64)).any():
+        raise DataError(f"{name} must be numbers, one for each prediction")
+    return scores.astype(np.float64)
+
+
 class Squad(MeanMetric):
     """Exact match and F1 of SQuAD 1.1, where every question has an answer.
 
@@ -49,13 +79,11 @@ class Squad(MeanMetric):
     name = "squad"
     scale = 100
     names = ("exact_match", "f1")
+    forms: ClassVar = {"predictions": as_predictions, "references": as_answers}
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns; rows that name their question must match."""
         return super().as_columns(_of_the_same_questions(self.name, columns))
-
-    def column(self, name: str, values: Any) -> Column:
-        return _answer_column(self.name, name, values)
 
     def values(self, columns: Columns) -> Numbers:
         for index, answers in enumerate(columns["references"]):
@@ -77,6 +105,7 @@ class SquadV2(CountingMetric):
 
     name = "squad_v2"
     columns = ("predictions", "references", "no_answer_scores")
+    forms: ClassVar = {"predictions": as_predictions, "references": as_answers, "no_answer_scores": as_scores}
     defaults: ClassVar[Options] = MappingProxyType({"no_answer_threshold": 1.0})
 
     def create_state(self) -> Rows:
@@ -90,14 +119,6 @@ class SquadV2(CountingMetric):
             scores = [row.get("no_answer_probability", 0.0) if isinstance(row, Mapping) else 0.0 for row in rows]
             columns = {**columns, "no_answer_scores": np.asarray(scores, dtype=np.float64)}
         return super().as_columns(columns)
-
-    def column(self, name: str, values: Any) -> Column:
-        if name != "no_answer_scores":
-            return _answer_column(self.name, name, values)
-        scores = as_column(name, values)
-        if scores.dtype.kind not in "biuf" or np.isnan(scores.astype(np.float64)).any():
-            raise DataError("no_answer_scores must be numbers, one for each prediction")
-        return scores.astype(np.float64)
 
     def update(self, columns: Columns) -> None:
         self._state.add(self._samples(columns))
@@ -163,32 +184,6 @@ def _of_the_same_questions(metric: str, columns: Mapping[str, Any]) -> Mapping[s
                 "Give both in the same order."
             )
     return {**columns, **rows}
-
-
-def _answer_column(metric: str, name: str, values: Any) -> Column:
-    """Return predictions as texts, references as lists of texts."""
-    rows = as_items(name, values)
-    for index, row in enumerate(rows):
-        rows[index] = _predicted_text(metric, row) if name == "predictions" else _answers(metric, row)
-    return rows
-
-
-def _predicted_text(metric: str, row: Any) -> str:
-    text = row.get("prediction_text") if isinstance(row, Mapping) else row
-    if not isinstance(text, str):
-        raise DataError(f"predictions of {metric} must be texts, got {row!r:.80}")
-    return text
-
-
-def _answers(metric: str, row: Any) -> list[str]:
-    given = row
-    if isinstance(row, Mapping):
-        inner = row.get("answers", row)
-        given = inner.get("text") if isinstance(inner, Mapping) else inner
-    answers = [given] if isinstance(given, str) else list(given) if hasattr(given, "__iter__") else [given]
-    if not all(isinstance(each, str) for each in answers):
-        raise DataError(f"references of {metric} must be the answers to a question, as texts, got {row!r:.80}")
-    return answers
 
 
 def _thresholded(samples: Numbers, threshold: Any) -> tuple[Numbers, Numbers]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, Columns, Options, as_column, as_integers, as_ks, as_matrix
+from loopwright.metrics.base import Column, Columns, Options, as_integers, as_ks, as_matrix
 from loopwright.metrics.means import MeanMetric
 from loopwright.metrics.regression import SpearmanCorrelation
 from loopwright.metrics.sums import Numbers
@@ -31,6 +31,7 @@ class Retrieval(MeanMetric):
     """
 
     name = "retrieval"
+    forms: ClassVar = {"predictions": as_matrix, "references": as_integers}
     options_apply_early = True
     defaults: ClassVar[Options] = MappingProxyType({"ks": (1, 5, 10)})
 
@@ -45,11 +46,6 @@ class Retrieval(MeanMetric):
         if "ks" in given:  # they decide what is kept, before any query is added
             raise ConfigError("ks of retrieval apply when queries are added: pass them to load('retrieval', ks=...)")
         return super().compute(**given)
-
-    def column(self, name: str, values: Any) -> Column:
-        if name == "predictions":
-            return as_matrix(name, values)
-        return as_integers(self.name, name, values, "indices into the rows")
 
     def values(self, columns: Columns) -> Numbers:
         similarities, places = columns["predictions"], columns["references"]
@@ -71,6 +67,7 @@ class CosineSpearman(SpearmanCorrelation):
 
     name = "cosine_spearman"
     columns = ("first", "second", "scores")
+    forms: ClassVar = {"first": as_matrix, "second": as_matrix}
 
     def as_columns(self, columns: Mapping[str, Any]) -> dict[str, Column]:
         """Return the cosines and the scores."""
@@ -81,23 +78,17 @@ class CosineSpearman(SpearmanCorrelation):
         products = normalized_rows(arrays["first"]) * normalized_rows(arrays["second"])
         return {"predictions": products.sum(axis=1), "references": arrays["scores"]}
 
-    def column(self, name: str, values: Any) -> Column:
-        return as_column(name, values) if name == "scores" else as_matrix(name, values)
-
 
 def similarity_rows(queries: Any, pool: Any, chunk_size: int = 256) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (index of the first query, cosine similarities of some queries to the whole pool).
+    """Yield (index of the first query, cosine similarities of `chunk_size` queries to the whole pool).
 
-    Args:
-        queries: embeddings, one row each: lists, a numpy array or a tensor.
-        pool: embeddings of the items, one row each.
-        chunk_size: the number of queries in a chunk.
+    Queries and pool are embeddings, one row each: lists, a numpy array or a tensor.
     """
-    asked, items = as_matrix("queries", queries), normalized_rows(as_matrix("pool", pool))
-    if asked.shape[1] != items.shape[1]:
-        raise DataError(f"queries have {asked.shape[1]} dimensions, but items of the pool {items.shape[1]}")
-    for start in range(0, len(asked), chunk_size):
-        yield start, normalized_rows(asked[start : start + chunk_size]) @ items.T
+    rows, items = as_matrix("queries", queries), normalized_rows(as_matrix("pool", pool))
+    if rows.shape[1] != items.shape[1]:
+        raise DataError(f"queries have {rows.shape[1]} dimensions, but items of the pool {items.shape[1]}")
+    for start in range(0, len(rows), chunk_size):
+        yield start, normalized_rows(rows[start : start + chunk_size]) @ items.T
 
 
 def normalized_rows(rows: Column) -> Numbers:

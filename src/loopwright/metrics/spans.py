@@ -14,13 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loopwright.errors import ConfigError, DataError
-from loopwright.metrics.base import Column, Columns, CountingMetric, Options, Scores, as_items, extra_module, ratio
+from loopwright.metrics.base import Columns, CountingMetric, Options, Scores, as_items, extra_module, ratio
 from loopwright.metrics.classification import SumsPerLabel, score_row
 from loopwright.metrics.sums import Counts
 
-OUTSIDE = "O"
-"""The tag of a token that is in no entity."""
-
+OUTSIDE = "O"  # the tag of a token that is in no entity
 _LETTERS = {"B": "B", "I": "I", "S": "B", "U": "B", "E": "I", "L": "I", "M": "I"}
 
 
@@ -33,14 +31,12 @@ class Entities(SumsPerLabel):
 
     name = "entities"
     options_apply_early = True
+    forms: ClassVar = {"predictions": as_items, "references": as_items}
     defaults: ClassVar[Options] = MappingProxyType({"labels": None, "ignore_index": -100})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._collect = extra_module("nervaluate", "nervaluate", self.name).collect_named_entities
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_items(name, values)
 
     def count(self, columns: Columns) -> Counts:
         """Return three counts per type for each sample; for "O" they count tags: right, all, all."""
@@ -81,9 +77,8 @@ class Entities(SumsPerLabel):
                 raise DataError(f"a sample of {self.name} is a sequence of tags, got {row!r}")
         predicted, expected = list(prediction), list(reference)
         if len(predicted) != len(expected):
-            raise DataError(
-                f"sample {index} of {self.name} has {len(predicted)} predictions and {len(expected)} references"
-            )
+            lengths = f"{len(predicted)} predictions and {len(expected)} references"
+            raise DataError(f"sample {index} of {self.name} has {lengths}")
         ignored = self.options["ignore_index"]
         kept = [place for place, each in enumerate(expected) if isinstance(each, str) or each != ignored]
         return [self._tag(predicted[place]) for place in kept], [self._tag(expected[place]) for place in kept]
@@ -94,7 +89,7 @@ class Entities(SumsPerLabel):
         labels: Sequence[str] | None = self.options["labels"]
         if labels is None:
             raise ConfigError(
-                f"{self.name} got the index {value!r}: pass the list of tags, load('entities', labels=[...])"
+                f"entities got the index {value!r}: pass the list of tags to load('entities', labels=...)"
             )
         if not 0 <= int(value) < len(labels):
             raise DataError(f"{self.name} got the index {value!r}, but there are {len(labels)} labels")
@@ -113,10 +108,8 @@ class TokenAccuracy(CountingMetric):
 
     name = "token_accuracy"
     options_apply_early = True
+    forms: ClassVar = {"predictions": as_items, "references": as_items}
     defaults: ClassVar[Options] = MappingProxyType({"ignore_index": -100})
-
-    def column(self, name: str, values: Any) -> Column:
-        return as_items(name, values)
 
     def count(self, columns: Columns) -> Counts:
         counted = np.zeros((len(columns["references"]), 2), dtype=np.int64)

@@ -34,6 +34,21 @@ _SMOOTHING = ("exp", "floor", "add-k", "none")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
+def as_texts(name: str, values: Any) -> Column:
+    """Return predictions as texts, references as texts or lists of texts."""
+    rows = as_items(name, values)
+    for row in rows:
+        texts = [row] if name == "predictions" else references_of(row)
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise DataError(f"{name} must be texts, got {row!r:.80}")
+    return rows
+
+
+def references_of(row: Any) -> list[Any]:
+    """Return the references of a sample as a list."""
+    return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]
+
+
 class ExactMatch(ShareMetric):
     """The share of texts that equal the reference, between 0 and 1.
 
@@ -80,6 +95,7 @@ class Rouge(MeanMetric):
     """
 
     name = "rouge"
+    forms: ClassVar = {"predictions": as_texts, "references": as_texts}
     options_apply_early = True
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     defaults: ClassVar[Options] = MappingProxyType({"use_stemmer": False})
@@ -87,9 +103,6 @@ class Rouge(MeanMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._module = extra_module("rouge_score.rouge_scorer", "rouge-score", self.name)
-
-    def column(self, name: str, values: Any) -> Column:
-        return text_column(self.name, name, values)
 
     def values(self, columns: Columns) -> Numbers:
         scorer = self._module.RougeScorer(list(self.names), use_stemmer=self.options["use_stemmer"])
@@ -104,6 +117,7 @@ class CorpusMetric(CountingMetric):
     """A score of sacrebleu, between 0 and 100, that is a function of sums over all samples."""
 
     options_apply_early = True
+    forms: ClassVar = {"predictions": as_texts, "references": as_texts}
     result_name: ClassVar[str]
 
     def __init__(self, **options: Any) -> None:
@@ -113,9 +127,6 @@ class CorpusMetric(CountingMetric):
     @abstractmethod
     def scorer(self) -> Any:
         """Return sacrebleu's scorer with this metric's options."""
-
-    def column(self, name: str, values: Any) -> Column:
-        return text_column(self.name, name, values)
 
     def count(self, columns: Columns) -> Counts:
         scorer = self.scorer()
@@ -171,18 +182,3 @@ class ChrF(CorpusMetric):
 def in_sentences(text: str) -> str:
     """Return the text with one sentence on each line."""
     return text if "\n" in text.strip() else "\n".join(_SENTENCE_END.split(text.strip()))
-
-
-def text_column(metric: str, name: str, values: Any) -> Column:
-    """Return predictions as texts, references as texts or lists of texts."""
-    rows = as_items(name, values)
-    for row in rows:
-        texts = [row] if name == "predictions" else references_of(row)
-        if not texts or not all(isinstance(each, str) for each in texts):
-            raise DataError(f"{name} of {metric} must be texts, got {row!r:.80}")
-    return rows
-
-
-def references_of(row: Any) -> list[Any]:
-    """Return the references of a sample as a list."""
-    return list(row) if isinstance(row, list | tuple | np.ndarray) else [row]

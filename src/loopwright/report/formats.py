@@ -52,8 +52,8 @@ def duration(seconds: float | None) -> str:
 
 def cut(text: Any, most: int = 400) -> str:
     """Return a value as text, truncated with its length noted."""
-    words = text if isinstance(text, str) else str(text)
-    return words if len(words) <= most else f"{words[:most].rstrip()} … ({len(words):,} characters)"
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most].rstrip()} … ({len(text):,} characters)"
 
 
 def plural(count: int, noun: str) -> str:

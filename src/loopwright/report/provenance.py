@@ -191,7 +191,7 @@ def advice_for(run: RunView) -> str:
 
 def _seconds_before(run: RunView) -> float:
     """Return the time between the creation of the run's folder and its first record."""
-    created, first = run.about.get("created"), run.metrics.first_time
+    created, first = run.metadata.get("created"), run.metrics.first_time
     if first is None or not isinstance(created, str):
         return 0.0
     try:

@@ -25,7 +25,7 @@ class RunView:
     """Everything a report knows about a run.
 
     Attributes:
-        about: run.json.
+        metadata: run.json.
         status: status.json.
         result: result.json; empty before the end.
         data: data.json.
@@ -45,7 +45,7 @@ class RunView:
 
     folder: RunFolder
     metrics: Metrics
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class RunView:
     @property
     def id(self) -> str:
         """The id of the run, or the name of its folder."""
-        return str(self.about.get("id") or self.folder.path.resolve().name)
+        return str(self.metadata.get("id") or self.folder.path.resolve().name)
 
     @property
     def task(self) -> str:
         """The task, or the kind of a run without one."""
-        return str(self.about.get("task") or self.data.get("task") or "training")
+        return str(self.metadata.get("task") or self.data.get("task") or "training")
 
     @property
     def state(self) -> str:
@@ -103,8 +103,8 @@ class RunView:
         """The metric to show first: the decisive one, or one that has a baseline."""
         if self.decisive is not None:
             return self.decisive
-        floors = dict.fromkeys(name for values in self.baselines.values() for name in values)
-        return next((name for name in floors if f"eval_{name}" in self.metrics.series), None)
+        names = (name for values in self.baselines.values() for name in values)
+        return next((name for name in names if f"eval_{name}" in self.metrics.series), None)
 
     @property
     def is_more_better(self) -> bool:
@@ -112,8 +112,8 @@ class RunView:
         direction = self.result.get("direction") or self.best.get("direction")
         if direction is not None:
             return bool(direction == "max")
-        words = ("loss", "error", "perplexity", "mse", "bits")
-        return not any(word in (self.metric or "loss") for word in words)
+        errors = ("loss", "error", "perplexity", "mse", "bits")
+        return not any(name in (self.metric or "loss") for name in errors)
 
 
 def open_run(name: str | Path) -> RunFolder:
@@ -141,11 +141,11 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     if not folder.path.is_dir():
         raise InputError("run.unknown", f"{folder.path} is not a folder", fix="lw runs lists the runs")
     found = RunView(folder, metrics or Metrics(folder.path / METRICS), now=time.time())
-    found.about = _json(found, "run.json")
+    found.metadata = _json(found, "run.json")
     found.status = _json(found, STATUS)
     found.result = _json(found, folder.result.name)
     found.data = _json(found, folder.data.name)
-    found.baselines = _floors(found)
+    found.baselines = _baselines(found)
     found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
     _read_heartbeat(found)
     _read_config(found)
@@ -161,8 +161,8 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
         listed = ", ".join(map(str, found.metrics.bad_lines))
         more = ", …" if found.metrics.num_bad > len(found.metrics.bad_lines) else ""
         count = found.metrics.num_bad
-        words = "1 line of metrics.jsonl is" if count == 1 else f"{count:,} lines of metrics.jsonl are"
-        found.notes.append(f"{words} damaged and left out: line {listed}{more}")
+        lines = "1 line of metrics.jsonl is" if count == 1 else f"{count:,} lines of metrics.jsonl are"
+        found.notes.append(f"{lines} damaged and left out: line {listed}{more}")
     return found
 
 
@@ -179,11 +179,11 @@ def _read_heartbeat(found: RunView) -> None:
     found.heartbeat = float(heartbeat) if isinstance(heartbeat, (int, float)) else None
 
 
-def _floors(found: RunView) -> dict[str, dict[str, float]]:
-    floors = found.result.get("baselines") or _json(found, "baselines.json")
+def _baselines(found: RunView) -> dict[str, dict[str, float]]:
+    baselines = found.result.get("baselines") or _json(found, "baselines.json")
     return {
         str(name): {str(key): float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        for name, values in floors.items()
+        for name, values in baselines.items()
         if isinstance(values, Mapping)
     }
 
