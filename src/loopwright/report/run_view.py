@@ -149,10 +149,10 @@ def view(folder: RunFolder, metrics: Metrics | None = None) -> RunView:
     found.best = _json(found, "checkpoints/best.json") or _json(found, "best.json")
     _read_heartbeat(found)
     _read_config(found)
-    found.sources = _texts(found.about.get("sources"))
-    found.command = _texts(found.about.get("environment"))
+    found.sources = _texts(found.metadata.get("sources"))
+    found.command = _texts(found.metadata.get("environment"))
     for name in ("guarantee", "rehearsal", "model"):
-        setattr(found, name, str(found.about.get(name, "")))
+        setattr(found, name, str(found.metadata.get(name, "")))
     try:
         found.metrics.read()
     except OSError as error:
