@@ -27,7 +27,6 @@ from loopwright.data.pictures import (
     side_by_side,
 )
 from loopwright.data.pictures.canvas import LEAST_SIDE
-from loopwright.data.pictures.palette import to_lab
 from loopwright.data.pictures.sheets import GAP
 from loopwright.data.pictures.text import line_height, readable_on, shorten, text_width
 from loopwright.errors import DataError, InputError
@@ -128,6 +127,17 @@ def test_the_package_imports_numpy_and_pillow_only_when_something_is_drawn():
 
 
 # ----------------------------------------------------------------------------------------------------- the palette
+
+
+def to_lab(colors):
+    """Return sRGB colors of shape (n, 3) as CIELAB, by IEC 61966-2-1 and the white point of D65."""
+    share = colors / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    ratio = linear @ to_xyz.T / np.array([0.9505, 1.0, 1.089])
+    curved = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
+    x, y, z = curved[:, 0], curved[:, 1], curved[:, 2]
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
 def test_two_hundred_colors_can_be_told_apart_and_never_change():

@@ -60,12 +60,19 @@ _LARGEST_STATE_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint."""
+    """The content of a checkpoint.
 
-    model: dict[str, torch.Tensor]  # the weights by name, tied ones under each of their names
-    state: dict[str, Any]  # everything else
-    update: int  # the update it was written after
-    about: dict[str, Any]  # the manifest's values for the run: fingerprint, settings, data
+    Attributes:
+        model: the weights by name, tied ones under each of their names.
+        state: everything else.
+        update: the update it was written after.
+        about: the manifest's values for the run: fingerprint, settings, data.
+    """
+
+    model: dict[str, torch.Tensor]
+    state: dict[str, Any]
+    update: int
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,7 @@ def plan(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
     rank = dist.get_rank()
     for name, tensor in tensors.items():
         if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
-            raise CheckpointError(
-                f"{name} is a partial sum that the processes have not reduced yet: it cannot be saved"
-            )
+            raise CheckpointError(f"{name} is a partial sum, not yet reduced over the processes: it cannot be saved")
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
     plans = gather_objects(planner.create_local_plan())

@@ -101,13 +101,20 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 
     A batch has "input_ids" and "labels" of shape (1, tokens), and the options below. Labels are the samples' "labels"
     or else their ids. The first label of each sample is `separator_id`, since no token of the sample precedes it.
+
+    Attributes:
+        return_position_ids: add "position_ids", which restart with each sample.
+        separator_id: the label of the first token of each sample.
+        return_flash_attn_kwargs: add "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k".
+        return_seq_idx: add "seq_idx", the sample number of each token.
+        position_ids_start: the first position; models like RoBERTa begin with 2.
     """
 
-    return_position_ids: bool = True  # add "position_ids", which restart with each sample
-    separator_id: int = IGNORED  # the label of the first token of each sample
-    return_flash_attn_kwargs: bool = False  # add "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q" and "max_length_k"
-    return_seq_idx: bool = False  # add "seq_idx", the sample number of each token
-    position_ids_start: int = 0  # the first position; models like RoBERTa begin with 2
+    return_position_ids: bool = True
+    separator_id: int = IGNORED
+    return_flash_attn_kwargs: bool = False
+    return_seq_idx: bool = False
+    position_ids_start: int = 0
 
     def __call__(
         self, features: Sequence[Any], return_tensors: str | None = None, separator_id: int | None = None
@@ -146,10 +153,10 @@ class DataCollatorWithFlattening(DefaultDataCollator):
 class PaddingCollator(BucketCollator):
     """The common base of the padding collators; each has these fields, in transformers' order."""
 
-    tokenizer: Any  # something with `pad`, or with `pad_token_id`
-    padding: Any  # True or "longest", "max_length", False or "do_not_pad"
-    max_length: int | None  # what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
-    pad_to_multiple_of: int | None  # lengths are rounded up to it
+    tokenizer: Any
+    padding: Any
+    max_length: int | None
+    pad_to_multiple_of: int | None
 
     def __post_init__(self) -> None:
         checked_kind(self.return_tensors)
@@ -167,7 +174,15 @@ class PaddingCollator(BucketCollator):
 
 @dataclass
 class DataCollatorWithPadding(PaddingCollator):
-    """Pads tokenized samples, and stacks everything else; a batch has the type that the tokenizer's `pad` returns."""
+    """Pads tokenized samples, and stacks everything else; a batch has the type that the tokenizer's `pad` returns.
+
+    Attributes:
+        tokenizer: something with `pad`, or with `pad_token_id`.
+        padding: True or "longest", "max_length", False or "do_not_pad".
+        max_length: what "max_length" pads to; the tokenizer's own limit if None. Nothing is truncated.
+        pad_to_multiple_of: lengths are rounded up to it.
+        return_tensors: "pt" or "np".
+    """
 
     tokenizer: Any
     padding: Any = True
@@ -186,7 +201,10 @@ class DataCollatorWithPadding(PaddingCollator):
 
 @dataclass
 class DataCollatorForTokenClassification(PaddingCollator):
-    """Pads tokenized samples, and their labels for each token with `label_pad_token_id`, on the same side."""
+    """Pads tokenized samples, and their labels for each token with `label_pad_token_id`, on the same side.
+
+    The other fields are those of `DataCollatorWithPadding`.
+    """
 
     tokenizer: Any
     padding: Any = True
@@ -217,7 +235,8 @@ class DataCollatorForTokenClassification(PaddingCollator):
 class DataCollatorForSeq2Seq(PaddingCollator):
     """Pads inputs and labels to separate lengths, the labels with `label_pad_token_id`.
 
-    The model's `prepare_decoder_input_ids_from_labels`, if it has one, makes "decoder_input_ids".
+    The model's `prepare_decoder_input_ids_from_labels`, if it has one, makes "decoder_input_ids". The other fields are
+    those of `DataCollatorWithPadding`.
     """
 
     tokenizer: Any
@@ -264,7 +283,7 @@ class DataCollatorForMultipleChoice(PaddingCollator):
     """Pads the choices of all samples to the same length: (samples, choices, tokens).
 
     The tokenized values of a sample are lists with one entry per choice; the label is the index of the right one. Every
-    sample must have the same number of choices. A batch is a dict.
+    sample must have the same number of choices. A batch is a dict. The fields are those of `DataCollatorWithPadding`.
     """
 
     tokenizer: Any

@@ -50,12 +50,19 @@ _MOST_TRIED = 8  # micro-batches tried to find one without a bad sample
 
 
 class MicroBatch(NamedTuple):
-    """One micro-batch as this process runs it."""
+    """One micro-batch as this process runs it.
 
-    batch: Any  # the collated samples, on the host
-    key: int  # the key of its fetch; follows from its position in the epoch
-    rows: int  # samples that count; 0 for a pad, which a process runs to stay in step with the others
-    moved: Any = None  # the batch with its tensors on the device, if they were prefetched (`data.prefetch`)
+    Attributes:
+        batch: the collated samples, on the host.
+        key: the key of its fetch; follows from its position in the epoch.
+        rows: samples that count; 0 for a pad, which a process runs to stay in step with the others.
+        moved: the batch with its tensors on the device, if they were prefetched (`data.prefetch`).
+    """
+
+    batch: Any
+    key: int
+    rows: int
+    moved: Any = None
 
     def on(self, device: torch.device) -> Any:
         """Return the batch on the device; it is copied now unless it was prefetched."""
@@ -63,14 +70,21 @@ class MicroBatch(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The micro-batches of one update."""
+    """The micro-batches of one update.
 
-    pieces: list[MicroBatch]  # the micro-batches that this process runs
-    samples: int  # samples of the epoch that it consumes, over all processes
-    is_counted: bool = False  # samples may have been skipped, so the real count is the sum of all pieces' rows
-    # The micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
+    Attributes:
+        pieces: the micro-batches that this process runs.
+        samples: samples of the epoch that it consumes, over all processes.
+        is_counted: samples may have been skipped, so the real count is the sum of all pieces' rows.
+        whole: the micro-batches before they were cut into parts (`data.batch_parts`); None if not cut.
+        numbers: for each piece the index of its micro-batch; None if not cut.
+    """
+
+    pieces: list[MicroBatch]
+    samples: int
+    is_counted: bool = False
     whole: list[MicroBatch] | None = None
-    numbers: list[int] | None = None  # for each piece the index of its micro-batch; None if not cut
+    numbers: list[int] | None = None
 
     @property
     def num_batches(self) -> int:
@@ -107,7 +121,12 @@ class LoaderOptions(NamedTuple):
 
 
 class Loader(ABC):
-    """This process's micro-batches of an epoch, in windows, from any position."""
+    """This process's micro-batches of an epoch, in windows, from any position.
+
+    Attributes:
+        skipped: the ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a
+            resumed one sets it before it reads windows. Ids of earlier epochs are not retried.
+    """
 
     guarantee: Guarantee
     dataset: Any
@@ -116,8 +135,6 @@ class Loader(ABC):
     def __init__(self, source: Any, options: LoaderOptions) -> None:
         self.source = source
         self.seed, self.share, self.device, self._even_tail, self.limit, self.bad_samples = options
-        # The ids skipped so far, each with the epoch of the first time and the error. It is state of the run: a resumed
-        # one sets it before it reads windows. Ids of earlier epochs are not retried.
         self.skipped: Skipped = {}
         self._direct_epoch = 0
         self._purpose = "eval-fetch" if self._even_tail else "fetch"

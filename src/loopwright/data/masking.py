@@ -182,21 +182,30 @@ class DataCollatorForLanguageModeling(BucketCollator):
     Without `seed`, masks come from the global generators, which loopwright seeds before every micro-batch. With it,
     they follow from the number of earlier batches in this process, so they change in a resumed run or a second
     evaluation.
+
+    Attributes:
+        tokenizer: something with `pad` or `pad_token_id`; for masks with `mask_token_id` and a length, and
+            `all_special_ids` if samples have no special tokens mask.
+        mlm: masked, not causal.
+        whole_word_mask: predict whole words: by the samples' "word_ids" (from encoding.word_ids()), else their
+            "offset_mapping", else WordPiece's ##. Each of a word's tokens is replaced separately.
+        mlm_probability: of a token, or a word, to be predicted.
+        mask_replace_prob: the fraction of these that become the mask token.
+        random_replace_prob: the fraction of these that become a random token.
+        pad_to_multiple_of: lengths are rounded up to it.
+        return_tensors: "pt" or "np".
+        seed: of its own generator, plus the number of the loader's worker.
     """
 
-    # Something with `pad` or `pad_token_id`; for masks with `mask_token_id` and a length, and `all_special_ids` if
-    # samples have no special tokens mask.
     tokenizer: Any
-    mlm: bool = True  # masked, not causal
-    # Predict whole words: by the samples' "word_ids" (from encoding.word_ids()), else their "offset_mapping", else
-    # WordPiece's ##. Each of a word's tokens is replaced separately.
+    mlm: bool = True
     whole_word_mask: bool = False
-    mlm_probability: float | None = 0.15  # of a token, or a word, to be predicted
-    mask_replace_prob: float = 0.8  # the fraction of these that become the mask token
-    random_replace_prob: float = 0.1  # the fraction of these that become a random token
-    pad_to_multiple_of: int | None = None  # lengths are rounded up to it
+    mlm_probability: float | None = 0.15
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
+    pad_to_multiple_of: int | None = None
     return_tensors: str = "pt"
-    seed: int | None = None  # of its own generator, plus the number of the loader's worker
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         self._own_draws: dict[tuple[str, int | None], Draws] = {}

@@ -106,6 +106,7 @@ class Sequential:
     size: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the positions themselves."""
         return np.arange(start, min(start + count, self.size), dtype=np.int64)
 
 
@@ -117,6 +118,7 @@ class Shuffled:
     seed: int
 
     def ids(self, epoch: int, start: int, count: int) -> Ids:
+        """Return the permuted ids at these positions."""
         return self.permutation(epoch)(np.arange(start, min(start + count, self.size), dtype=np.uint64))
 
     def permutation(self, epoch: int) -> Permutation:

@@ -45,13 +45,18 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults."""
+    """How a model is split; `train(sharding=...)` takes it, or "full_shard" for the defaults.
 
-    # Class names of the modules that are gathered one at a time. The default is transformers' own list for its models,
-    # and every module of at least `min_num_params` parameters for others.
+    Args:
+        layers: class names of the modules that are gathered one at a time. The default is transformers' own list for
+            its models, and every module of at least `min_num_params` parameters for others.
+        min_num_params: see `layers`.
+        reshard_after_forward: free a layer's weights after its forward pass and gather them again for backward. False
+            uses more memory and less traffic.
+    """
+
     layers: tuple[str, ...] = ()
     min_num_params: int = 1_000_000
-    # Free a layer's weights after its forward pass and gather them again for backward; False needs less traffic.
     reshard_after_forward: bool = True
 
     @classmethod
@@ -147,9 +152,7 @@ def _plugin(asked: Sharding | None) -> Any:
     if plugin.fsdp_version != 2:
         raise ConfigError("accelerate is configured for FSDP 1: set fsdp_version to 2 (FSDP_VERSION=2)")
     if str(os.environ.get("FSDP_OFFLOAD_PARAMS", "false")).lower() == "true":
-        raise ConfigError(
-            "accelerate is configured to keep weights in host memory (FSDP_OFFLOAD_PARAMS): not supported"
-        )
+        raise ConfigError("accelerate's FSDP_OFFLOAD_PARAMS keeps weights in host memory, which is not supported")
     if plugin.activation_checkpointing:
         raise ConfigError(
             "accelerate's FSDP activation checkpointing forgets the dropout masks that it computes again. Switch it "

@@ -72,9 +72,7 @@ def check_installed(name: str) -> None:
     """Raise a ConfigError with the install command if the tracker's package is missing."""
     if name in PACKAGES and not is_installed(name):
         package = PACKAGES[name][0]
-        raise ConfigError(
-            f"report_to={name!r} needs the package {package}, which is not installed: pip install {package}"
-        )
+        raise ConfigError(f"report_to={name!r} needs the package {package}, not installed: pip install {package}")
 
 
 def plain_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

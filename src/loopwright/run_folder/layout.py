@@ -55,18 +55,24 @@ class _Name:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, and the names inside it."""
+    """The folder of one run, and the paths inside it.
+
+    Attributes:
+        config: the file of all settings.
+        command: the file with the command that started the run.
+        data: the file of the data plan.
+        log: the file of the printed output.
+        result: the file of the final metrics.
+        checkpoints: the folder of the training states.
+        model: the folder of the model, in transformers' format.
+        evaluation: the folder of predictions and the worst examples.
+    """
 
     path: Path
 
-    config = _Name("config.yaml")  # all settings
-    command = _Name("command.txt")  # the command that started the run
-    data = _Name("data.json")  # the data plan
-    log = _Name("log.txt")  # the printed output
-    result = _Name("result.json")  # the final metrics
-    checkpoints = _Name("checkpoints")  # the folder of the training states
-    model = _Name("model")  # the folder of the model, in transformers' format
-    evaluation = _Name("eval")  # the folder of predictions and the worst examples
+    config, command, data = _Name("config.yaml"), _Name("command.txt"), _Name("data.json")
+    log, result = _Name("log.txt"), _Name("result.json")
+    checkpoints, model, evaluation = _Name("checkpoints"), _Name("model"), _Name("eval")
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -3,84 +3,43 @@
 Needs the extra `vision` (Pillow; faster-coco-eval for masks of objects). It is imported lazily.
 """
 
-from loopwright.data.images.dataset import ImageDataset, ImageOnly, UnreadableSampleError, as_transform
-from loopwright.data.images.decoding import decode_image, decode_mask
-from loopwright.data.images.geometry import moved_boxes
-from loopwright.data.images.presets import (
-    STRENGTHS,
-    classification_eval,
-    classification_train,
-    detection_eval,
-    detection_train,
-    masked_image_eval,
-    masked_image_train,
-    segmentation_eval,
-    segmentation_train,
-)
-from loopwright.data.images.scene import IGNORED_CLASS, Scene, boxes_of_masks, load_scene, rasterize
-from loopwright.data.images.tensors import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    SceneFeatures,
-    collate_images,
-    denormalize,
-    normalize,
-    to_tensor,
-)
-from loopwright.data.images.transforms import (
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    HorizontalFlip,
-    PadTo,
-    RandomAffine,
-    RandomCrop,
-    RandomErasing,
-    RandomResizedCrop,
-    Resize,
-    Transform,
-    VerticalFlip,
-)
-
-__all__ = [
-    "IGNORED_CLASS",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "STRENGTHS",
-    "CenterCrop",
-    "ColorJitter",
-    "Compose",
-    "HorizontalFlip",
-    "ImageDataset",
-    "ImageOnly",
-    "PadTo",
-    "RandomAffine",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Resize",
-    "Scene",
-    "SceneFeatures",
-    "Transform",
-    "UnreadableSampleError",
-    "VerticalFlip",
-    "as_transform",
-    "boxes_of_masks",
-    "classification_eval",
-    "classification_train",
-    "collate_images",
-    "decode_image",
-    "decode_mask",
-    "denormalize",
-    "detection_eval",
-    "detection_train",
-    "load_scene",
-    "masked_image_eval",
-    "masked_image_train",
-    "moved_boxes",
-    "normalize",
-    "rasterize",
-    "segmentation_eval",
-    "segmentation_train",
-    "to_tensor",
-]
+from loopwright.data.images.dataset import ImageDataset as ImageDataset
+from loopwright.data.images.dataset import ImageOnly as ImageOnly
+from loopwright.data.images.dataset import UnreadableSampleError as UnreadableSampleError
+from loopwright.data.images.dataset import as_transform as as_transform
+from loopwright.data.images.decoding import decode_image as decode_image
+from loopwright.data.images.decoding import decode_mask as decode_mask
+from loopwright.data.images.geometry import moved_boxes as moved_boxes
+from loopwright.data.images.presets import STRENGTHS as STRENGTHS
+from loopwright.data.images.presets import classification_eval as classification_eval
+from loopwright.data.images.presets import classification_train as classification_train
+from loopwright.data.images.presets import detection_eval as detection_eval
+from loopwright.data.images.presets import detection_train as detection_train
+from loopwright.data.images.presets import masked_image_eval as masked_image_eval
+from loopwright.data.images.presets import masked_image_train as masked_image_train
+from loopwright.data.images.presets import segmentation_eval as segmentation_eval
+from loopwright.data.images.presets import segmentation_train as segmentation_train
+from loopwright.data.images.scene import IGNORED_CLASS as IGNORED_CLASS
+from loopwright.data.images.scene import Scene as Scene
+from loopwright.data.images.scene import boxes_of_masks as boxes_of_masks
+from loopwright.data.images.scene import load_scene as load_scene
+from loopwright.data.images.scene import rasterize as rasterize
+from loopwright.data.images.tensors import IMAGENET_MEAN as IMAGENET_MEAN
+from loopwright.data.images.tensors import IMAGENET_STD as IMAGENET_STD
+from loopwright.data.images.tensors import SceneFeatures as SceneFeatures
+from loopwright.data.images.tensors import collate_images as collate_images
+from loopwright.data.images.tensors import denormalize as denormalize
+from loopwright.data.images.tensors import normalize as normalize
+from loopwright.data.images.tensors import to_tensor as to_tensor
+from loopwright.data.images.transforms import CenterCrop as CenterCrop
+from loopwright.data.images.transforms import ColorJitter as ColorJitter
+from loopwright.data.images.transforms import Compose as Compose
+from loopwright.data.images.transforms import HorizontalFlip as HorizontalFlip
+from loopwright.data.images.transforms import PadTo as PadTo
+from loopwright.data.images.transforms import RandomAffine as RandomAffine
+from loopwright.data.images.transforms import RandomCrop as RandomCrop
+from loopwright.data.images.transforms import RandomErasing as RandomErasing
+from loopwright.data.images.transforms import RandomResizedCrop as RandomResizedCrop
+from loopwright.data.images.transforms import Resize as Resize
+from loopwright.data.images.transforms import Transform as Transform
+from loopwright.data.images.transforms import VerticalFlip as VerticalFlip

@@ -12,29 +12,19 @@ result is always a new Pillow image in RGB. Boxes and sheets enlarge small image
 pixels can be seen; masks keep the size, so draw them first. Nothing here imports torch, and Pillow is imported lazily.
 """
 
-from __future__ import annotations
-
-from loopwright.data.pictures.canvas import Color, ImageLike, as_image, encode, fit, scale_for
-from loopwright.data.pictures.confusion import confusion_picture
-from loopwright.data.pictures.objects import draw_boxes, draw_masks, draw_semantic
-from loopwright.data.pictures.palette import NUM_COLORS, color_of, palette
-from loopwright.data.pictures.sheets import reconstruction_row, sheet, side_by_side
-
-__all__ = [
-    "NUM_COLORS",
-    "Color",
-    "ImageLike",
-    "as_image",
-    "color_of",
-    "confusion_picture",
-    "draw_boxes",
-    "draw_masks",
-    "draw_semantic",
-    "encode",
-    "fit",
-    "palette",
-    "reconstruction_row",
-    "scale_for",
-    "sheet",
-    "side_by_side",
-]
+from loopwright.data.pictures.canvas import Color as Color
+from loopwright.data.pictures.canvas import ImageLike as ImageLike
+from loopwright.data.pictures.canvas import as_image as as_image
+from loopwright.data.pictures.canvas import encode as encode
+from loopwright.data.pictures.canvas import fit as fit
+from loopwright.data.pictures.canvas import scale_for as scale_for
+from loopwright.data.pictures.confusion import confusion_picture as confusion_picture
+from loopwright.data.pictures.objects import draw_boxes as draw_boxes
+from loopwright.data.pictures.objects import draw_masks as draw_masks
+from loopwright.data.pictures.objects import draw_semantic as draw_semantic
+from loopwright.data.pictures.palette import NUM_COLORS as NUM_COLORS
+from loopwright.data.pictures.palette import color_of as color_of
+from loopwright.data.pictures.palette import palette as palette
+from loopwright.data.pictures.sheets import reconstruction_row as reconstruction_row
+from loopwright.data.pictures.sheets import sheet as sheet
+from loopwright.data.pictures.sheets import side_by_side as side_by_side

@@ -1,65 +1,43 @@
-"""One color for each class id, the same in every picture of every run."""
+"""One color for each class id, the same in every picture of every run.
+
+None of the 200 is near grey, black or white. Each is the farthest from all before it in CIELAB, so the first ones
+differ most, and the color of an id does not depend on the number of classes.
+"""
 
 from __future__ import annotations
-
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from loopwright.data.pictures.canvas import Color
 
-NUM_COLORS = 200
+_COLORS = bytes.fromhex(
+    "e6191900ff006900ff1ed2ff5a6900ff87e13cf0a50078ffffd200ffd2b4963c4bff00f04b5a87007869ff007896d22db46900872db4"
+    "d2c3f0a5e1c300962dff8778c3c36996785aa51e783ca5ff9678d2ff1eb400e15af096b4004bffff7800ffb46900f0f0c31e3c0f87a5"
+    "69a569b49600e169ff965a87a50fe1005ab4b43c0f96e17800692d874b1effa500ff699600b496d2d23c8769ff69960087f000c300b4"
+    "5a693ca5873cb4b487ff004b5ab4b4873c96e1a5f08796d2ff874b3cb400b41e5affd25a4b4bc3a5e1ffc3785ad269a5c38787c369d2"
+    "ff5a5a0078b4b44b3c78c3ff00b4694b872d78f0c387964bf03c96d269785a87f0ff5ae1ffc3d200d200b4e196d2a578c3e100b487a5"
+    "87f05aff4b00c3e169785a00f05a2d874bff699678b487ffa5a5ff4bd2690f5af069b4d2e1962d69e1f0878700d24bb4f03c6969b45a"
+    "694b96874b3c965a699678b4ffa5a5693cd2f0b4e1d2e1b4a5b43cffd287965ad2e100ffb469b4d22de1a52da5d2874bc31e1eff0fd2"
+    "00f08700875a5a78c3ff96d2d2a54bffa587a500ffff87ffb44bf000690078e196785a2dff000096b400a53c69e196ffd2693ca57800"
+    "00ff4b7878f000a5e1d25a005ad2c34b783ce1b40f69b42de1d296964b001e6978d20f9687875a69c39600f0d2ff7887b4a53c3c694b"
+    "f0871eff5ac3d24b87a52d3c00873c96c35a5a2df05a96c37878a596c396d24b3cd24b690fd2a5d287c3d24bd23c87873c870069f03c"
+    "ff785aa51ec3ff5affff69b496b4e1e1d200d2006900b43ca5a50096b4ffc30f78a5692d4b7896e1a596c3a5e178d200b4f00069871e"
+    "a54b873c9678"
+)
+NUM_COLORS = len(_COLORS) // 3
 # For ids below 0, which belong to no class.
 NO_CLASS: Color = (128, 128, 128)
-
-# The first color is a red; each later one is the farthest from all before it.
-_FIRST = (230, 25, 25)
-_STEP = 15
-_LIGHTNESS = (38.0, 88.0)
-_LEAST_CHROMA = 22.0
-# From linear RGB to XYZ, and the white point of D65 (IEC 61966-2-1).
-_TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-_WHITE_POINT = np.array([0.9505, 1.0, 1.089])
 
 
 def color_of(class_id: int) -> Color:
     """Return the color of a class. After 200 classes they repeat; an id below 0 is grey."""
     if class_id < 0:
         return NO_CLASS
-    red, green, blue = palette()[class_id % NUM_COLORS]
-    return int(red), int(green), int(blue)
+    red, green, blue = palette()[class_id % NUM_COLORS].tolist()
+    return red, green, blue
 
 
-@cache
 def palette() -> npt.NDArray[np.uint8]:
-    """Return the 200 colors by class id, shape (200, 3). The first ones differ most; none is near grey, black or white.
-
-    They are chosen by distance in CIELAB, so the color of an id does not depend on the number of classes.
-    """
-    levels = np.arange(0, 256, _STEP)
-    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
-    lab = to_lab(grid)
-    lightness, chroma = lab[:, 0], np.hypot(lab[:, 1], lab[:, 2])
-    is_usable = (lightness >= _LIGHTNESS[0]) & (lightness <= _LIGHTNESS[1]) & (chroma >= _LEAST_CHROMA)
-    grid, lab = grid[is_usable], lab[is_usable]
-    chosen = np.zeros((NUM_COLORS, 3), np.uint8)
-    chosen[0] = _FIRST
-    distance = np.linalg.norm(lab - to_lab(np.array([_FIRST])), axis=1)
-    for index in range(1, NUM_COLORS):
-        # Rounded, so that the last bit of a machine's arithmetic does not matter.
-        farthest = int(np.argmax(distance.round(6)))
-        chosen[index] = grid[farthest]
-        distance = np.minimum(distance, np.linalg.norm(lab - lab[farthest], axis=1))
-    chosen.setflags(write=False)
-    return chosen
-
-
-def to_lab(colors: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Return sRGB colors of shape (n, 3) as CIELAB, where distances are perceptually uniform."""
-    share = colors / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    ratio = linear @ _TO_XYZ.T / _WHITE_POINT
-    curved = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
-    x, y, z = curved[:, 0], curved[:, 1], curved[:, 2]
-    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+    """Return the 200 colors by class id, shape (200, 3), read-only."""
+    return np.frombuffer(_COLORS, np.uint8).reshape(-1, 3)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from loopwright.data.pictures.canvas import BLACK, WHITE, Color, Image, blank
-from loopwright.data.pictures.palette import to_lab
 from loopwright.data.vision_extra import pillow
 
 SIZE = 12
 _PADDING = 2
+_LUMINANCE = (0.2126, 0.7152, 0.0722)  # of linear red, green and blue (IEC 61966-2-1)
 
 
 @cache
@@ -43,8 +43,10 @@ def shorten(text: str, width: int, size: int = SIZE) -> str:
 
 def readable_on(color: Color) -> Color:
     """Return black or white, whichever is more readable on this color."""
-    lightness = to_lab(np.array([color]))[0, 0]
-    return BLACK if lightness > 50 else WHITE
+    share = np.array(color) / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    is_light = float(linear @ _LUMINANCE) > ((50 + 16) / 116) ** 3  # a lightness above 50 in CIELAB
+    return BLACK if is_light else WHITE
 
 
 def write(image: Image, x: int, y: int, text: str, color: Color = BLACK, size: int = SIZE) -> None:
