@@ -101,8 +101,7 @@ def test_freeze_takes_all_groups_but_the_last_and_passes_by_batch_norms():
 
 def test_batch_norms_are_frozen_when_asked_for():
     model = Network()
-    freezer = ModelFreezer(model, freeze_batch_norms=True)
-    freezer.freeze(set_modules_as_eval=True)
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
     assert {"block.1.weight", "block.1.bias"} <= frozen_names(model)
     assert not model.block[1].training
 

@@ -137,8 +137,7 @@ def test_metrics_can_be_logged_elsewhere_by_overriding_one_method(capsys):
 
 
 def test_an_evaluation_run_logs_its_metrics(capsys):
-    trainer = toys.trainer_of([LogMetricsCallback])
-    result = trainer.evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
+    result = toys.trainer_of([LogMetricsCallback]).evaluate(toys.data(4), dataloader_kwargs={"num_workers": 0})
     assert capsys.readouterr().out == f"\nevaluation_loss: {result.metrics['evaluation_loss']}\n"
 
 

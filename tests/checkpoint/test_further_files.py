@@ -136,8 +136,7 @@ def test_the_files_of_a_trainer_are_in_every_checkpoint_as_of_its_update(tmp_pat
 
 
 def test_the_files_of_a_trainer_are_in_states_that_callbacks_and_users_save(tmp_path):
-    trainer = fit(tmp_path / "run", num_epochs=1)
-    trainer.save_training_state(tmp_path / "by_hand")
+    fit(tmp_path / "run", num_epochs=1).save_training_state(tmp_path / "by_hand")
     assert (tmp_path / "by_hand" / "note.txt").read_text() == "update 4"
     assert verify(tmp_path / "by_hand")["is_open"] is False
 

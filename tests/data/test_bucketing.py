@@ -363,8 +363,7 @@ def test_padding_to_lengths_changes_no_loss_beyond_rounding() -> None:
 
 
 def test_every_full_update_at_a_bucket_length_is_a_graph() -> None:
-    trainer = fit(None, kind=GraphedTrainer, lengths=(8, 16, 24, 32, 40))
-    capturer = trainer.capturer
+    capturer = fit(None, kind=GraphedTrainer, lengths=(8, 16, 24, 32, 40)).capturer
     assert capturer.num_captures <= 5 + 1  # the lengths, and the optimizer
     assert capturer.num_replays == (2 * (50 // 8) - 1) * 3  # all full windows but the first: two batches and a step
 

@@ -123,8 +123,7 @@ def test_nothing_of_an_update_is_kept_when_it_is_over(kind: type[Trainer]) -> No
 
 def test_the_share_of_graphed_updates_is_logged() -> None:
     logs = toys.watch(on_log=lambda trainer, logs, **kwargs: logs["graphed_updates"])
-    trainer = trained(GraphedTrainer, callbacks=[logs])
-    assert sum(logs.seen) == trainer.capturer.num_replays
+    assert sum(logs.seen) == trained(GraphedTrainer, callbacks=[logs]).capturer.num_replays
 
 
 def test_warming_up_and_recording_leave_no_trace() -> None:
@@ -149,8 +148,7 @@ def test_a_forward_pass_that_draws_on_the_host_is_not_recorded(capsys: Any) -> N
             return super().forward(inputs) * random.random()
 
     model = Jitter(6, 3)
-    trainer = GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[])
-    trainer.train(a_dataset(), num_epochs=1, seed=1)
+    GraphedTrainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[]).train(a_dataset(), num_epochs=1, seed=1)
     assert "draws random numbers on the host" in capsys.readouterr().out
 
 
@@ -300,8 +298,7 @@ def test_bad_samples_in_the_first_micro_batch_leave_the_others_as_graphs(collate
             return torch.arange(3)
 
     options = {"per_device_batch_size": 8, "collate_fn": collate_fn, "bad_samples": "skip"}
-    trainer = read(SomeAreBad(), num_epochs=1, **options)
-    assert trainer.capturer.num_replays == 120 // 8 - 1
+    assert read(SomeAreBad(), num_epochs=1, **options).capturer.num_replays == 120 // 8 - 1
 
 
 def test_garbage_is_collected_once_before_the_first_recording() -> None:

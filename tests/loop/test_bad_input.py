@@ -220,8 +220,7 @@ def test_an_optimizer_that_holds_none_of_the_models_parameters_is_refused():
 
 def test_an_optimizer_that_holds_some_of_them_is_fine():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    trainer = trainer_of(model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1))
-    assert trainer.train(pairs(), 1).updates == 1
+    assert trainer_of(model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1)).train(pairs(), 1).updates == 1
 
 
 # Batches and losses: found with the first batch, before the first update

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import loopwright
-from flaws import subject
+import toys
 from loopwright import Checkpointing, Trainer
 from loopwright.checkpoint.fingerprint import Change
 from loopwright.errors import StopTrainingError
@@ -32,32 +32,22 @@ class Noting(Trainer):
         return [fields for each, _, fields in self.notices if each == kind]
 
 
-def stop_after(update, reason="enough"):
-    def stop(trainer, **kwargs):
-        if trainer.progress.update == update:
-            trainer.request_stop(reason)
-
-    return subject.callback(on_update_end=stop)
-
-
 def test_a_trainer_reports_values_and_prints_nothing_when_notify_is_overridden(tmp_path, capsys):
     policy = Checkpointing(tmp_path, every_updates=1)
-    first = subject.trainer([stop_after(2)], cls=Noting)
-    assert subject.fit(first, subject.data(16), checkpoints=policy).stop_reason == "enough"
+    first = toys.trainer_of([toys.stop_at(2)], cls=Noting)
+    assert toys.fit(first, toys.data(16), checkpoints=policy).stop_reason == "enough"
     (stop,) = first.fields("stop")
     assert stop["reason"].kind is StopKind.REQUEST
     assert first.fields("resume.guarantee")[0]["tier"] == "T0"
 
-    second = subject.trainer(cls=Noting)
-    subject.fit(second, subject.data(16), checkpoints=policy, resume_from="auto", gradient_clip_norm=1.0)
+    second = toys.trained(cls=Noting, checkpoints=policy, resume_from="auto", gradient_clip_norm=1.0)
     assert second.fields("resume.changes") == [{"change": Change("gradient_clip_norm", None, 1.0)}]
     assert second.fields("resume.done")[0]["path"].parent == tmp_path
     assert capsys.readouterr().out == ""
 
 
 def test_the_text_is_printed_by_default(capsys):
-    trainer = subject.trainer(cls=Trainer)
-    trainer.notify("any.kind", "a text", value=1)
+    toys.trainer_of(cls=Trainer).notify("any.kind", "a text", value=1)
     assert capsys.readouterr().out == "a text\n"
 
 
@@ -69,8 +59,8 @@ def test_a_reason_to_stop_is_a_text_with_a_kind(raised, kind):
     def stop(trainer, **kwargs):
         raise StopTrainingError(raised)
 
-    trainer = subject.trainer([subject.callback(on_update_end=stop)], cls=Noting)
-    reason = subject.fit(trainer, subject.data(16)).stop_reason
+    trainer = toys.trainer_of([toys.callback(on_update_end=stop)], cls=Noting)
+    reason = toys.fit(trainer, toys.data(16)).stop_reason
     assert reason == "a text" and reason.kind is kind
     copied = pickle.loads(pickle.dumps(reason))
     assert copied == reason and copied.kind is kind

@@ -370,18 +370,18 @@ def test_what_a_change_would_save_is_measured_on_a_few_rows():
     assert 'mixed_precision="bf16" (−7.1 kB)' in caught.value.fix
 
 
+def exact(name: str, folder) -> dict:
+    """Two ways to ask for the same bits."""
+    checkpoints = Checkpointing(folder, require_exact=True)
+    return {"reduction": {"reduction": "exact"}, "require_exact": {"checkpoints": checkpoints}}[name]
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"reduction": "exact"}, 'reduction="exact" promises'),
-        ({"checkpoints": "exact"}, "require_exact promises"),
-    ],
+    ("name", "reason"), [("reduction", 'reduction="exact" promises'), ("require_exact", "require_exact promises")]
 )
-def test_runs_that_promise_the_same_bits_are_not_split(options, reason, tmp_path):
-    if "checkpoints" in options:
-        options = {"checkpoints": Checkpointing(tmp_path, require_exact=True)}
+def test_runs_that_promise_the_same_bits_are_not_split(name, reason, tmp_path):
     with pytest.raises(MemoryLimitError, match=reason):
-        fit(make(3), **options)
+        fit(make(3), **exact(name, tmp_path))
 
 
 def test_a_single_sample_that_does_not_fit_ends_the_run():
@@ -391,13 +391,22 @@ def test_a_single_sample_that_does_not_fit_ends_the_run():
     assert trainer.progress.update == 0
 
 
-def test_a_trainer_may_say_that_its_batches_cannot_be_cut():
-    class Contrastive(Quiet):
-        def why_not_cut(self):
-            return "its loss compares the samples of a batch"
+class Contrastive(Quiet):
+    def why_not_cut(self):
+        return "its loss compares the samples of a batch"
 
-    with pytest.raises(MemoryLimitError, match="not run again in smaller parts: its loss compares the samples"):
-        fit(make(3, kind=Contrastive))
+
+class Graphs(Quiet):
+    def cut_batch(self, batch, rows, start, stop):
+        raise DataError("graphs have no rows")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Contrastive, "its loss compares the samples"), (Graphs, "graphs have no rows")]
+)
+def test_batches_that_cannot_be_cut_end_the_run_with_the_reason(kind, reason):
+    with pytest.raises(MemoryLimitError, match=f"not run again in smaller parts: {reason}"):
+        fit(make(3, kind=kind))
 
 
 def test_memory_that_runs_out_in_the_optimizer_ends_the_run_and_saves_nothing_half_done(tmp_path):
@@ -515,10 +524,8 @@ def test_an_evaluation_in_parts_lowers_the_guarantee(tmp_path):
 
 @pytest.mark.parametrize("name", ["reduction", "require_exact"])
 def test_runs_that_promise_the_same_bits_are_not_evaluated_in_parts(name, tmp_path):
-    exact = {"checkpoints": Checkpointing(tmp_path, require_exact=True)}
-    options = {"reduction": {"reduction": "exact"}, "require_exact": exact}[name]
     with pytest.raises(MemoryLimitError, match=f"{name}.* promises the same") as caught:
-        fit(make(1000, 5), eval_dataset=data(17), **options)
+        fit(make(1000, 5), eval_dataset=data(17), **exact(name, tmp_path))
     assert caught.value.code == "memory.eval"
 
 
@@ -584,7 +591,7 @@ def test_batches_of_many_kinds_are_cut_by_rows():
     [
         ((torch.zeros(4, 2), torch.zeros(3)), r"4 samples and a tensor of shape \(3,\)"),
         ({"maps": [torch.zeros(2, 2), torch.zeros(2, 2)]}, "cut in two ways"),
-        ({"graph": object()}, "holds a object"),
+        ({"graph": object()}, r"has an? object, which cannot be cut"),
     ],
     ids=["another length", "two ways", "an object"],
 )
@@ -596,15 +603,6 @@ def test_batches_that_cannot_be_told_apart_are_not_cut(batch, message):
 def test_parts_are_as_equal_as_they_can_be():
     assert bounds_of(7, 4) == [(0, 1), (1, 3), (3, 5), (5, 7)]
     assert bounds_of(2, 8) == [(0, 1), (1, 2)] and bounds_of(5, 1) == [(0, 5)] and bounds_of(0, 2) == []
-
-
-def test_a_batch_that_cannot_be_cut_ends_the_run_with_the_reason():
-    class Odd(Quiet):
-        def cut_batch(self, batch, rows, start, stop):
-            raise DataError("graphs have no rows")
-
-    with pytest.raises(MemoryLimitError, match="not run again in smaller parts: graphs have no rows"):
-        fit(make(3, kind=Odd))
 
 
 # ----------------------------------------------------------------------------------------------------- measuring

@@ -244,14 +244,10 @@ def test_more_epochs_continue_a_finished_run_and_are_shown(tmp_path, capsys):
 def test_other_settings_of_the_run_are_shown_and_hold(tmp_path, capsys):
     fit(tmp_path, callbacks=[stop_at(4)])
     capsys.readouterr()
-    resumed = fit(
-        tmp_path, resume_from="auto", per_device_batch_size=8, gradient_clip_norm=math.inf, max_num_train_steps=6
-    )
-    assert said(capsys) == [
-        "batch_size: 4 -> 8",
-        "gradient_clip_norm: None -> 'Infinity'",
-        "max_num_train_steps: None -> 6",
-    ]
+    changes = {"per_device_batch_size": 8, "gradient_clip_norm": math.inf, "max_num_train_steps": 6}
+    resumed = fit(tmp_path, resume_from="auto", **changes)
+    lines = ["batch_size: 4 -> 8", "gradient_clip_norm: None -> 'Infinity'", "max_num_train_steps: None -> 6"]
+    assert said(capsys) == lines
     assert [len(ids) for ids in resumed.seen] == [8, 8] and resumed.progress.update == 6
 
 
@@ -285,44 +281,34 @@ def wsd(**options):
     return WSDLrScheduler.create_scheduler_fn(**{"decay_phase_ratio": 0.3, "lr_min": 0.1, **options})
 
 
-# What was saved, what it is resumed with, and how the lines of what changed begin.
+def both(make, old: dict, new: dict, *lines: str):
+    """What was saved, what it is resumed with, and how the lines of what changed begin."""
+    return partial(make, **old), partial(make, **new), [f"scheduler's {line}" for line in lines]
+
+
 SCHEDULES = {
-    "StepLR": (
-        partial(lr_scheduler.StepLR, step_size=2, gamma=0.5),
-        partial(lr_scheduler.StepLR, step_size=3, gamma=0.9),
-        ["scheduler's gamma: 0.5 -> 0.9", "scheduler's step_size: 2 -> 3"],
+    "StepLR": both(
+        lr_scheduler.StepLR,
+        {"step_size": 2, "gamma": 0.5},
+        {"step_size": 3, "gamma": 0.9},
+        *("gamma: 0.5 -> 0.9", "step_size: 2 -> 3"),
     ),
-    "MultiStepLR": (
-        partial(lr_scheduler.MultiStepLR, milestones=[2, 6], gamma=0.5),
-        partial(lr_scheduler.MultiStepLR, milestones=[5, 5, 7], gamma=0.5),
-        ["scheduler's milestones: {2: 1, 6: 1} -> {5: 2, 7: 1}"],
+    "MultiStepLR": both(
+        partial(lr_scheduler.MultiStepLR, gamma=0.5),
+        {"milestones": [2, 6]},
+        {"milestones": [5, 5, 7]},
+        "milestones: {2: 1, 6: 1} -> {5: 2, 7: 1}",
     ),
-    "ExponentialLR": (
-        partial(lr_scheduler.ExponentialLR, gamma=0.9),
-        partial(lr_scheduler.ExponentialLR, gamma=0.5),
-        ["scheduler's gamma: 0.9 -> 0.5"],
+    "ExponentialLR": both(lr_scheduler.ExponentialLR, {"gamma": 0.9}, {"gamma": 0.5}, "gamma: 0.9 -> 0.5"),
+    "CosineAnnealingLR": both(lr_scheduler.CosineAnnealingLR, {"T_max": 4}, {"T_max": NUM_UPDATES}, "T_max: 4 -> 8"),
+    "CosineAnnealingWarmRestarts": both(
+        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=8), {}, {"eta_min": 0.01}, "eta_min: 0.0 -> 0.01"
     ),
-    "CosineAnnealingLR": (
-        partial(lr_scheduler.CosineAnnealingLR, T_max=4),
-        partial(lr_scheduler.CosineAnnealingLR, T_max=NUM_UPDATES),
-        ["scheduler's T_max: 4 -> 8"],
-    ),
-    "CosineAnnealingWarmRestarts": (
-        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=8),
-        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=8, eta_min=0.01),
-        ["scheduler's eta_min: 0.0 -> 0.01"],
-    ),
-    "LinearLR": (
-        partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=4),
-        partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=8),
-        ["scheduler's total_iters: 4 -> 8"],
+    "LinearLR": both(
+        partial(lr_scheduler.LinearLR, start_factor=0.1), {"total_iters": 4}, {"total_iters": 8}, "total_iters: 4 -> 8"
     ),
     "OneCycleLR": (one_cycle(), one_cycle(12), ["scheduler's _schedule_phases", "scheduler's total_steps: 8 -> 12"]),
-    "SequentialLR": (
-        warmup_then_cosine(),
-        warmup_then_cosine(length=20),
-        ["scheduler's _schedulers.1.T_max: 8 -> 20"],
-    ),
+    "SequentialLR": (warmup_then_cosine(), warmup_then_cosine(length=20), ["scheduler's _schedulers.1.T_max: 8 -> 20"]),
     "linear": (linear(NUM_UPDATES), linear(20), []),
     "CosineLrScheduler": (
         CosineLrScheduler.create_scheduler_fn(lr_min=0.001),
