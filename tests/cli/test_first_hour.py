@@ -77,11 +77,11 @@ def test_ctrl_c_before_the_first_update_says_that_nothing_was_trained(capsys):
 
 def test_ctrl_c_in_a_run_is_told_by_the_run_and_by_nobody_else_unless_it_is_quiet(capsys):
     error = KeyboardInterrupt()
-    error.__notes__ = ["saved x   go on with: lw resume x"]
+    error.__notes__ = ["saved x   continue with: lw resume x"]
     assert guarded(interrupted_by(error), []) == 130
     assert capsys.readouterr() == ("", "")
     assert guarded(interrupted_by(error), ["--quiet"]) == 130
-    assert capsys.readouterr() == ("", "interrupted; saved x   go on with: lw resume x\n")
+    assert capsys.readouterr() == ("", "interrupted; saved x   continue with: lw resume x\n")
 
 
 def test_an_interrupted_trainer_says_what_was_saved_and_how_to_go_on(tmp_path, capsys):

@@ -197,7 +197,7 @@ def test_what_others_print_and_warn_of_does_not_come_between_the_lines(capsys):
             warnings.simplefilter("always")  # the tests raise them
             warnings.warn("this is old", DeprecationWarning, stacklevel=1)
         logging.getLogger("loopwright").warning("a worker is %s", "lost")
-        events.tell("value", number=float("nan"), where=Path("here"))
+        events.emit("value", number=float("nan"), where=Path("here"))
     out, err = capsys.readouterr()
     lines = parsed(out)
     assert err == "a library speaks\n"
@@ -217,7 +217,7 @@ print("before")
 with json_events(True) as events:
     os.write(1, b"C\\n")
     subprocess.run(["echo", "worker"], check=True)
-    events.tell("value", number=1)
+    events.emit("value", number=1)
 print("after")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -232,9 +232,9 @@ def test_a_reader_that_has_gone_away_does_not_stop_what_is_told():
             raise BrokenPipeError
 
     events = EventLines(Closed())
-    events.tell("one")
-    events.tell("two")
-    assert EventLines(None).tell("three") is None
+    events.emit("one")
+    events.emit("two")
+    assert EventLines(None).emit("three") is None
 
 
 def test_a_full_disk_under_the_lines_is_told_to_people(capsys, monkeypatch, reviews):

@@ -103,7 +103,7 @@ def test_a_signal_ends_a_run_saved_and_with_its_code(reviews, tmp_path, number, 
     process = started("train", "text-classification", "--data", reviews, "--epochs", "9999", "--out", "run", *FLAGS)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == code and out.count("go on with: lw resume run\n") == 1
+    assert process.returncode == code and out.count("continue with: lw resume run\n") == 1
     assert err == ("" if number == signal.SIGINT else f"{ENDED_BY_TERM}\n")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "preempted" and status["last_checkpoint"]

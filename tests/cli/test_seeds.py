@@ -124,10 +124,7 @@ def test_seeds_are_refused_where_there_is_one_run_or_no_room(capsys, monkeypatch
 
 @pytest.mark.parametrize(
     ("text", "number", "code", "state"),
-    [
-        ("seed 8 (2 of 3)", signal.SIGTERM, 75, None),
-        ("run     1", signal.SIGINT, 130, "preempted"),
-    ],
+    [("seed 8 (2 of 3)", signal.SIGTERM, 75, None), ("run     1", signal.SIGINT, 130, "preempted")],
     ids=["SIGTERM before the second run", "Ctrl-C in the second run"],
 )
 def test_a_signal_ends_all_and_says_what_is_done_and_how_to_go_on(

@@ -95,7 +95,7 @@ def test_a_task_on_two_processes_is_stopped_on_both_and_reported_once(tmp_path):
     write_csv(tmp_path / "reviews.csv", rows(64))
     first, second = run(stop_task, tmp_path, 2, 60, FOLDER=str(tmp_path), HF_HUB_OFFLINE="1")
     assert first["code"] == second["code"] == 75
-    assert "stopped and saved; go on with: lw resume stopped" in first.output and second.output == ""
+    assert "stopped and saved; continue with: lw resume stopped" in first.output and second.output == ""
 
 
 # --- hf

@@ -13,7 +13,7 @@ from loopwright.run_folder import RunFolder
 from loopwright.runs.clock import Pace, RunLength, TimeSpent
 from loopwright.runs.console import screen
 from loopwright.runs.console import status_line as live_line
-from loopwright.runs.console.end import in_words
+from loopwright.runs.console.end import mistake_text
 from loopwright.runs.console.evaluation_table import EvalTable
 from loopwright.runs.console.screen import Screen
 from loopwright.runs.console.status_line import bar_of, fitted
@@ -54,7 +54,7 @@ def test_a_plain_screen_on_a_terminal_prints_what_a_pipe_gets(monkeypatch, at_on
     stream = in_terminal(monkeypatch)
     plain = Screen(is_plain=True)
     assert plain.open_line(lambda done, columns: "a line that changes", 3) is None
-    plain.say_wrapped("word " * 60)
+    plain.print_wrapped("word " * 60)
     plain.block("name", "word " * 60)
     with plain.waiting("reading") as waiting:
         waiting.to(1, 2)
@@ -67,9 +67,9 @@ def test_lines_are_printed_and_logged_and_a_quiet_screen_logs_only(tmp_path, cap
     loud, quiet, other = Screen(), Screen(is_quiet=True), Screen(is_main=False)
     for place, one in (("loud", loud), ("quiet", quiet), ("other", other)):
         (tmp_path / place).mkdir()
-        one.say("before")
+        one.print("before")
         one.attach(RunFolder(tmp_path / place))
-        one.say("short", "the whole line")
+        one.print("short", "the whole line")
         one.log("only in the log")
         one.block("name", "first", "second")
     assert capsys.readouterr().out == "before\nshort\nname    first\n        second\n"
@@ -93,7 +93,7 @@ def test_a_long_line_of_a_block_is_broken_between_words_on_a_terminal_and_whole_
 def test_a_stream_without_a_character_gets_another_one_for_it(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
-    Screen().say("a × b · c")
+    Screen().print("a × b · c")
     assert raw.getvalue() == b"a ? b ? c\n"
 
 
@@ -113,7 +113,7 @@ def test_what_is_said_goes_above_the_line_that_changes_and_leaves_no_rest_of_it(
     made = Screen()
     line = made.open_line(lambda done, columns: f"at {done} of {columns}", 5, 2)
     line.update(1)
-    made.say("a row")
+    made.print("a row")
     made.close_line()
     text = terminal.getvalue()
     assert text.startswith("\rat 2 of 77") and "\r\x1b[Ka row\n\rat 3 of 77" in text
@@ -140,7 +140,7 @@ def test_a_notebook_has_the_bar_of_tqdm(monkeypatch, capfd):
     assert isinstance(line, live_line.NotebookBar)
     line.update(4)
     line.nudge()
-    made.say("a row")
+    made.print("a row")
     made.close_line()
     said = capfd.readouterr()
     assert said.out == "a row\n" and "100%" in said.err and "at 4, None" in said.err
@@ -270,7 +270,7 @@ def test_a_long_table_in_a_pipe_repeats_its_header():
     ids=["text", "image", "numbers", "long"],
 )  # fmt: skip
 def test_a_mistake_is_told_on_one_line(sample, words):
-    assert in_words(sample) == words
+    assert mistake_text(sample) == words
 
 
 # --------------------------------------------------------------------------------------------------------- the clock

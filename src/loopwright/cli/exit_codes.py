@@ -128,7 +128,7 @@ def print_failure(failure: Failure, events: EventLines | None, error: BaseExcept
         traceback.print_exception(error)
     if events is not None:
         with contextlib.suppress(OSError):
-            events.tell("error", **{**failure.fields, "code": failure.error.code or _OTHER})
+            events.emit("error", **{**failure.fields, "code": failure.error.code or _OTHER})
     if failure.error.code is not None and (events is None or isinstance(error, OSError)):
         _print_error(str(failure.error))
 

@@ -31,7 +31,7 @@ def find_lr(argv: list[str]) -> int:
         command = None if suggestion is None else f"lw train {shlex.join([*kept, '--lr', f'{suggestion:g}'])}"
         if events is not None:
             events.lines({**asdict(curve), "chosen": suggestion, "next": [command] if command else []})
-        screen.say("\n".join(["", *lines]))
+        screen.print("\n".join(["", *lines]))
         _print_suggestion(screen, suggestion, command)
         if suggestion is not None and asked.quiet and events is None:
             sys.stdout.write(f"{suggestion:g}\n")
@@ -40,6 +40,6 @@ def find_lr(argv: list[str]) -> int:
 
 def _print_suggestion(screen: Screen, suggestion: float | None, command: str | None) -> None:
     if suggestion is None:
-        screen.say("no suggestion: check the data and the model, or try other rates with --start and --end")
+        screen.print("no suggestion: check the data and the model, or try other rates with --start and --end")
     else:
-        screen.say(f"suggestion {suggestion:g}\n\n  {command}")
+        screen.print(f"suggestion {suggestion:g}\n\n  {command}")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loopwright.api import CODES, create_parser, get_task, load_tasks
+from loopwright.api import CODES, counted, create_parser, get_task, load_tasks
 from loopwright.cli.exit_codes import DONE, INPUT
 from loopwright.cli.help_text import hanging
 from loopwright.cli.json_output import print_line, print_objects
@@ -79,8 +79,7 @@ def doctor(argv: list[str]) -> int:
     if found["gpus"]:
         print_line(f"CUDA        {found['cuda'] or 'none'} in torch, driver {found['driver']}")
     cores, threads = found["cores"], found["threads"]
-    told = f"{cores} core{'s' if cores != 1 else ''} for this process, {threads} thread{'s' if threads != 1 else ''}"
-    print_line(f"CPUs        {told} in torch")
+    print_line(f"CPUs        {counted(cores, 'core')} for this process, {counted(threads, 'thread')} in torch")
     print_line(f"disk        {found['free_bytes'] / 1e9:.1f} GB free here")
     print_line(f"network     {'off (HF_HUB_OFFLINE)' if found['is_offline'] else 'used only where a Hub id is given'}")
     for extra, missing in found["missing"].items():

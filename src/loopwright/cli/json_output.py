@@ -78,7 +78,7 @@ class _Warnings(logging.Handler):
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._events.tell("warning", message=record.getMessage())
+        self._events.emit("warning", message=record.getMessage())
 
 
 def _shown_by(events: EventLines) -> Callable[..., None]:
@@ -90,7 +90,7 @@ def _shown_by(events: EventLines) -> Callable[..., None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        events.tell("warning", message=str(message), kind=category.__name__)
+        events.emit("warning", message=str(message), kind=category.__name__)
 
     return show
 

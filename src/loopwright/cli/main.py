@@ -30,11 +30,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "launch": ("launch", "-n N -- VERB ...", "run a verb or a script on several processes"),
         "evaluate": ("predict", "RUN [--data FILE]", "print the metrics of a run's best model"),
         "predict": ("predict", "RUN INPUT...", "predict for texts, a csv or jsonl file, or - for stdin"),
-        "export": (
-            "predict",
-            "RUN --to FOLDER",
-            "export the best model to a folder, with a README.md",
-        ),
+        "export": ("predict", "RUN --to FOLDER", "export the best model to a folder, with a README.md"),
         "report": ("report", "RUN [RUN ...]", "write an HTML report of a run, or of several; --open shows it"),
         "watch": ("report", "[RUN]", "serve a live report of a run on localhost"),
         "compare": ("report", "RUN RUN ...", "compare several runs: curves, settings, data, samples"),
@@ -42,11 +38,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "stop": ("runs", "RUN", "stop a run gracefully after its next update; its state is saved"),
         "verify": ("runs", "RUN", "verify every byte of a run's checkpoints"),
         "tasks": ("info", "", "list the tasks"),
-        "explain": (
-            "info",
-            "TASK | errors",
-            "describe the data and flags of a task, or list all error codes",
-        ),
+        "explain": ("info", "TASK | errors", "describe the data and flags of a task, or list all error codes"),
         "doctor": ("info", "", "show what is installed, and the hardware of this machine"),
     }
 )

@@ -29,11 +29,7 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(f"lw {verb}", description=description, epilog=epilog, allow_abbrev=False, **options)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the parsed arguments.
-
-        Raises:
-            InputError: an argument is missing, unknown or invalid.
-        """
+        """Return the parsed arguments."""
         asked, unknown = self.parse_known_args(args, namespace)
         missing = [action for action in self._actions if action.required and getattr(asked, action.dest) is None]
         if missing:
@@ -93,9 +89,6 @@ def parse_for_run(
         parser: the verb's parser, with a positional `run`.
         argv: the arguments of the verb.
         flags_of: returns the task flags that the verb accepts.
-
-    Raises:
-        InputError: there is no such run, or an argument cannot be parsed.
     """
     if any(word in _HELP for word in argv):
         name = next((word for word in argv if not word.startswith("-")), None)

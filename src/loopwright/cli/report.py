@@ -10,15 +10,7 @@ from loopwright.cli.exit_codes import DONE
 from loopwright.cli.json_output import json_events
 from loopwright.cli.parser import VerbParser, add_json
 from loopwright.errors import InputError
-from loopwright.report import (
-    COMPARISON,
-    REPORT,
-    ReportServer,
-    open_run,
-    page_path,
-    write_comparison,
-    write_report,
-)
+from loopwright.report import COMPARISON, REPORT, ReportServer, open_run, page_path, write_comparison, write_report
 from loopwright.report.run_view import read_state
 from loopwright.report.server import PORT
 

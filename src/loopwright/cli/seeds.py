@@ -63,7 +63,7 @@ def train_seeds(
             worst = max(worst, code)
             if outcome is not None:
                 begun.append(SeedRun(seed, outcome.run, outcome.state))
-                screen.say(begun[-1].line)
+                screen.print(begun[-1].line)
             else:
                 begun += _broken_off(seed, screen)
             if code not in (DONE, DIVERGED):
@@ -73,7 +73,7 @@ def train_seeds(
     commands = [*next_commands(begun), *several.commands_of_rest(begun)]
     print_seeds(begun, commands, open_screen())
     if events is not None:
-        events.tell("seeds", seeds=several.seeds, **seeds_facts(begun), next=commands, exit_code=worst)
+        events.emit("seeds", seeds=several.seeds, **seeds_facts(begun), next=commands, exit_code=worst)
     elif is_quiet and is_first():
         sys.stdout.write("".join(f"{os.path.normpath(each.run.path)}\n" for each in begun))
     return worst

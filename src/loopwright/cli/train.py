@@ -100,10 +100,10 @@ def _check(settings: Settings, asked: Namespace, events: EventLines | None) -> i
     screen = screen_of(asked, events)
     if asked.files:
         plan = check_files(get_task(settings.args.task), settings, screen)
-        screen.tell("check", task=settings.args.task, data=data_facts(plan))
+        screen.emit("check", task=settings.args.task, data=data_facts(plan))
     else:
         check_settings(settings, screen)
-    screen.tell("end", state="checked", exit_code=DONE)
+    screen.emit("end", state="checked", exit_code=DONE)
     return DONE
 
 
@@ -191,7 +191,7 @@ def settings_of(verb: str, asked: Namespace, rest: list[str], events: EventLines
     if not getattr(asked, "print_config", False):
         return settings
     if events is not None:
-        events.tell("config", values={"task": name, **settings.values()}, sources=settings.sources)
+        events.emit("config", values={"task": name, **settings.values()}, sources=settings.sources)
     else:
         sys.stdout.write("\n".join(settings.lines()) + "\n")
     return None

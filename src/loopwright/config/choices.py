@@ -75,11 +75,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def choose(kind: type[Kind], name: str, value: Any) -> Kind:
-    """Return the choice of this kind that matches a string or another library's enum.
-
-    Raises:
-        ConfigError: there is none; lists them and names the nearest.
-    """
+    """Return the choice of this kind that matches a string or another library's enum."""
     text = value.value if isinstance(value, Enum) else value
     for member in kind:
         if member.value == text:

@@ -25,11 +25,7 @@ FALSE_WORDS = ("no", "false", "f", "n", "0", "off")
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the types of the constructor's fields of a dataclass, in order.
-
-    Raises:
-        ConfigError: a type annotation is a string that cannot be resolved.
-    """
+    """Return the types of the constructor's fields of a dataclass, in order."""
     try:
         hints = get_type_hints(kind)
     except NameError as error:
@@ -46,11 +42,7 @@ def old_names_of(kind: type) -> Mapping[str, OldName]:
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Make a dataclass from the values of a file, each converted to its field's type.
-
-    Raises:
-        ConfigError: a name is unknown, or a value does not fit; names them.
-    """
+    """Make a dataclass from the values of a file, each converted to its field's type."""
     hints = {**{name: old.hint for name, old in old_names_of(kind).items()}, **field_types(kind)}
     for name in values:
         if name not in hints:
@@ -59,11 +51,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def convert_named(name: str, value: Any, hint: Any) -> Any:
-    """Return a file's value, converted to its type.
-
-    Raises:
-        ConfigError: it cannot be converted; names the field.
-    """
+    """Return a file's value, converted to its type."""
     try:
         return convert(value, hint)
     except ConfigError as error:
@@ -89,11 +77,7 @@ def is_list(hint: Any) -> bool:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a file's value, converted to its type. A value that already has one of the types is unchanged.
-
-    Raises:
-        ConfigError: it cannot become that.
-    """
+    """Return a file's value, converted to its type. A value that already has one of the types is unchanged."""
     if value is None:
         return None
     allowed = members(hint)
@@ -103,11 +87,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def convert_text(text: str, hint: Any) -> Any:
-    """Return a word of the command line, converted to its type: a string only if nothing else fits.
-
-    Raises:
-        ConfigError: it cannot become that.
-    """
+    """Return a word of the command line, converted to its type: a string only if nothing else fits."""
     allowed = sorted(members(hint), key=lambda member: member is str)
     if is_optional(hint) and str not in allowed and text.lower() in ("none", "null"):
         return None

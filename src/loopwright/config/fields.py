@@ -231,8 +231,7 @@ class TrainingFields(TrainingOldNames):
     overwrite_output_dir: bool = accepted(False, "For your script: whether a non-empty folder may be used.")
     step_mode: str = honoured("auto", "How updates run.", choices=STEP_MODES)
     length_buckets: list[str] | str = honoured(
-        "auto",
-        "Lengths to pad training batches to: auto (if updates may be CUDA graphs), off, or numbers.",
+        "auto", "Lengths to pad training batches to: auto (if updates may be CUDA graphs), off, or numbers."
     )
     nan: str = honoured("stop", "What to do if a loss is not finite.", choices=NAN_POLICIES)
     bad_samples: str = honoured("raise", "What to do if a sample cannot be loaded.", choices=BAD_SAMPLE_POLICIES)

@@ -17,11 +17,7 @@ def read_mapping(path: str | os.PathLike[str], form: str | None = None) -> dict[
     """Return the contents of a file.
 
     Args:
-        path: the file.
         form: "JSON" or "YAML"; by default .json files are JSON, all others YAML.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a mapping of names to values.
     """
     import yaml
 

@@ -74,9 +74,6 @@ class OldName:
             value: the old name's value.
             given: the other arguments.
             stacklevel: how many calls up the warning points.
-
-        Raises:
-            ConfigError: the value is refused, or contradicts the new name's.
         """
         if value is None:
             return {}
@@ -131,11 +128,7 @@ class AcceptsOldNames(type):
         return {name: value for name, value in found.items() if isinstance(value, OldName)}
 
     def translate_old_names(cls, arguments: Mapping[str, Any], stacklevel: int = 3) -> dict[str, Any]:
-        """Return the arguments with current names only, warning about the others.
-
-        Raises:
-            ConfigError: an old name's value is refused, or contradicts the new name's.
-        """
+        """Return the arguments with current names only, warning about the others."""
         old_names = cls.old_names()
         result = {name: value for name, value in arguments.items() if name not in old_names}
         for name in arguments:
@@ -183,10 +176,7 @@ class TrainingOldNames(metaclass=AcceptsOldNames):
     per_gpu_train_batch_size = OldName("per_device_train_batch_size", int)
     per_gpu_eval_batch_size = OldName("per_device_eval_batch_size", int)
     adafactor = OldName(
-        "optim",
-        bool,
-        forward=lambda is_on: "adafactor" if is_on else None,
-        backward=lambda optim: optim == "adafactor",
+        "optim", bool, forward=lambda is_on: "adafactor" if is_on else None, backward=lambda optim: optim == "adafactor"
     )
     include_inputs_for_metrics = OldName(
         "include_for_metrics",

@@ -64,9 +64,9 @@ def HfArg(
         metadata: extra metadata of the field.
         kwargs: extra arguments of `dataclasses.field`.
     """
-    told = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
+    given = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
     field: Any = dataclasses.field
-    return field(default=default, default_factory=default_factory, metadata={**(metadata or {}), **told}, **kwargs)
+    return field(default=default, default_factory=default_factory, metadata={**(metadata or {}), **given}, **kwargs)
 
 
 class _Field(argparse.Action):
@@ -267,9 +267,9 @@ class HfArgumentParser(argparse.ArgumentParser):
             self._add_field(group, field, hints[field.name])
 
     def _add_field(self, group: Any, field: Any, hint: Any) -> None:
-        told = {key: field.metadata[key] for key in _ARGPARSE_KEYS if key in field.metadata}
+        given = {key: field.metadata[key] for key in _ARGPARSE_KEYS if key in field.metadata}
         if field.metadata.get("is_hidden"):
-            told["help"] = argparse.SUPPRESS
+            given["help"] = argparse.SUPPRESS
         aliases = field.metadata.get("aliases", [])
         aliases = [aliases] if isinstance(aliases, str) else aliases
         default = (False if hint is bool else None) if field.default is dataclasses.MISSING else field.default
@@ -277,8 +277,8 @@ class HfArgumentParser(argparse.ArgumentParser):
             default = field.default_factory()
         # As in transformers, a bool without a default is False.
         is_required = _has_no_default(field) and hint is not bool
-        options = {"default": default, "required": is_required, **_options(hint), **told}
-        if field.name in self._choices and "metavar" not in told:
+        options = {"default": default, "required": is_required, **_options(hint), **given}
+        if field.name in self._choices and "metavar" not in given:
             options["metavar"] = _braced(self._choices[field.name])
         group.add_argument(f"--{field.name}", *aliases, dest=field.name, action=_Field, **options)
         if bool in members(hint) and default is True:

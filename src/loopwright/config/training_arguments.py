@@ -13,17 +13,19 @@ Example:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loopwright.config import processes
-from loopwright.config.choices import IntervalStrategy, ParallelMode, SaveStrategy, SchedulerType
+from loopwright.config.choices import ParallelMode
 from loopwright.config.conversion import build
 from loopwright.config.fields import TrainingFields, honoured, refused
 from loopwright.config.files import plain, read_mapping
@@ -37,6 +39,27 @@ if TYPE_CHECKING:
 
 # Fields that transformers fills in itself, so their values do not show what the user wanted.
 _FILLED_IN = ("logging_nan_inf_filter", "logging_dir", "fsdp_config")
+
+
+def _setter(doc: str, always: Mapping[str, Any] | None = None, /, **arguments: tuple[str, Any]) -> Any:
+    """Return a method that sets several fields; each of its arguments has a field and a default."""
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for name, (_, default) in arguments.items():
+        parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    signature = inspect.Signature(parameters)
+
+    def set_fields(self: TrainingArguments, *args: Any, **kwargs: Any) -> TrainingArguments:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        fields = {arguments[name][0]: value for name, value in given.arguments.items() if name != "self"}
+        for name, value in {**(always or {}), **fields}.items():
+            setattr(self, name, value)
+        self.validate()
+        return self
+
+    set_fields.__doc__ = doc
+    set_fields.__signature__ = signature  # type: ignore[attr-defined] # for help and editors
+    return set_fields
 
 
 @dataclass(repr=False)
@@ -232,178 +255,98 @@ class TrainingArguments(TrainingFields):
         kind = Seq2SeqTrainingArguments if hasattr(args, "predict_with_generate") else cls
         names = {field.name for field in dataclasses.fields(kind) if field.init}.difference(_FILLED_IN)
         names.update(name for name, old in kind.old_names().items() if old.new and getattr(args, name, None))
-        made = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+        created = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
         # A derived class may have extra fields or attributes, which its trainer reads.
         for name, value in vars(args).items():
-            if not name.startswith("_") and not hasattr(made, name):
-                setattr(made, name, value)
-        return made
+            if not name.startswith("_") and not hasattr(created, name):
+                setattr(created, name, value)
+        return created
 
     # ------------------------------------------------------------------------------------------ several at once
 
-    def set_training(
-        self,
-        learning_rate: float = 5e-5,
-        batch_size: int = 8,
-        weight_decay: float = 0,
-        num_epochs: float = 3,
-        max_steps: int = -1,
-        gradient_accumulation_steps: int = 1,
-        seed: int = 42,
-        gradient_checkpointing: bool = False,
-    ) -> Self:
-        """Set the main training options, and `do_train`; return these arguments."""
-        return self._set(
-            do_train=True,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
-            weight_decay=weight_decay,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            seed=seed,
-            gradient_checkpointing=gradient_checkpointing,
-        )
-
-    def set_evaluate(
-        self,
-        strategy: IntervalStrategy | str = "no",
-        steps: float = 500,
-        batch_size: int = 8,
-        accumulation_steps: int | None = None,
-        delay: float | None = None,
-        loss_only: bool = False,
-    ) -> Self:
-        """Set when and how to evaluate; return these arguments."""
-        return self._set(
-            eval_strategy=strategy,
-            do_eval=strategy != IntervalStrategy.NO,
-            eval_steps=steps,
-            per_device_eval_batch_size=batch_size,
-            eval_accumulation_steps=accumulation_steps,
-            eval_delay=delay,
-            prediction_loss_only=loss_only,
-        )
-
-    def set_testing(self, batch_size: int = 8, loss_only: bool = False) -> Self:
-        """Set how to predict, and `do_predict`; return these arguments."""
-        return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
-
-    def set_save(
-        self,
-        strategy: SaveStrategy | str = "steps",
-        steps: float = 500,
-        total_limit: int | None = None,
-        on_each_node: bool = False,
-    ) -> Self:
-        """Set when to save and how many checkpoints to keep; return these arguments."""
-        return self._set(
-            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
-        )
-
-    def set_logging(
-        self,
-        strategy: IntervalStrategy | str = "steps",
-        steps: float = 500,
-        report_to: str | list[str] = "none",
-        level: str = "passive",
-        first_step: bool = False,
-        nan_inf_filter: bool = False,
-        on_each_node: bool = False,
-        replica_level: str = "passive",
-    ) -> Self:
-        """Set when and where to log; return these arguments."""
-        return self._set(
-            logging_strategy=strategy,
-            logging_steps=steps,
-            report_to=report_to,
-            log_level=level,
-            logging_first_step=first_step,
-            logging_nan_inf_filter=nan_inf_filter,
-            log_on_each_node=on_each_node,
-            log_level_replica=replica_level,
-        )
+    set_training = _setter(
+        "Set the main training options, and `do_train`; return these arguments.",
+        {"do_train": True},
+        learning_rate=("learning_rate", 5e-5),
+        batch_size=("per_device_train_batch_size", 8),
+        weight_decay=("weight_decay", 0),
+        num_epochs=("num_train_epochs", 3),
+        max_steps=("max_steps", -1),
+        gradient_accumulation_steps=("gradient_accumulation_steps", 1),
+        seed=("seed", 42),
+        gradient_checkpointing=("gradient_checkpointing", False),
+    )
+    set_evaluate = _setter(
+        "Set when and how to evaluate; return these arguments.",
+        {"do_eval": False},  # on again with a strategy
+        strategy=("eval_strategy", "no"),
+        steps=("eval_steps", 500),
+        batch_size=("per_device_eval_batch_size", 8),
+        accumulation_steps=("eval_accumulation_steps", None),
+        delay=("eval_delay", None),
+        loss_only=("prediction_loss_only", False),
+    )
+    set_testing = _setter(
+        "Set how to predict, and `do_predict`; return these arguments.",
+        {"do_predict": True},
+        batch_size=("per_device_eval_batch_size", 8),
+        loss_only=("prediction_loss_only", False),
+    )
+    set_save = _setter(
+        "Set when to save and how many checkpoints to keep; return these arguments.",
+        strategy=("save_strategy", "steps"),
+        steps=("save_steps", 500),
+        total_limit=("save_total_limit", None),
+        on_each_node=("save_on_each_node", False),
+    )
+    set_logging = _setter(
+        "Set when and where to log; return these arguments.",
+        strategy=("logging_strategy", "steps"),
+        steps=("logging_steps", 500),
+        report_to=("report_to", "none"),
+        level=("log_level", "passive"),
+        first_step=("logging_first_step", False),
+        nan_inf_filter=("logging_nan_inf_filter", False),
+        on_each_node=("log_on_each_node", False),
+        replica_level=("log_level_replica", "passive"),
+    )
+    set_optimizer = _setter(
+        "Set the optimizer; return these arguments.",
+        name=("optim", "adamw_torch"),
+        learning_rate=("learning_rate", 5e-5),
+        weight_decay=("weight_decay", 0),
+        beta1=("adam_beta1", 0.9),
+        beta2=("adam_beta2", 0.999),
+        epsilon=("adam_epsilon", 1e-8),
+        args=("optim_args", None),
+    )
+    set_lr_scheduler = _setter(
+        "Set the learning rate schedule and its length; return these arguments.",
+        name=("lr_scheduler_type", "linear"),
+        num_epochs=("num_train_epochs", 3.0),
+        max_steps=("max_steps", -1),
+        warmup_steps=("warmup_steps", 0),
+    )
+    set_dataloader = _setter(
+        "Set how data is loaded; return these arguments.",
+        train_batch_size=("per_device_train_batch_size", 8),
+        eval_batch_size=("per_device_eval_batch_size", 8),
+        drop_last=("dataloader_drop_last", False),
+        num_workers=("dataloader_num_workers", 0),
+        pin_memory=("dataloader_pin_memory", True),
+        persistent_workers=("dataloader_persistent_workers", False),
+        prefetch_factor=("dataloader_prefetch_factor", None),
+        multiprocessing_context=("dataloader_multiprocessing_context", None),
+        in_order=("dataloader_in_order", True),
+        auto_find_batch_size=("auto_find_batch_size", False),
+        ignore_data_skip=("ignore_data_skip", False),
+        sampler_seed=("data_seed", None),
+    )
 
     def set_push_to_hub(self, *args: Any, **kwargs: Any) -> Self:
-        """Raise: loopwright uploads nothing.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "set_push_to_hub() is not supported: save with trainer.save_model() and upload the folder with "
-            "huggingface_hub"
-        )
-
-    def set_optimizer(
-        self,
-        name: str = "adamw_torch",
-        learning_rate: float = 5e-5,
-        weight_decay: float = 0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        args: str | None = None,
-    ) -> Self:
-        """Set the optimizer; return these arguments."""
-        return self._set(
-            optim=name,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            adam_beta1=beta1,
-            adam_beta2=beta2,
-            adam_epsilon=epsilon,
-            optim_args=args,
-        )
-
-    def set_lr_scheduler(
-        self,
-        name: SchedulerType | str = "linear",
-        num_epochs: float = 3.0,
-        max_steps: int = -1,
-        warmup_steps: float = 0,
-    ) -> Self:
-        """Set the learning rate schedule and its length; return these arguments."""
-        return self._set(
-            lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps
-        )
-
-    def set_dataloader(
-        self,
-        train_batch_size: int = 8,
-        eval_batch_size: int = 8,
-        drop_last: bool = False,
-        num_workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        prefetch_factor: int | None = None,
-        multiprocessing_context: str | None = None,
-        in_order: bool = True,
-        auto_find_batch_size: bool = False,
-        ignore_data_skip: bool = False,
-        sampler_seed: int | None = None,
-    ) -> Self:
-        """Set how data is loaded; return these arguments."""
-        return self._set(
-            per_device_train_batch_size=train_batch_size,
-            per_device_eval_batch_size=eval_batch_size,
-            dataloader_drop_last=drop_last,
-            dataloader_num_workers=num_workers,
-            dataloader_pin_memory=pin_memory,
-            dataloader_persistent_workers=persistent_workers,
-            dataloader_prefetch_factor=prefetch_factor,
-            dataloader_multiprocessing_context=multiprocessing_context,
-            dataloader_in_order=in_order,
-            auto_find_batch_size=auto_find_batch_size,
-            ignore_data_skip=ignore_data_skip,
-            data_seed=sampler_seed,
-        )
-
-    def _set(self, **values: Any) -> Self:
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.validate()
-        return self
+        """Raise: loopwright uploads nothing."""
+        instead = "save with trainer.save_model() and upload the folder with huggingface_hub"
+        raise ConfigError(f"set_push_to_hub() is not supported: {instead}")
 
 
 @dataclass(repr=False)

@@ -59,11 +59,7 @@ _ACCELERATOR_SETTINGS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def settle(args: TrainingFields) -> None:
-    """Check all fields, and fill in dependent ones.
-
-    Raises:
-        ConfigError: names the field, the given and the expected value.
-    """
+    """Check all fields, and fill in dependent ones."""
     args.output_dir = os.path.expanduser(args.output_dir or DEFAULT_OUTPUT_DIR)
     for name in _JSON:
         _read_json(args, name)
@@ -78,11 +74,7 @@ def settle(args: TrainingFields) -> None:
 
 
 def check_refused(args: Any, kind: type[TrainingFields]) -> None:
-    """Refuse the fields of a class that are set but have no effect here.
-
-    Raises:
-        ConfigError: names the field and an alternative.
-    """
+    """Refuse the fields of a class that are set but have no effect here."""
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
         if field.metadata["kind"] != "refused" or value == field.default:
@@ -93,11 +85,7 @@ def check_refused(args: Any, kind: type[TrainingFields]) -> None:
 
 
 def check_whole(args: Any, names: Iterable[str], least: int | None, is_optional: bool = False) -> None:
-    """Check that fields are integers, and convert them to plain ones.
-
-    Raises:
-        ConfigError: one is not, or is below the least.
-    """
+    """Check that fields are integers, and convert them to plain ones."""
     for name in names:
         value = getattr(args, name)
         if value is None and is_optional:

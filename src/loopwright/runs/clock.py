@@ -17,28 +17,19 @@ class RunLength:
     """The length and schedule of a run.
 
     Attributes:
-        updates: of the whole run.
-        epochs: of the whole run.
         limit: the updates, if the last epoch is not a whole one or only their number was given; else None.
-        evaluates: whether there are evaluations.
-        evaluate_every: updates between evaluations within an epoch; None for epoch ends only.
-        update_seconds: of an update in the rehearsal; None without one.
-        evaluation_seconds: of an evaluation, estimated by the rehearsal; None without one.
-        per_epoch: updates of a full epoch; None if all epochs are full.
-        save_every: updates between saves; None if saves do not depend on updates.
-        saves_epochs: whether each epoch is saved.
     """
 
     updates: int
     epochs: int
     limit: int | None = None
-    evaluates: bool = True
-    evaluate_every: int | None = None
-    update_seconds: float | None = None
-    evaluation_seconds: float | None = None
-    per_epoch: int | None = None
-    save_every: int | None = None
-    saves_epochs: bool = False
+    evaluates: bool = True  # whether there are evaluations
+    evaluate_every: int | None = None  # updates between evaluations within an epoch; None for epoch ends only
+    update_seconds: float | None = None  # of an update in the rehearsal; None without one
+    evaluation_seconds: float | None = None  # of an evaluation, estimated by the rehearsal; None without one
+    per_epoch: int | None = None  # updates of a full epoch; None if all epochs are full
+    save_every: int | None = None  # updates between saves; None if saves do not depend on updates
+    saves_epochs: bool = False  # whether each epoch is saved
 
     @property
     def updates_per_epoch(self) -> float:
@@ -115,7 +106,6 @@ class Pace:
     """Measures the pace of a run.
 
     Args:
-        length: of the run.
         spent: updated during the run.
     """
 
@@ -135,7 +125,6 @@ class Pace:
         """Record a log.
 
         Args:
-            update: the number of updates done.
             waiting: the share of time since the last log spent waiting for data.
         """
         before = self.spent.train + self.spent.wait

@@ -64,7 +64,6 @@ def describe(plan: DataPlan, args: Any = None) -> list[str]:
     """Describe the data: files, columns, splits, labels, lengths, duplicates, guesses.
 
     Args:
-        plan: of the data.
         args: the settings of a run that trains on it; None if nothing is trained.
     """
     lines = [
@@ -116,14 +115,9 @@ def plan_of_file(task: Task, schema: Schema, settings: Settings, own: DataPlan, 
     """Return the plan of a file of other data, with the run's columns or else guessed ones.
 
     Args:
-        task: the task.
-        schema: the required roles.
         settings: of the run, with the flags of this call.
         own: the plan of the run's own data.
         file: the path, under its argument name of `preflight`.
-
-    Raises:
-        InputError: the file cannot be used; it says why and how to fix it.
     """
     schema, options = task.schema_of_model(schema, own), _trained_options(task, settings.args, own)
     (path,) = file.values()

@@ -32,8 +32,6 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     """Evaluate and write the best model, write the result, and print a summary; called once training is complete.
 
     Args:
-        run: the run.
-        trained: the result of the training.
         spent: the time use so far; the last evaluation is added to it.
     """
     job, folder, screen = run.job, run.folder, run.screen
@@ -41,7 +39,7 @@ def finish(run: RunJob, trained: TrainResult, spent: TimeSpent) -> None:
     checkpoint = load_weights(job, folder)
     began = time.monotonic()
     with screen.waiting("evaluating the best model") as waiting:
-        metrics, intervals, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.say, waiting)
+        metrics, intervals, examples = evaluate(job, job.eval_dataset, folder.evaluation, screen.print, waiting)
     result: dict[str, Any] = {
         "task": run.task.name,
         "metric": run.best.short_name,
@@ -75,17 +73,17 @@ def _test(run: RunJob, folder: RunFolder) -> dict[str, Any]:
         return {}
     missing = job.data.missing_roles("test", run.task.schema(run.args))
     if missing:
-        screen.say(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
+        screen.print(f"note: the test file has no {' and no '.join(missing)}: it is not scored; lw predict reads it")
         return {}
     dataset = run.task.create_dataset(job, job.data.rows("test"), is_labelled=True)
     with screen.waiting("evaluating on the test data") as waiting:
-        metrics, intervals, _ = evaluate(job, dataset, folder.evaluation / "test", screen.say, waiting)
+        metrics, intervals, _ = evaluate(job, dataset, folder.evaluation / "test", screen.print, waiting)
     found = {f"test_{name}": value for name, value in as_json(metrics).items()}
     return {**found, "test_intervals": {name: list(bounds) for name, bounds in intervals.items()}}
 
 
 def evaluate(
-    job: Job, dataset: Any, folder: Path | None, say: Callable[[str], None], waiting: Waiting | None = None
+    job: Job, dataset: Any, folder: Path | None, report: Callable[[str], None], waiting: Waiting | None = None
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]], Examples]:
     """Evaluate a job's model on a dataset, and write predictions and examples to a folder, if one is given.
 
@@ -93,7 +91,7 @@ def evaluate(
         The metrics and the loss by name, their intervals, and the worst and the suspected samples.
     """
     callbacks = [] if waiting is None else [CountBatches(waiting)]
-    trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: say(text))
+    trainer = TaskTrainer(job, callbacks=callbacks, report=lambda kind, text, **fields: report(text))
     found = trainer.evaluate_fully(dataset, None if folder is None else folder / "predictions.jsonl")
     bounds = {f"eval_{name}{end}" for name in trainer.intervals for end in ("_low", "_high")}
     metrics = {
@@ -154,7 +152,7 @@ def _illustrate(job: Job, run: RunFolder, examples: Examples, screen: Screen) ->
     except Exception as error:  # noqa: BLE001 - a model that generates may raise anything, memory that has run out too
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         forget_frames(error)
-        screen.say(f"note: no pictures and samples at the end ({reason})")
+        screen.print(f"note: no pictures and samples at the end ({reason})")
         return []
 
 
@@ -164,7 +162,7 @@ def _write_report(run: RunFolder, screen: Screen) -> None:
     try:
         write_report(run.path)
     except OSError as error:  # the run itself is safe
-        screen.say(f"note: the report was not written: {error}")
+        screen.print(f"note: the report was not written: {error}")
 
 
 def _write_model(job: Job, folder: Path, run: RunFolder, result: Mapping[str, Any]) -> None:

@@ -58,17 +58,6 @@ class RunJob:
     `auto` and `finish`.
 
     Attributes:
-        task: the task.
-        settings: of the run.
-        data: checked.
-        screen: prints the lines.
-        folder: the run folder; None before there is one.
-        checkpoint: the one to resume from; None for a new run, or if none was saved.
-        job: what the task gets: model, processor and datasets.
-        trainer: with a fresh optimizer.
-        window: micro-batches of an update over all processes.
-        length: its updates, epochs, evaluations and saves.
-        baselines: the scores of the trivial baselines.
         update_seconds, evaluation_seconds: as measured by the rehearsal; None without one.
         notes: lines of the start block that run.json keeps for the report, by name.
     """
@@ -77,14 +66,14 @@ class RunJob:
     settings: Settings
     data: RunData
     screen: Screen
-    folder: RunFolder | None = None
-    checkpoint: Path | None = None
-    job: Job = field(init=False)
+    folder: RunFolder | None = None  # the run folder; None before there is one
+    checkpoint: Path | None = None  # the one to resume from; None for a new run, or if none was saved
+    job: Job = field(init=False)  # what the task gets: model, processor and datasets
     trainer: TaskTrainer = field(init=False)
-    window: int = field(init=False)
-    length: RunLength = field(init=False)
+    window: int = field(init=False)  # micro-batches of an update over all processes
+    length: RunLength = field(init=False)  # its updates, epochs, evaluations and saves
     best: BestMetric = field(init=False)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # the scores of the trivial baselines
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
     notes: dict[str, str] = field(default_factory=dict)
@@ -134,16 +123,12 @@ class RunJob:
         self.best = self._best_metric()
 
     def create_trainer(self, callbacks: Iterable[Any] = (), *, is_trial: bool = False) -> TaskTrainer:
-        """Return a trainer with a new optimizer; that of a trial prints nothing and leaves out the training data."""
+        """Return a trainer with a new optimizer; in a trial it prints nothing and leaves out the training data."""
         report = print_nothing if is_trial else functools.partial(print_notice, self)
         return TaskTrainer(self.job, make_optimizer(self.job), callbacks, report=report, is_rehearsal=is_trial)
 
     def length_of(self, num_updates: int | None = None) -> RunLength:
-        """Return the length of a run with this many updates; by default as the settings say.
-
-        Raises:
-            InputError: the data has no complete batch.
-        """
+        """Return the length of a run with this many updates; by default as the settings say."""
         training = self.training
         per_window = training.train_batch_size * self.window
         num_samples = len(self.job.train_dataset)
@@ -310,11 +295,7 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def given_origin(task: Task, settings: Settings) -> Origin:
-    """Return the origin of a new run's model.
-
-    Raises:
-        InputError: `--model` is not a model folder, and is neither in the Hub's cache nor on the Hub.
-    """
+    """Return the origin of a new run's model."""
     if settings.module is not None or settings.args.model is None:
         return Origin(None, module=settings.module)
     name = task.find_model(settings.args.model)
@@ -371,11 +352,7 @@ def steps_of(value: float | None, num_updates: int) -> int:
 
 
 def num_tokens(sample: Any) -> int:
-    """Return the tokens of a sample; with several texts, such as choices, the longest length times their number.
-
-    Raises:
-        ConfigError: it has no tokens.
-    """
+    """Return the tokens of a sample; with several texts, such as choices, the longest length times their number."""
     if "input_ids" not in sample:
         what = "train_sampling_strategy='group_by_length' is for texts: leave it out"
         raise ConfigError(what, flag="train_sampling_strategy")

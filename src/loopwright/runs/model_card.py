@@ -83,7 +83,7 @@ def card_so_far(job: Job, run: RunFolder) -> str:
 def _chosen(result: Mapping[str, Any]) -> str:
     place = f"after update {result['update']} of {result['updates']}"
     if result.get("is_unfinished"):
-        place += ", and the run has not come to its end"
+        place += ", and the run is not finished"
     if not result["metric"]:
         return f"The model {place}; it was not evaluated."
     direction = "more is better" if result["direction"] == "max" else "less is better"
@@ -98,9 +98,12 @@ def _how_to_open(job: Job) -> list[str]:
     """Return the Python lines that load the model from its folder; they depend on the library it comes from."""
     kind = type(job.model)
     if isinstance(job.model, SmallModel):
-        told, code = "A small net of loopwright", ["from loopwright import models", "", 'model = models.load("FOLDER")']
+        text, code = (
+            "A small net of loopwright",
+            ["from loopwright import models", "", 'model = models.load("FOLDER")'],
+        )
     elif hasattr(kind, "from_pretrained"):
-        told = "A model of transformers"
+        text = "A model of transformers"
         is_text = hasattr(job.processor, "convert_tokens_to_ids")
         name, opener = ("tokenizer", "AutoTokenizer") if is_text else ("processor", "AutoImageProcessor")
         code = [
@@ -110,20 +113,28 @@ def _how_to_open(job: Job) -> list[str]:
             f'model = {kind.__name__}.from_pretrained("FOLDER")',
         ]
     else:
-        told = "A module of your own: model.safetensors holds its weights, and your code makes it"
+        text = "Your own module: model.safetensors holds its weights, your code creates it"
         code = ["from safetensors.torch import load_file", "", 'weights = load_file("FOLDER/model.safetensors")']
     notes = job.task.model_card_lines(job)
-    return [f"{told}; FOLDER is where this file lies.", "", "```python", *code, "```", *([""] if notes else []), *notes]
+    return [
+        f"{text}; FOLDER is the folder of this file.",
+        "",
+        "```python",
+        *code,
+        "```",
+        *([""] if notes else []),
+        *notes,
+    ]
 
 
-def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], floors: Any) -> list[str]:
+def _table(split: str, metrics: Mapping[str, float], intervals: Mapping[str, Any], baselines: Any) -> list[str]:
     rows = [
         f"| {name} | {metric_text(value, intervals.get(name))} | {_interval(intervals.get(name))} |"
         for name, value in metrics.items()
     ]
     rows += [
         f"| {name} (baseline): {metric} | {value:.4f} | |"
-        for name, values in floors.items()
+        for name, values in baselines.items()
         for metric, value in values.items()
     ]
     return [f"| {split} | value | 95 % interval |", "|---|---|---|", *rows]
@@ -147,8 +158,8 @@ def _data(job: Job) -> list[str]:
 
 def _limits(job: Job, result: Mapping[str, Any]) -> list[str]:
     lines = [
-        "- The intervals come from resampling the rows that were evaluated: they say how much chance there is in these "
-        "figures, and nothing about data of another kind.",
+        "- The intervals come from resampling the evaluated rows: they show the sampling error of these figures, and "
+        "nothing about other kinds of data."
     ]
     if "test_metrics" not in result:
         lines.append(

@@ -25,9 +25,7 @@ def resume_run(
     """Resume a run in its folder; called by `resume` and the command line.
 
     Args:
-        folder: the run folder.
         changes: flags, or values by name, that override the run's settings.
-        screen: prints the lines.
         module: the model that the run was given in Python.
     """
     task = get_task(str(folder.metadata["task"]))
@@ -36,13 +34,13 @@ def resume_run(
     _check_changes(settings, folder)
     screen.attach(folder)
     shown = [f"{name}={value}" for name, value in changes.items()] if isinstance(changes, Mapping) else changes
-    screen.say(f"resume {folder.id}  {' '.join(shown)}")
+    screen.print(f"resume {folder.id}  {' '.join(shown)}")
     if config != folder.config:
         copy = config.parent.relative_to(folder.path)
-        screen.say(f"note: config.yaml was truncated; it is restored from {copy}")
+        screen.print(f"note: config.yaml was truncated; it is restored from {copy}")
         write_atomically(folder.config, config.read_bytes())
     if settings.training.max_steps > 0 and "num_train_epochs" in settings.given:
-        screen.say(f"note: --max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
+        screen.print(f"note: --max_steps {settings.training.max_steps} sets the length of the run, not --epochs")
     with ReadingProgress(screen) as progress:
         plan = _same_plan(task, settings, folder, progress)
     status, updates = folder.status, folder.read_result().get("updates")  # of an earlier end, after a kill
@@ -50,7 +48,7 @@ def resume_run(
     if is_done and not _is_changed(settings, task, folder):
         steps = settings.training.max_steps
         longer = f"--max_steps {2 * steps}" if steps > 0 else f"--epochs {2 * settings.training.num_train_epochs:g}"
-        screen.say(f"already done: result.json has the metrics; {longer} trains on")
+        screen.print(f"already done: result.json has the metrics; {longer} trains on")
         return Outcome(folder, "done", None)
     screen.block("data", *describe(plan, settings.args))
     from loopwright.runs.job import RunJob

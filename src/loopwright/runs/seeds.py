@@ -29,17 +29,11 @@ RESUMABLE = ("preempted", "stopped", "failed")
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One of several runs that differ only in their seed.
-
-    Attributes:
-        seed: of the run.
-        run: its folder.
-        state: "done", "stopped", "diverged", "preempted" or "failed".
-    """
+    """One of several runs that differ only in their seed."""
 
     seed: int
     run: RunFolder
-    state: str
+    state: str  # "done", "stopped", "diverged", "preempted" or "failed"
 
     @property
     def result(self) -> dict[str, Any]:
@@ -96,13 +90,6 @@ class Seeds:
     Args:
         settings: shared by all runs; `seeds` is the number of runs, `seed` the first seed.
         command: the command line; None for a user's script.
-
-    Attributes:
-        seeds: all seeds.
-
-    Raises:
-        InputError: a named folder holds other files or a run of one of the seeds; or the launcher may restart lost
-            processes, which works for a single run only.
     """
 
     def __init__(self, settings: Settings, command: Sequence[str] | None = None) -> None:
@@ -136,7 +123,7 @@ class Seeds:
             one.args.time, one.training.max_steps, one.sources["max_steps"] = None, self._updates, "auto"
         word = f"seed{seed}" if len(self.seeds) > 1 else None
         if word is not None:
-            screen.say(f"seed {seed} ({self.seeds.index(seed) + 1} of {len(self.seeds)})")
+            screen.print(f"seed {seed} ({self.seeds.index(seed) + 1} of {len(self.seeds)})")
         self._plan = check_files(get_task(one.args.task), one, screen, self._plan)
         try:
             return start(one, screen, self._command, known=self._plan, word=word)
@@ -189,7 +176,7 @@ def print_seeds(runs: Sequence[SeedRun], commands: Sequence[str], screen: Screen
     for each in runs:
         score = [each.score() or _NONE] if decisive else []
         rows.append([str(each.seed), *score, each.state, os.path.normpath(each.run.path)])
-    screen.say()
+    screen.print()
     screen.block("seeds", *_aligned(rows), wraps=False)
     spread = spread_of(runs)
     finished = sum(bool(each.metrics) for each in runs)

@@ -51,18 +51,14 @@ class Settings:
     """The settings of a run.
 
     Attributes:
-        args: the task's own settings.
-        training: the training arguments.
         sources: for each name: "flag", "file", "task", "default", "machine", "data", or "auto": the run chose it.
-        given: the names of the settings that this call gives, by a flag or a keyword.
-        module: the model, if a module was passed in Python; it is not written to any file.
     """
 
-    args: TaskArguments
-    training: TaskTrainingArguments
+    args: TaskArguments  # the task's own settings
+    training: TaskTrainingArguments  # the training arguments
     sources: dict[str, str]
-    given: frozenset[str] = frozenset()
-    module: Any = None
+    given: frozenset[str] = frozenset()  # the names of the settings that this call gives, by a flag or a keyword
+    module: Any = None  # the model, if a module was passed in Python; it is not written to any file
 
     def values(self) -> dict[str, Any]:
         """Return every setting by name, as a YAML value."""
@@ -158,7 +154,6 @@ class TaskParser(HfArgumentParser):
         """Set values that count as flags, but rank below the command line; None means not given.
 
         Args:
-            values: by name.
             base: values that `values` override; a time replaces a number of updates or epochs among them.
         """
         for layer in (base, values):
@@ -288,9 +283,6 @@ def settle(
         config: a YAML or JSON file of settings that `given` overrides, such as a run's config.yaml.
         base: values by name that a command line overrides.
         has_module: the model is a module passed in Python, not named by a flag.
-
-    Raises:
-        InputError, ConfigError: a name is unknown, or a value is invalid.
     """
     parser = create_parser(task)
     is_named = isinstance(given, Mapping)
@@ -340,11 +332,7 @@ def _recorded_sources(config: Path, args: TaskArguments) -> dict[str, str]:
 
 
 def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sources: dict[str, str]) -> None:
-    """Resolve a time against a number of updates or epochs; a flag overrides a file.
-
-    Raises:
-        InputError: both are flags, or both are in files.
-    """
+    """Resolve a time against a number of updates or epochs; a flag overrides a file."""
     if args.time is None:
         return
     is_flag = parser.sources["time"] == "flag"
@@ -368,11 +356,7 @@ def _settle_length(parser: TaskParser, task: Task, args: Any, training: Any, sou
 
 
 def check_trackers(report_to: Sequence[str] | None) -> None:
-    """Refuse unknown or uninstalled trackers; called before the data is read.
-
-    Raises:
-        InputError: it names the first, and the closest match or the package.
-    """
+    """Refuse unknown or uninstalled trackers; called before the data is read."""
     if not report_to:
         return
     from loopwright.engine.trackers import PACKAGES, is_installed

@@ -32,16 +32,10 @@ DATA_FLAGS = ("data", "train_file", "validation_file", "test_file")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run.
-
-    Attributes:
-        run: its folder.
-        state: "done", "stopped" (by a file, resumable) or "diverged".
-        result: the result of `train`.
-    """
+    """The outcome of a run."""
 
     run: RunFolder
-    state: str
+    state: str  # "done", "stopped" (by a file, resumable) or "diverged"
     result: TrainResult | None
 
 
@@ -56,8 +50,6 @@ def start(
     """Train in a new run folder; called by `train` and by the command line.
 
     Args:
-        settings: of the run.
-        screen: prints the lines.
         command: the command line; None for a user's script.
         known: the plan of the data, if it was already read and shown.
         word: added to the run id after the name of the data.
@@ -85,9 +77,6 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
     """Check the installation, the model's name and the data files, and return the plan; does not import torch.
 
     Args:
-        task: the task.
-        settings: of the run.
-        screen: prints the lines.
         known: the plan of the data, if it was already read.
     """
     task.check_installed()
@@ -100,12 +89,12 @@ def check_files(task: Task, settings: Settings, screen: Screen, known: DataPlan 
             "there is no data: neither --data nor --train_file is given",
             fix=f"--data FILE   or   lw demo {task.name}",
         )
-    screen.say(f"loopwright {package_version()} · {task.name}")
+    screen.print(f"loopwright {package_version()} · {task.name}")
     with ReadingProgress(screen) as progress:
         plan = task.preflight(settings.args, progress) if known is None else known
     screen.block("data", *describe(plan, settings.args))
     for warning in plan.warnings:
-        screen.tell("warning", message=warning)
+        screen.emit("warning", message=warning)
     return plan
 
 
@@ -133,8 +122,6 @@ def search_rate(settings: Settings, screen: Screen, **bounds: Any) -> LearningRa
     """Return the learning-rate curve of a run, and leave nothing behind.
 
     Args:
-        settings: of the run.
-        screen: prints the lines.
         bounds: start, end and num_updates of the search.
     """
     task = get_task(settings.args.task)
@@ -152,13 +139,9 @@ def demo_settings(
     """Write the data of a task's demo into the runs folder, and return the settings of the demo.
 
     Args:
-        task: the task.
         given: flags or values that override those of the demo.
         screen: prints a note if the demo's model is not installed.
         variant: the name of a demo on other data.
-
-    Raises:
-        InputError: the demo has no such variant.
     """
     from loopwright.demos import find_minilm, write_demo
 
@@ -176,6 +159,6 @@ def demo_settings(
     if minilm is not None and minilm.folder is not None:
         flags["model"] = minilm.folder
     elif minilm is not None:
-        screen.say(f"{minilm.problem}: a small model from scratch is trained instead")
+        screen.print(f"{minilm.problem}: a small model from scratch is trained instead")
         flags = {name: value for name, value in flags.items() if name != "freeze"}
     return settle(task, given, base=flags)

@@ -44,7 +44,7 @@ def train(run: RunJob, create_folder: Callable[[], RunFolder] | None = None) -> 
     watch, trainer, screen = TerminateOnNaNCallback(), run.trainer, run.screen
     live = LiveReport(folder.path) if trainer.is_first else None
     trainer.around_saves = pace.saving
-    trainer.on_record = None if screen.events is None else screen.events.hear
+    trainer.on_record = None if screen.events is None else screen.events.record
     trainer.callback_handler.add_callbacks([watch, ReportProgress(run, pace, live), *run.callbacks()])
     with run.data.watched(screen, "measuring the lengths of the rows"):
         arguments = run.train_arguments()
@@ -150,7 +150,7 @@ def rehearse_only(run: RunJob) -> None:
         start_block.print_batch(run)
     else:
         start_block.print_time(run.length, run.screen)
-    run.screen.tell("check", **run_facts(run), rehearsal=asdict(found))
+    run.screen.emit("check", **run_facts(run), rehearsal=asdict(found))
 
 
 def find_rate_only(run: RunJob, search: Search) -> LearningRateCurve:

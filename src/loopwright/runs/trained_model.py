@@ -33,7 +33,6 @@ def load_run(
     """Return a job with the best weights of a run, on its device; its data is not opened.
 
     Args:
-        folder: the run folder.
         plan: the plan of other data; None for the run's own.
         changes: settings that override the run's.
         module: the model that the run was given in Python.
@@ -66,7 +65,6 @@ def evaluate_run(
     """Evaluate the best model of a run; return the metrics and their intervals.
 
     Args:
-        folder: the run folder.
         data: a file; None for the run's validation data, limited as in the run.
         screen: prints the progress.
         allow_changed_data: evaluate even if the run's own data has changed.
@@ -90,29 +88,25 @@ def evaluate_run(
     screen.block("data", *describe(plan))
     num_seen = 0 if data is None else own.num_trained_on(plan)
     if num_seen:
-        screen.say(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
+        screen.print(f"warning: {num_seen:,} of these rows were trained on: the metrics are too good")
     job = load_run(folder, plan, changes, module)
     from loopwright.runs.finish import evaluate
 
     rows = job.data.rows("validation")
     if limit is not None and limit < len(rows):
-        screen.say(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
+        screen.print(f"evaluated on the first {limit:,} of {len(rows):,} rows (--max_eval_samples)")
     dataset = task.create_dataset(job, rows, is_labelled=True, limit=limit)
     with screen.waiting("evaluating") as waiting:
-        metrics, intervals, _ = evaluate(job, dataset, place, screen.say, waiting)
+        metrics, intervals, _ = evaluate(job, dataset, place, screen.print, waiting)
     return metrics, intervals
 
 
 def predict_run(
-    folder: RunFolder,
-    inputs: str | Path | Sequence[Any],
-    changes: Mapping[str, Any] | None = None,
-    module: Any = None,
+    folder: RunFolder, inputs: str | Path | Sequence[Any], changes: Mapping[str, Any] | None = None, module: Any = None
 ) -> Iterator[dict[str, Any]]:
     """Yield a prediction for each row of a data file, or for each text or row.
 
     Args:
-        folder: the run folder.
         inputs: a file, texts, or rows as dicts by role or column.
         changes: settings that override the run's.
         module: the model that the run was given in Python.

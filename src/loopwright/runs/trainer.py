@@ -47,7 +47,6 @@ class TaskTrainer(Trainer):
     Args:
         job: the task's model and data.
         optimizer: None for evaluation only.
-        callbacks: of the core.
         report: called with the kind, the text and the fields of each message (see `notify`); None prints the text.
         is_rehearsal: leave the training data out of evaluations.
 

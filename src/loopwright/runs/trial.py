@@ -55,25 +55,15 @@ _REPORT_SECONDS = 1.0  # for the pictures and the report at the end, which canno
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The findings of a rehearsal.
-
-    Attributes:
-        seconds: its duration.
-        loss: of the one update.
-        memory: peak bytes in use, on the device if there is one, else of the process.
-        checkpoint_bytes: the size of a checkpoint.
-        free_bytes: free space on the disk of the run.
-        update_seconds: the duration of an update of long rows, once warm.
-        evaluation_seconds: the duration of an evaluation, extrapolated from its first batches.
-    """
+    """The findings of a rehearsal."""
 
     seconds: float
-    loss: float
-    memory: int
-    checkpoint_bytes: int
-    free_bytes: int
-    update_seconds: float
-    evaluation_seconds: float
+    loss: float  # of the one update
+    memory: int  # peak bytes in use, on the device if there is one, else of the process
+    checkpoint_bytes: int  # the size of a checkpoint
+    free_bytes: int  # free space on the disk of the run
+    update_seconds: float  # the duration of an update of long rows, once warm
+    evaluation_seconds: float  # the duration of an evaluation, extrapolated from its first batches
 
 
 class _Stopwatch(TrainerCallback):
@@ -237,11 +227,7 @@ def put_back(job: Job, device: torch.device) -> Iterator[None]:
 
 
 def rehearse(run: RunJob) -> Rehearsal:
-    """Rehearse a run, restore all state, print and record the findings.
-
-    Raises:
-        CheckpointError: the loaded state differs from the saved state.
-    """
+    """Rehearse a run, restore all state, print and record the findings."""
     started, job, training = time.monotonic(), run.job, run.training
     watch = _Stopwatch(_EVAL_BATCHES, num_idle=1)
     with _trial(run, watch) as (trainer, folder):
@@ -348,9 +334,6 @@ def plan_time(run: RunJob) -> None:
     """Set the number of updates that fit into `--time`, and the length of the run, and print both.
 
     Called once everything else is settled. From then on only the number counts, not the clock.
-
-    Raises:
-        InputError: the time is too short for one update.
     """
     given: str = run.args.time
     costs = time_run(run)

@@ -16,11 +16,7 @@ _NONE = "checkpoint.none"
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:
-    """Return the checkpoint to resume from; None if the run has not saved any.
-
-    Raises:
-        CheckpointError: none of the checkpoints is valid.
-    """
+    """Return the checkpoint to resume from; None if the run has not saved any."""
     if not has_checkpoints(run.checkpoints):
         return None
     try:
@@ -30,11 +26,7 @@ def newest_checkpoint(run: RunFolder) -> Path | None:
 
 
 def best_checkpoint(run: RunFolder) -> Path | None:
-    """Return the checkpoint of the best model, else the newest one; None if there is none.
-
-    Raises:
-        CheckpointError: none of the checkpoints is valid.
-    """
+    """Return the checkpoint of the best model, else the newest one; None if there is none."""
     named = read_json(run.checkpoints / "best.json", {}).get("checkpoint")
     if named and (run.checkpoints / named).is_dir():
         return run.checkpoints / str(named)
@@ -42,11 +34,7 @@ def best_checkpoint(run: RunFolder) -> Path | None:
 
 
 def load_weights(job: Job, run: RunFolder) -> Path:
-    """Load the best weights of a run into a job's model, averaged if the run averages, and return their checkpoint.
-
-    Raises:
-        CheckpointError: the run has no valid checkpoint.
-    """
+    """Load the best weights of a run into a job's model, averaged if the run averages, and return their checkpoint."""
     path = best_checkpoint(run)
     if path is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet: its model has learnt nothing", code=_NONE)

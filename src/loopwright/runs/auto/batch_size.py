@@ -34,10 +34,6 @@ def choose_batch(run: RunJob) -> None:
 
     With `--batch auto`, powers of two are tried on the longest rows, two updates each, and the largest that fits wins.
     All state is then restored bit by bit. The number of samples in an update does not change.
-
-    Raises:
-        InputError: there are several processes, or the samples of an update cannot be divided evenly.
-        MemoryLimitError: not even one sample fits.
     """
     job, settings = run.job, run.settings
     args, training = job.args, job.training
@@ -94,15 +90,10 @@ def _candidates(effective: int, num_samples: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Need:
-    """The memory needs of a micro-batch.
+    """The memory needs of a micro-batch."""
 
-    Attributes:
-        num_bytes: peak use on a GPU; activations kept by the forward pass on the host.
-        held: on the host, the gradients and the optimizer's state.
-    """
-
-    num_bytes: int
-    held: int
+    num_bytes: int  # peak use on a GPU; activations kept by the forward pass on the host
+    held: int  # on the host, the gradients and the optimizer's state
 
 
 def _largest(run: RunJob, effective: int) -> int:
@@ -147,7 +138,6 @@ class _FirstForward(TrainerCallback):
     """Counts the bytes that the forward pass of the first micro-batch keeps.
 
     Args:
-        saved: counts.
         stack: ends the counting, also after an error.
     """
 
@@ -170,11 +160,7 @@ class _FirstForward(TrainerCallback):
 
 
 def _tried(run: RunJob, rows: int, num_micro_batches: int) -> _Need | None:
-    """Train two updates on this many long rows; return the memory needed, or None if it does not fit.
-
-    Raises:
-        MemoryLimitError: one row does not fit.
-    """
+    """Train two updates on this many long rows; return the memory needed, or None if it does not fit."""
     job = run.job
     saved, stack = SavedBytes(job.model.parameters()), ExitStack()
     is_on_gpu = TaskTrainer(job).device.type == "cuda"

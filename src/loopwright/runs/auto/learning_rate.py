@@ -22,7 +22,6 @@ class Search:
 
     Attributes:
         start, end: the rates of the first and the last update.
-        num_updates: the number of updates.
     """
 
     start: float = 1e-7
@@ -62,7 +61,7 @@ def choose_rate(run: RunJob) -> None:
     curve = find_rate(run, Search())
     chosen = settings.training.learning_rate if curve.suggestion is None else rounded(curve.suggestion)
     settings.choose("learning_rate", chosen)
-    origin = "that of the task" if curve.suggestion is None else "found"
+    origin = "the task's default" if curve.suggestion is None else "found"
     first, *others = sentences(curve)
     run.screen.block("lr", f"{chosen:g}, {origin}: {first}", *others)
     if run.folder is not None and run.trainer.is_first:
@@ -77,8 +76,8 @@ def rounded(rate: float) -> float:
 
 def write_curve(curve: LearningRateCurve, chosen: float, run: RunFolder) -> None:
     """Write lr_find.json; called once the rate of a run is chosen."""
-    told = {name: _plain(value) for name, value in asdict(curve).items()}
-    write_json(run.path / RATES_FILE, {"chosen": chosen, **told})
+    values = {name: _plain(value) for name, value in asdict(curve).items()}
+    write_json(run.path / RATES_FILE, {"chosen": chosen, **values})
 
 
 def sentences(curve: LearningRateCurve) -> list[str]:

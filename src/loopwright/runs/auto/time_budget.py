@@ -30,25 +30,15 @@ def seconds_text(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each part of a run in seconds, measured before its first update.
+    """The cost of each part of a run in seconds, measured before its first update."""
 
-    Attributes:
-        start: time since the command began.
-        warm_up: extra time of the first updates: worker start-up, graph capture.
-        update: one update.
-        evaluation: one evaluation.
-        training_evaluation: one evaluation on the training data, once per epoch; 0 if there is none.
-        save: one save.
-        end: everything after the last evaluation: test data, model folder, report.
-    """
-
-    start: float
-    warm_up: float
+    start: float  # time since the command began
+    warm_up: float  # extra time of the first updates: worker start-up, graph capture
     update: float
     evaluation: float
-    training_evaluation: float
+    training_evaluation: float  # one evaluation on the training data, once per epoch; 0 if there is none
     save: float
-    end: float
+    end: float  # everything after the last evaluation: test data, model folder, report
 
 
 @dataclass(frozen=True)
@@ -81,8 +71,6 @@ def planned_updates(seconds: float, costs: Costs, length_of: Callable[[int], Run
     """Return the largest number of updates with which a run stays within its time.
 
     Args:
-        seconds: the time limit.
-        costs: of its parts.
         length_of: returns the length of a run with this many updates.
         position: the number of updates already done.
 
@@ -100,11 +88,7 @@ def planned_updates(seconds: float, costs: Costs, length_of: Callable[[int], Run
 
 
 def check_fits(given: str, costs: Costs, length: RunLength, position: int) -> None:
-    """Refuse a time that is too short for a single update; called with the length of one.
-
-    Raises:
-        InputError: with the cost of each part and a sufficient time.
-    """
+    """Refuse a time that is too short for a single update; called with the length of one."""
     needed = estimate(costs, length, position)
     if needed.total <= seconds_of(given):
         return

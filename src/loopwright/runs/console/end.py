@@ -46,7 +46,7 @@ def print_summary(
         screen.block("test", metrics_text(_first(result["test_metrics"], metric), spread))
     if examples.worst:
         more = f"   {len(examples.worst)} in report.html" if len(examples.worst) > 1 else ""
-        screen.block("worst", f"{in_words(examples.worst[0])}{more}")
+        screen.block("worst", f"{mistake_text(examples.worst[0])}{more}")
     if examples.suspects:
         number = len(examples.suspects)
         what = "1 row looks" if number == 1 else f"{number} rows look"
@@ -63,26 +63,26 @@ def print_summary(
     screen.add("end", next=[f"lw {command}" for command in commands])
 
 
-def in_words(sample: Mapping[str, Any]) -> str:
+def mistake_text(sample: Mapping[str, Any]) -> str:
     """Return a mistake on one line: input, prediction, truth."""
-    words = []
+    parts = []
     role = next((role for role in _TEXT_ROLES if isinstance(sample.get(role), str)), None)
     if role is not None:
         given = Path(sample[role]).name if role == "image" else " ".join(sample[role].split())
-        words.append(f"'{given[:_MOST_CHARACTERS]}{'…' if len(given) > _MOST_CHARACTERS else ''}'")
+        parts.append(f"'{given[:_MOST_CHARACTERS]}{'…' if len(given) > _MOST_CHARACTERS else ''}'")
     elif isinstance(sample.get("tokens"), list):
-        words.append(f"'{_short(' '.join(map(str, sample['tokens'])))}'")
+        parts.append(f"'{_short(' '.join(map(str, sample['tokens'])))}'")
     elif "position" in sample:
-        words.append(f"row {sample['position']}")
-    said, true = sample.get("prediction"), sample.get("reference")
-    if isinstance(said, (str, int, float)):
-        words.append(f"→ {_short(said)}{f', true {_short(true)}' if isinstance(true, (str, int, float)) else ''}")
+        parts.append(f"row {sample['position']}")
+    predicted, true = sample.get("prediction"), sample.get("reference")
+    if isinstance(predicted, (str, int, float)):
+        parts.append(f"→ {_short(predicted)}{f', true {_short(true)}' if isinstance(true, (str, int, float)) else ''}")
     sure = sample.get("sure", sample.get("confidence"))
     if sure is not None:
-        words.append(f"sure {sure:.2f}")
+        parts.append(f"sure {sure:.2f}")
     if sample.get("loss") is not None:
-        words.append(f"loss {sample['loss']:.3g}")
-    return " · ".join(words).replace(" · → ", " → ")
+        parts.append(f"loss {sample['loss']:.3g}")
+    return " · ".join(parts).replace(" · → ", " → ")
 
 
 def _short(value: Any) -> str:

@@ -39,11 +39,8 @@ class EvalTable:
         """Return the row of an evaluation, preceded by the header if due.
 
         Args:
-            update: the number of updates done.
-            epoch: the position in the run.
             metrics: by name, including the loss.
             intervals: (low, high) of the metrics that have one.
-            seconds: the duration of the evaluation.
             is_best: whether it is the best so far by the decisive metric.
             columns: the width of the terminal; None omits nothing, and repeats the header now and then.
 

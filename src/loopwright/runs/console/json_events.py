@@ -33,19 +33,15 @@ class EventLines:
         self._added: dict[str, dict[str, Any]] = {}
         self.has_begun = False
 
-    def tell(self, event: str, /, **fields: Any) -> None:
-        """Write an event with a timestamp.
-
-        Raises:
-            OSError: the stream cannot be written, as on a full disk; writing stops. A closed pipe does not raise.
-        """
+    def emit(self, event: str, /, **fields: Any) -> None:
+        """Write an event with a timestamp."""
         self._write({"event": event, **fields, "time": round(time.time(), 3)})
 
     def add(self, event: str, /, **fields: Any) -> None:
         """Attach fields to the next event of this name."""
         self._added.setdefault(event, {}).update(fields)
 
-    def hear(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: Mapping[str, Any]) -> None:
         """Write a record of metrics.jsonl with the attached fields; called with each record as it is written.
 
         The outcome of the training is kept for the last line, which `end` writes after the model is written.
@@ -59,7 +55,7 @@ class EventLines:
 
     def end(self, **fields: Any) -> None:
         """Write the last line of a run: the outcome of the training, the attached fields, and these."""
-        self.tell(_END, **{**self._added.pop(_END, {}), **fields})
+        self.emit(_END, **{**self._added.pop(_END, {}), **fields})
         self.has_begun = False
 
     def lines(self, *objects: Mapping[str, Any]) -> None:

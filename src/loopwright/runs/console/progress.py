@@ -30,8 +30,6 @@ class ReportProgress(TrainerCallback):
     An update costs only a counter. The displayed values come from the logs, so the loop never waits for the device.
 
     Args:
-        run: the run.
-        pace: of the run.
         live: refreshes report.html; None on processes that write no files.
     """
 
@@ -76,7 +74,7 @@ class ReportProgress(TrainerCallback):
         share = 100 * logs["update"] / max(self._length.updates, 1)
         line = f"{share:3.0f}%  {' · '.join(text for _, text in self._parts(logs['update']) if text)}"
         if self._line is None:
-            self._screen.say(line)
+            self._screen.print(line)
         else:
             self._screen.log(line)
             self._line.nudge()
@@ -114,7 +112,7 @@ class ReportProgress(TrainerCallback):
             is_best=is_best,
             columns=self._screen.columns,
         )
-        self._screen.say("\n".join(shown), "\n".join(whole))
+        self._screen.print("\n".join(shown), "\n".join(whole))
         if is_best and kwargs.get("is_intermediate"):
             trainer.request_save(trainer.checkpoint_path())  # type: ignore[attr-defined] # a TaskTrainer
         self._refresh()
@@ -126,14 +124,14 @@ class ReportProgress(TrainerCallback):
             names = {name.removeprefix("train_"): value for name, value in latest.items() if name.startswith("train_")}
             shown = {name: value for name, value in names.items() if name not in ("loss_epoch", "eval_loss")}
             text = metrics_text({**shown, "loss": names["eval_loss"]}, {})
-            self._screen.say(f"on the training data, update {trainer.progress.update}:  {text}")
+            self._screen.print(f"on the training data, update {trainer.progress.update}:  {text}")
 
     def on_stop_training_error(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Print that a stopped run is saved first."""
         self._screen.close_line()
         self._line = None
         again = "; a second Ctrl-C drops that" if "SIGINT" in str(kwargs.get("error")) else ""
-        self._screen.say(f"stopped after step {trainer.progress.update:,}, saving{again}")
+        self._screen.print(f"stopped after step {trainer.progress.update:,}, saving{again}")
 
     def on_training_run_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Stop the clock, and remove the live line."""
@@ -147,7 +145,7 @@ class ReportProgress(TrainerCallback):
         due = f"sample {progress.samples + 1:,}"
         if progress.stage >= TRAINED:
             due = "the evaluation" if progress.stage < EVALUATED else "the end"
-        self._screen.say_wrapped(
+        self._screen.print_wrapped(
             f"resumed at step {progress.update:,} of {self._length.updates:,} · {data} · "
             f"settings unchanged or named above · {due} of epoch {progress.epoch + 1} is next"
         )

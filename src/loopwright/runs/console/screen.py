@@ -37,7 +37,6 @@ class Screen:
 
     Attributes:
         is_plain: no live line, no wrapping.
-        events: as given; None without `--json`.
         began: creation time by the monotonic clock, the start of the user's wait.
     """
 
@@ -77,7 +76,7 @@ class Screen:
 
         return columns_of(sys.stdout) if is_terminal(sys.stdout) and not self.is_plain else None
 
-    def say(self, line: str = "", logged: str | None = None) -> None:
+    def print(self, line: str = "", logged: str | None = None) -> None:
         """Print a line.
 
         Args:
@@ -99,12 +98,12 @@ class Screen:
         self.log(line if logged is None else logged)
         kind, colon, text = line.partition(": ")
         if self.events is not None and colon and kind in _REMARKS:
-            self.events.tell("warning", message=text)
+            self.events.emit("warning", message=text)
 
-    def tell(self, event: str, /, **fields: Any) -> None:
+    def emit(self, event: str, /, **fields: Any) -> None:
         """Send an event to scripts; a no-op without `--json`."""
         if self.events is not None:
-            self.events.tell(event, **fields)
+            self.events.emit(event, **fields)
 
     def add(self, event: str, /, **fields: Any) -> None:
         """Attach fields to the next event of this name."""
@@ -120,11 +119,11 @@ class Screen:
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
 
-    def say_wrapped(self, line: str) -> None:
+    def print_wrapped(self, line: str) -> None:
         """Print a line, wrapped to the terminal; log.txt gets it unwrapped."""
         columns = self.columns if self.speaks else None
         fits = columns is None or "\n" in line or len(line) <= columns
-        self.say(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
+        self.print(line if fits or columns is None else "\n".join(_broken(line, columns)), line)
 
     def log(self, line: str) -> None:
         """Write a line to log.txt only."""
@@ -139,15 +138,13 @@ class Screen:
         """Print lines under a name, as in the start block.
 
         Args:
-            name: of the block.
-            lines: its content.
             wraps: wrap long lines to the terminal; False for lines to be copied.
         """
         columns = self.columns if wraps and self.speaks else None
         for index, line in enumerate(lines):
             head = f"{name if index == 0 else '':<{_INDENT}}"
             parts = [line] if columns is None else _broken(line, columns - _INDENT)
-            self.say(head + f"\n{' ' * _INDENT}".join(parts), head + line)
+            self.print(head + f"\n{' ' * _INDENT}".join(parts), head + line)
 
     def attach(self, run: RunFolder) -> None:
         """Write all output, past and future, to the log of a run."""
@@ -161,8 +158,6 @@ class Screen:
 
         Args:
             compose: called with the count and the columns (None for no limit); returns the text.
-            total: the final count.
-            initial: the count at the start.
         """
         self.close_line()
         if self.is_live:
@@ -184,7 +179,6 @@ class Screen:
 
         Args:
             what: the work, such as "tokenising".
-            total: the number of steps, if known.
             is_one_step: progress is unknown: show the elapsed seconds.
         """
         return Waiting(self, what, total, is_one_step=is_one_step)
@@ -196,9 +190,6 @@ class Waiting:
     If standard error is not a terminal, one plain line is printed when the work is done.
 
     Args:
-        screen: prints the lines.
-        what: the work.
-        total: the number of steps, if known.
         is_one_step: a thread shows the elapsed seconds while the block runs, which must not fork.
     """
 
@@ -250,7 +241,7 @@ class Waiting:
         seconds = time.monotonic() - self._began
         if is_over and seconds >= _SILENT_SECONDS:
             line = f"{self._what}: {f'{self._done:,} in ' if self._done else ''}{seconds:.1f} s"
-            self._screen.log(line) if self._has_terminal() else self._screen.say(line)
+            self._screen.log(line) if self._has_terminal() else self._screen.print(line)
 
     def _has_terminal(self) -> bool:
         from loopwright.runs.console.status_line import is_terminal

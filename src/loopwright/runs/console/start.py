@@ -106,7 +106,7 @@ def print_saved(run: RunFolder, seconds: float, screen: Screen) -> str:
         text = f"saved checkpoints/{newest[1]} ({seconds:.1f} s)   continue with: lw resume {name}"
     else:
         text = f"not saved again: the last state is checkpoints/{newest[1]}   continue with: lw resume {name}"
-    screen.say(text)
+    screen.print(text)
     return text
 
 
@@ -126,8 +126,8 @@ def print_notice(run: RunJob, kind: str, text: str, **fields: Any) -> None:
         if run.folder is not None and run.trainer.is_first:
             run.folder.record(guarantee=fields["guarantee"])
     elif kind not in _PRINTED_BY_RUN:
-        run.screen.say_wrapped(text)
-        run.screen.tell("note", message=text)
+        run.screen.print_wrapped(text)
+        run.screen.emit("note", message=text)
 
 
 def _step_mode(training: Any, device: torch.device, num_processes: int) -> str:

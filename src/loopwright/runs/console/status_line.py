@@ -22,26 +22,14 @@ _SPARE_COLUMNS = 3  # for the ^C that a terminal echoes after the line
 
 
 class TerminalLine(tqdm):  # type: ignore[type-arg]
-    """A terminal line, redrawn at most ten times a second.
-
-    Args:
-        compose: returns the text.
-        total: the final count.
-        initial: the count at the start.
-        stream: the terminal.
-    """
+    """A terminal line, redrawn at most ten times a second."""
 
     monitor_interval = 0  # no thread: the process may fork
 
     def __init__(self, compose: Compose, total: int | None, initial: int, stream: TextIO) -> None:
         self._compose = compose
         super().__init__(
-            total=total,
-            initial=initial,
-            file=stream,
-            leave=False,
-            miniters=1,
-            mininterval=_SECONDS_BETWEEN,
+            total=total, initial=initial, file=stream, leave=False, miniters=1, mininterval=_SECONDS_BETWEEN
         )
 
     def __str__(self) -> str:
@@ -60,13 +48,7 @@ class TerminalLine(tqdm):  # type: ignore[type-arg]
 
 
 class NotebookBar:
-    """A notebook's progress bar, or tqdm's text bar if the notebook has no widgets.
-
-    Args:
-        compose: returns the text beside the bar.
-        total: the final count.
-        initial: the count at the start.
-    """
+    """A notebook's progress bar, or tqdm's text bar if the notebook has no widgets."""
 
     def __init__(self, compose: Compose, total: int | None, initial: int) -> None:
         self._compose = compose
@@ -112,7 +94,6 @@ def fitted(parts: list[tuple[int, str]], columns: int, joint: str = " · ") -> s
 
     Args:
         parts: (rank, text) in the order of the line; of equal ranks the last is dropped first.
-        columns: the maximum width.
     """
     kept = [part for part in parts if part[1]]
     while len(kept) > 1 and len(joint.join(text for _, text in kept)) > columns:
